@@ -1,0 +1,228 @@
+"""Configurations: frozen dataclasses, read strictly from YAML.
+
+An unknown key or a wrong type is one sentence with the path of the key and what was expected.
+`to_dict` and `from_dict` are inverse to each other; `fingerprint` is a stable hash of the values.
+"""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from bevatron.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Build the dataclass ``cls`` from plain values, strictly.
+
+    Parameters
+    ----------
+    cls
+        A frozen dataclass; its fields may be bool, int, float, str, Path, Literal, optional and
+        union types, tuples, dicts with string keys and other such dataclasses.
+    values
+        What a YAML or JSON file holds.
+    path
+        Where ``values`` stands in the whole configuration, for messages.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown or missing key or a value of the wrong type.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Optim:
+    ...     lr: float = 0.01
+    >>> from_dict(Optim, {"lr": "3e-4"})
+    Optim(lr=0.0003)
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path or 'the configuration'}: expected keys and values, got {values!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key{_suggestion(str(key), fields)}")
+        arguments[key] = _convert(hints[key], value, where)
+    for name, field in fields.items():
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and name not in arguments:
+            raise ConfigError(f"{path}.{name}: missing" if path else f"{name}: missing")
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        prefix = f"{path}." if path and not str(error).startswith(path) else ""
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Turn a configuration into plain values (dict, list, str, int, float, bool, None)."""
+    return {
+        field.name: _plain(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if field.init
+    }
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of keys and values.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, is not YAML, holds a key twice or holds no mapping.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader by inheritance
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{path}{line}: not valid YAML ({problem})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected keys and values")
+    return values
+
+
+def dump_yaml(config: Any) -> str:
+    """Write a configuration as YAML, keys in the order of its fields."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def fingerprint(values: Any, length: int = 16) -> str:
+    """Hash plain values or a configuration; equal values give equal hashes on any machine."""
+    plain = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(plain.encode()).hexdigest()[:length]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+    close = get_close_matches(key, known, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else f" (known: {', '.join(sorted(known))})"
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Convert ``value`` to the annotated type or say what was expected."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _convert(arguments[0], value, where)
+    if origin in {typing.Union, types.UnionType}:
+        return _convert_union(arguments, value, where)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        expected = ", ".join(repr(choice) for choice in arguments)
+        raise ConfigError(f"{where}: expected one of {expected}, got {value!r}")
+    if origin is tuple:
+        return _convert_tuple(arguments, value, where)
+    if origin in {dict, Mapping} or origin is typing.get_origin(Mapping[str, int]):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected keys and values, got {value!r}")
+        key_hint, item_hint = arguments
+        return {
+            _convert(key_hint, key, where): _convert(item_hint, item, f"{where}.{key}")
+            for key, item in value.items()
+        }
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_dict(hint, value, where)  # type: ignore[arg-type]
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_union(hints: Sequence[Any], value: Any, where: str) -> Any:
+    if value is None and type(None) in hints:
+        return None
+    problems = []
+    candidates = [hint for hint in hints if hint is not type(None)]
+    exact = [hint for hint in candidates if isinstance(hint, type) and type(value) is hint]
+    for hint in exact + [hint for hint in candidates if hint not in exact]:
+        try:
+            return _convert(hint, value, where)
+        except ConfigError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    expected = " or ".join(_name(hint) for hint in candidates)
+    raise ConfigError(f"{where}: expected {expected}, got {value!r}")
+
+
+def _convert_tuple(hints: Sequence[Any], value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{where}: expected a list, got {value!r}")
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        hints = [hints[0]] * len(value)
+    if len(hints) != len(value):
+        raise ConfigError(f"{where}: expected {len(hints)} values, got {len(value)}")
+    return tuple(
+        _convert(hint, item, f"{where}[{i}]")
+        for i, (hint, item) in enumerate(zip(hints, value, strict=True))
+    )
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and not isinstance(value, bool):
+        # YAML 1.1 reads 3e-4, without a dot, as text.
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: expected a number, got {value!r}") from None
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    if hint is not bool and isinstance(value, bool):
+        raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}")
+    if not isinstance(value, hint):
+        raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}")
+    return value
+
+
+def _name(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint) or getattr(hint, "__name__", str(hint))

@@ -1,0 +1,1 @@
+"""From files to batches: readers, prepare, store, packing, loader."""

@@ -1,0 +1,1 @@
+"""Readers: files of structures as raw samples."""

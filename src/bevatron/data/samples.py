@@ -1,0 +1,226 @@
+"""Sample and batch types: what a store holds per sample and what a model is given.
+
+Structures of atoms are the only kind so far. A sample is a plain mapping from field name to numpy
+array; `STRUCTURE_FIELDS` is its registry. `StructureBatch` is the same put together for one step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.typing import Arrays, IntArray
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array of a sample.
+
+    Attributes
+    ----------
+    name
+        Key in the sample and column in the store.
+    dtype
+        Numpy type name, little-endian in the store.
+    shape
+        Shape of the fixed axes.
+    ragged
+        Whether there is a first axis whose length differs from sample to sample.
+    meaning
+        One line: what it is, its unit, how absence is written.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    meaning: str = ""
+
+    def check(self, array: np.ndarray) -> None:  # type: ignore[type-arg]
+        """Raise ValueError unless ``array`` has this field's type and shape."""
+        expected = (array.shape[0], *self.shape) if self.ragged and array.ndim else self.shape
+        if array.dtype != np.dtype(self.dtype) or array.shape != expected:
+            rows = "rows, " if self.ragged else ""
+            raise ValueError(
+                f"field '{self.name}': expected {self.dtype} ({rows}{self.shape}), "
+                f"got {array.dtype} {array.shape}"
+            )
+
+
+RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
+    Field("atomic_numbers", "int32", (), True, "[N]"),
+    Field("positions", "float64", (3,), True, "[N, 3] Å"),
+    Field("cell", "float64", (3, 3), False, "rows are lattice vectors, Å; zeros if there is none"),
+    Field("pbc", "bool", (3,), False, "which axes are periodic"),
+    Field("energy", "float64", (), False, "eV; NaN = no label"),
+    Field("forces", "float64", (3,), True, "[N, 3] eV/Å; no rows = no label"),
+    Field("stress", "float64", (3, 3), False, "eV/Å^3, ASE sign; NaN = no label"),
+    Field("weights", "float64", (4,), False, "of the structure, its energy, forces, stress"),
+    Field("head", "int32", (), False, "which head of a multi-head model"),
+    Field("source", "int64", (2,), False, "(file, frame): index into the manifest, from 0"),
+    Field("group", "uint8", (), True, "UTF-8 bytes of the group's name (config_type); may be empty"),
+)
+"""What a reader of structures yields."""
+
+EDGE_FIELDS: tuple[Field, ...] = (
+    Field("edges", "int32", (2,), True, "[E, 2] (sender, receiver), sorted by receiver"),
+    Field("edge_shifts", "int32", (3,), True, "[E, 3] S: vec = r[receiver] - r[sender] + S.cell"),
+)
+"""What the neighbour list adds."""
+
+STRUCTURE_FIELDS: tuple[Field, ...] = RAW_STRUCTURE_FIELDS + EDGE_FIELDS
+
+
+@dataclass(frozen=True)
+class StructureBatch:
+    """Structures of atoms, concatenated; no padding.
+
+    Attributes
+    ----------
+    positions : [N, 3] Å
+    atomic_numbers : [N] int64
+    cell : [G, 3, 3] Å, zeros without a cell
+    pbc : [G, 3] bool
+    edges : [2, E] int64, (senders, receivers) as atoms of the batch, sorted by receiver
+    edge_shifts : [E, 3] periodic images as floating-point numbers; vec = r[receiver] - r[sender] +
+        edge_shifts @ cell
+    graph : [N] int64, the structure of each atom, ascending
+    graph_ptr : [G + 1] int64, where the atoms of each structure begin
+    head : [G] int64
+    energy : [G] eV; forces : [N, 3] eV/Å; stress : [G, 3, 3] eV/Å^3: labels, zero where absent
+    energy_weight, forces_weight, stress_weight : [G], weight of the structure times that of the
+        label; zero where the label is absent or the sample only fills up a rank
+    has_energy, has_forces, has_stress : [G] bool, whether there is a label that counts
+    indices : [G] int64 numpy, positions of the samples in their data set
+    """
+
+    positions: Tensor
+    atomic_numbers: Tensor
+    cell: Tensor
+    pbc: Tensor
+    edges: Tensor
+    edge_shifts: Tensor
+    graph: Tensor
+    graph_ptr: Tensor
+    head: Tensor
+    energy: Tensor
+    forces: Tensor
+    stress: Tensor
+    energy_weight: Tensor
+    forces_weight: Tensor
+    stress_weight: Tensor
+    has_energy: Tensor
+    has_forces: Tensor
+    has_stress: Tensor
+    indices: IntArray
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of structures."""
+        return self.head.shape[0]
+
+    @property
+    def num_atoms(self) -> int:
+        """Number of atoms of all structures."""
+        return self.positions.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """Number of directed edges."""
+        return self.edges.shape[1]
+
+    @property
+    def sample_indices(self) -> IntArray:
+        """Positions of the samples in their data set."""
+        return self.indices
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts for logs."""
+        return {"graphs": self.num_graphs, "atoms": self.num_atoms, "edges": self.num_edges}
+
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> Self:
+        """Copy to a device; floating-point tensors to ``dtype``."""
+
+        def move(value: Tensor) -> Tensor:
+            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            return value.to(device=device, dtype=target, non_blocking=non_blocking)
+
+        return self._map(move)
+
+    def pin_memory(self) -> Self:
+        """Copy to page-locked memory."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function) -> Self:  # type: ignore[no-untyped-def]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
+            **{name: function(v) for name, v in values.items() if isinstance(v, Tensor)},
+        )
+
+
+def collate_structures(
+    samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
+) -> StructureBatch:
+    """Concatenate structures into one batch, in float64.
+
+    Parameters
+    ----------
+    samples
+        Each with `STRUCTURE_FIELDS`.
+    indices
+        Positions of the samples in their data set, [G].
+    weights
+        1, or 0 for a sample that must not count, [G].
+    """
+    num_atoms = np.array([len(s["atomic_numbers"]) for s in samples], dtype=np.int64)
+    graph_ptr = np.concatenate([[0], np.cumsum(num_atoms)]).astype(np.int64)
+    edges = np.concatenate(
+        [s["edges"].astype(np.int64) + first for s, first in zip(samples, graph_ptr, strict=False)]
+    )
+    counts = np.asarray(weights, dtype=np.float64) != 0
+    energy = np.array([float(s["energy"]) for s in samples])
+    stress = np.stack([np.asarray(s["stress"], dtype=np.float64) for s in samples])
+    forces_present = np.array([len(s["forces"]) == len(s["atomic_numbers"]) for s in samples])
+    forces = np.concatenate(
+        [
+            np.asarray(s["forces"], dtype=np.float64) if present else np.zeros((n, 3))
+            for s, present, n in zip(samples, forces_present, num_atoms, strict=True)
+        ]
+    )
+    has_energy = ~np.isnan(energy) & counts
+    has_forces = forces_present & counts
+    has_stress = ~np.isnan(stress).any(axis=(1, 2)) & counts
+    label_weights = np.stack([np.asarray(s["weights"], dtype=np.float64) for s in samples])
+    structure_weight = label_weights[:, 0]
+
+    def tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[type-arg]
+        return torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
+
+    return StructureBatch(
+        positions=tensor(np.concatenate([s["positions"] for s in samples])),
+        atomic_numbers=tensor(np.concatenate([s["atomic_numbers"] for s in samples]), torch.int64),
+        cell=tensor(np.stack([s["cell"] for s in samples])),
+        pbc=tensor(np.stack([s["pbc"] for s in samples])),
+        edges=tensor(edges.T),
+        edge_shifts=tensor(np.concatenate([s["edge_shifts"] for s in samples]), torch.float64),
+        graph=tensor(np.repeat(np.arange(len(samples)), num_atoms)),
+        graph_ptr=tensor(graph_ptr),
+        head=tensor(np.array([int(s["head"]) for s in samples]), torch.int64),
+        energy=tensor(np.where(np.isnan(energy), 0.0, energy)),
+        forces=tensor(forces),
+        stress=tensor(np.where(np.isnan(stress), 0.0, stress)),
+        energy_weight=tensor(structure_weight * label_weights[:, 1] * has_energy),
+        forces_weight=tensor(structure_weight * label_weights[:, 2] * has_forces),
+        stress_weight=tensor(structure_weight * label_weights[:, 3] * has_stress),
+        has_energy=tensor(has_energy),
+        has_forces=tensor(has_forces),
+        has_stress=tensor(has_stress),
+        indices=np.asarray(indices, dtype=np.int64),
+    )

@@ -1,0 +1,83 @@
+"""Every error that a user can meet.
+
+A message is one sentence that names the file, row or key and says what was found and what to do.
+The command line prints it without a traceback and leaves with exit code 2.
+"""
+
+import importlib
+from types import ModuleType
+
+
+class BevatronError(Exception):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(BevatronError):
+    """A configuration has an unknown key, a wrong type or values that contradict each other."""
+
+
+class DataError(BevatronError):
+    """An input file holds something that must not be trained on."""
+
+
+class StoreError(DataError):
+    """A prepared store is missing, damaged or made with other settings."""
+
+
+class LoaderError(BevatronError):
+    """A batch could not be produced; the message names its samples."""
+
+
+class CheckpointError(BevatronError):
+    """A checkpoint is missing, incomplete or of another model or other settings."""
+
+
+class DivergenceError(BevatronError):
+    """The loss became NaN or exploded; the message names the samples of the batch."""
+
+
+class OutOfMemoryError(BevatronError):
+    """The device has too little memory; the message gives the batch's size and what to set."""
+
+
+class KernelError(BevatronError):
+    """The implementation of an operator that was asked for cannot run here."""
+
+
+class MissingPackageError(BevatronError):
+    """An optional package is not installed."""
+
+
+class TrustError(BevatronError):
+    """A file would have to be unpickled, which can run any code that is in it."""
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """Import an optional package or say which extra brings it.
+
+    Parameters
+    ----------
+    package
+        The module's import name.
+    extra
+        The extra of bevatron that installs it.
+
+    Raises
+    ------
+    MissingPackageError
+        If the package is not installed.
+
+    Examples
+    --------
+    >>> require("math", "none").floor(1.5)
+    1
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] != package.split(".")[0]:
+            raise
+        raise MissingPackageError(
+            f"the package '{package}' is not installed; "
+            f"`pip install 'bevatron[{extra}]'` brings it"
+        ) from None

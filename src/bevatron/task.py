@@ -1,0 +1,104 @@
+"""What the trainer needs to know about a model and its data: the Task protocol.
+
+A task turns samples into a batch, computes the loss and keeps the metrics. The trainer knows
+nothing else of a model. Loss and normalisers are separate so that a loss is one global mean:
+the counts of all micro-batches and ranks of a step are summed first, and each part of the loss
+is a sum divided by that total. Unequal batches therefore stay unbiased, and a step over several
+small batches equals the step over one large batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from bevatron.typing import Arrays, IntArray
+
+
+class Batch(Protocol):
+    """Samples put together for one step."""
+
+    @property
+    def sample_indices(self) -> IntArray:
+        """Positions of the samples in their data set, in the order of the batch."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts that describe the batch, for logs: ``{"graphs": 4, "atoms": 93, "edges": 1202}``."""
+
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
+    ) -> Self:
+        """Copy to a device; floating-point tensors to ``dtype``."""
+
+    def pin_memory(self) -> Self:
+        """Copy to page-locked memory, so that the transfer to a GPU can overlap with work."""
+
+
+B = TypeVar("B", bound=Batch)
+B_contra = TypeVar("B_contra", bound=Batch, contravariant=True)
+
+Collate = Callable[[Sequence[Arrays], IntArray, Sequence[float]], Any]
+"""(samples, their indices, their weights) -> Batch. Picklable: it runs in worker processes.
+
+A weight is 1, or 0 for a repeated sample that must not count in loss, gradient or metrics.
+"""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one micro-batch.
+
+    Attributes
+    ----------
+    total
+        Scalar to differentiate: the sum of the weighted terms.
+    terms
+        Each term by name, detached, already normalised and weighted; over all micro-batches and
+        ranks of a step they add up to the step's loss.
+    """
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
+
+
+class Metrics(Protocol):
+    """Running sums of errors that can be added up over batches and ranks."""
+
+    def update(self, batch: Any, outputs: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
+
+    def sums(self) -> Tensor:
+        """All running sums as one float64 vector, to be added over ranks."""
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums."""
+
+    def compute(self) -> dict[str, float]:
+        """Compute the metrics by name; one without any data is left out."""
+
+
+class Task(Protocol[B_contra]):
+    """Loss and metrics of one kind of model on one kind of batch."""
+
+    collate: Collate
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take note of the epoch, for losses whose weights change during training."""
+
+    def normalisers(self, batch: B_contra) -> dict[str, Tensor]:
+        """Count what each term averages over in this batch (float64 scalars on the CPU or the
+        batch's device), without the model; the same keys for every batch."""
+
+    def loss(
+        self, model: torch.nn.Module, batch: B_contra, normalisers: Mapping[str, Tensor]
+    ) -> Loss:
+        """Compute the loss, each term divided by the step's total count."""
+
+    def predict(self, model: torch.nn.Module, batch: B_contra) -> dict[str, Tensor]:
+        """Run the model for evaluation; the outputs are detached."""
+
+    def metrics(self) -> Metrics:
+        """Begin new running sums."""

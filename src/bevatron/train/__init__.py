@@ -1,0 +1,1 @@
+"""Training: loop, optimisers, checkpoints, evaluation, reports."""
