@@ -48,7 +48,9 @@ def from_dict(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     Optim(lr=0.0003)
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path or 'the configuration'}: expected keys and values, got {values!r}")
+        raise ConfigError(
+            f"{path or 'the configuration'}: expected keys and values, got {values!r}"
+        )
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -225,4 +227,4 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
 
 def _name(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint) or getattr(hint, "__name__", str(hint))
+    return names.get(hint) or str(getattr(hint, "__name__", hint))

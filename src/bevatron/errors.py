@@ -75,9 +75,8 @@ def require(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] != package.split(".")[0]:
+        if error.name is not None and error.name.split(".")[0] != package.split(".", maxsplit=1)[0]:
             raise
         raise MissingPackageError(
-            f"the package '{package}' is not installed; "
-            f"`pip install 'bevatron[{extra}]'` brings it"
+            f"the package '{package}' is not installed; `pip install 'bevatron[{extra}]'` brings it"
         ) from None

@@ -26,10 +26,13 @@ class Batch(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Counts that describe the batch, for logs: ``{"graphs": 4, "atoms": 93, "edges": 1202}``."""
+        """Counts that describe the batch, for logs: ``{"graphs": 4, "atoms": 93}``."""
 
     def to(
-        self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
     ) -> Self:
         """Copy to a device; floating-point tensors to ``dtype``."""
 
@@ -89,8 +92,10 @@ class Task(Protocol[B_contra]):
         """Take note of the epoch, for losses whose weights change during training."""
 
     def normalisers(self, batch: B_contra) -> dict[str, Tensor]:
-        """Count what each term averages over in this batch (float64 scalars on the CPU or the
-        batch's device), without the model; the same keys for every batch."""
+        """Count what each term averages over in this batch, without the model.
+
+        Float64 scalars on the CPU or the batch's device; the same keys for every batch.
+        """
 
     def loss(
         self, model: torch.nn.Module, batch: B_contra, normalisers: Mapping[str, Tensor]

@@ -39,7 +39,7 @@ class Field:
     ragged: bool = False
     meaning: str = ""
 
-    def check(self, array: np.ndarray) -> None:  # type: ignore[type-arg]
+    def check(self, array: np.ndarray) -> None:
         """Raise ValueError unless ``array`` has this field's type and shape."""
         expected = (array.shape[0], *self.shape) if self.ragged and array.ndim else self.shape
         if array.dtype != np.dtype(self.dtype) or array.shape != expected:
@@ -61,7 +61,9 @@ RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
     Field("weights", "float64", (4,), False, "of the structure, its energy, forces, stress"),
     Field("head", "int32", (), False, "which head of a multi-head model"),
     Field("source", "int64", (2,), False, "(file, frame): index into the manifest, from 0"),
-    Field("group", "uint8", (), True, "UTF-8 bytes of the group's name (config_type); may be empty"),
+    Field(
+        "group", "uint8", (), True, "UTF-8 bytes of the group's name (config_type); may be empty"
+    ),
 )
 """What a reader of structures yields."""
 
@@ -143,7 +145,10 @@ class StructureBatch:
         return {"graphs": self.num_graphs, "atoms": self.num_atoms, "edges": self.num_edges}
 
     def to(
-        self, device: torch.device | str, dtype: torch.dtype | None = None, non_blocking: bool = False
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
     ) -> Self:
         """Copy to a device; floating-point tensors to ``dtype``."""
 
@@ -200,7 +205,7 @@ def collate_structures(
     label_weights = np.stack([np.asarray(s["weights"], dtype=np.float64) for s in samples])
     structure_weight = label_weights[:, 0]
 
-    def tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:  # type: ignore[type-arg]
+    def tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
 
     return StructureBatch(

@@ -1,0 +1,113 @@
+"""Configurations are read strictly, and every mistake is one sentence with the key's path."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bevatron.config import dump_yaml, fingerprint, from_dict, load_yaml, to_dict
+from bevatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    lr: float = 0.01
+    name: Literal["adam", "adamw"] = "adam"
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    paths: tuple[Path, ...] = ()
+    flags: dict[str, bool] = field(default_factory=dict)
+    energies: Literal["fit"] | dict[str, float] = "fit"
+    pair: tuple[int, float] = (1, 2.0)
+
+
+@dataclass(frozen=True)
+class Required:
+    value: int
+
+
+def test_round_trip_through_yaml(tmp_path):
+    config = Outer(
+        Inner(3e-4, "adamw", 5), (Path("a"), Path("b")), {"x": True}, {"H": -13.6}, (3, 0.5)
+    )
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_yaml(config))
+    assert from_dict(Outer, load_yaml(path)) == config
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_survive_yaml_exactly(number):
+    import yaml
+
+    text = yaml.safe_dump(to_dict(Inner(lr=number)))
+    assert from_dict(Inner, yaml.safe_load(text)).lr == number
+
+
+def test_number_without_a_dot_is_a_number():
+    assert from_dict(Outer, {"inner": {"lr": "3e-4"}}).inner.lr == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"iner": {}}, r"^iner: unknown key \(did you mean 'inner'\?\)$"),
+        ({"inner": {"lrr": 1}}, r"^inner.lrr: unknown key \(did you mean 'lr'\?\)$"),
+        ({"inner": {"lr": "fast"}}, r"^inner.lr: expected a number, got 'fast'$"),
+        ({"inner": {"lr": True}}, r"^inner.lr: expected"),
+        ({"inner": {"name": "sgd"}}, r"^inner.name: expected one of 'adam', 'adamw', got 'sgd'$"),
+        ({"inner": {"steps": 1.5}}, r"^inner.steps: expected a whole number, got 1.5$"),
+        ({"inner": 3}, r"^inner: expected keys and values, got 3$"),
+        ({"paths": "a"}, r"^paths: expected a list, got 'a'$"),
+        ({"flags": {"x": 1}}, r"^flags.x: expected true or false, got 1$"),
+        ({"energies": {"H": "?"}}, r"^energies: expected"),
+        ({"pair": [1]}, r"^pair: expected 2 values, got 1$"),
+    ],
+)
+def test_mistake_is_one_sentence(values, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(Outer, values)
+
+
+def test_missing_key_is_named():
+    with pytest.raises(ConfigError, match=r"^value: missing$"):
+        from_dict(Required, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", "line 2: .*stands twice"),
+        ("a: [1\n", "line 2: not valid YAML"),
+        ("- 1\n", "expected keys and values"),
+    ],
+)
+def test_broken_yaml_names_file_and_line(tmp_path, text, message):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read"):
+        load_yaml(tmp_path / "nothing.yaml")
+
+
+def test_yaml_never_builds_objects(tmp_path):
+    path = tmp_path / "evil.yaml"
+    path.write_text("a: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ConfigError):
+        load_yaml(path)
+
+
+def test_fingerprint_depends_on_values_only():
+    assert fingerprint({"a": 1, "b": [1.0, None]}) == fingerprint({"b": (1.0, None), "a": 1})
+    assert fingerprint(Outer()) != fingerprint(Outer(pair=(1, 2.5)))
