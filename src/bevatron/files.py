@@ -1,0 +1,277 @@
+"""Files and folders that are either wholly there or not there at all.
+
+Every file that must survive a kill or a power cut (shards, manifests, checkpoints, weights) goes
+through here: written under a temporary name beside its place, fsynced, renamed, and the folder
+fsynced. A reader therefore never meets a half-written file under its final name. What the
+operating system refuses (full disk, read-only folder, missing folder) becomes one sentence.
+"""
+
+import errno
+import io
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from bevatron.errors import BevatronError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+TEMPORARY = ".tmp"
+"""How the name of an unfinished file or folder ends."""
+
+ASIDE = ".old"
+"""How the name of a folder ends that is being replaced."""
+
+crash_hooks: list[Callable[[str, Path], None]] = []
+"""Called before every step as ``hook(step, path)``; tests kill the process or raise OSError here.
+
+Steps: ``write`` (each write to disk), ``fsync``, ``rename``, ``fsync_folder``, ``remove``.
+"""
+
+
+def step(name: str, path: Path) -> None:
+    """Announce a step that a crash may precede to `crash_hooks`."""
+    for hook in crash_hooks:
+        hook(name, path)
+
+
+@contextmanager
+def explained(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[None]:
+    """Turn an OSError met while writing ``path`` into one sentence.
+
+    Parameters
+    ----------
+    path
+        What is being written, as the user knows it.
+    error
+        The class to raise.
+
+    Raises
+    ------
+    BevatronError
+        Of class ``error``: full disk, no permission, read-only or missing folder and so on.
+    """
+    try:
+        yield
+    except OSError as problem:
+        raise error(_sentence(path, problem)) from problem
+
+
+def _sentence(path: Path, problem: OSError) -> str:
+    code = problem.errno
+    if code in {errno.ENOSPC, errno.EDQUOT}:
+        which = "the disk is full" if code == errno.ENOSPC else "your disk quota is used up"
+        return f"{path}: cannot be written, {which}; free some space or choose another folder"
+    if code in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        which = "the file system is read-only" if code == errno.EROFS else "permission denied"
+        return f"{path}: cannot be written, {which}; choose a folder that you may write to"
+    if code in {errno.ENOENT, errno.ENOTDIR}:
+        return f"{path}: cannot be written, its folder does not exist; make it first"
+    if code == errno.EFBIG:
+        return f"{path}: cannot be written, the file is larger than the file system allows"
+    return f"{path}: cannot be written ({problem.strerror or problem})"
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a new name beside ``path`` for its unfinished version, shared with no process."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+@contextmanager
+def atomic_write(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[IO[bytes]]:
+    """Open a file for writing that appears under its name only when all of it is on disk.
+
+    If the body raises, the temporary file is removed and an older file of that name stays as it
+    was; a kill can leave a file named ``*.tmp``, never a partial ``path``.
+
+    Parameters
+    ----------
+    path
+        Where the file is to be; its folder must exist. An older file is replaced.
+    error
+        The class to raise when the operating system refuses.
+
+    Raises
+    ------
+    BevatronError
+        Of class ``error``, see `explained`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "weights.bin"
+    >>> with atomic_write(path) as file:
+    ...     _ = file.write(b"abc")
+    >>> path.read_bytes()
+    b'abc'
+    """
+    temporary = temporary_name(path)
+    with explained(path, error):
+        try:
+            with io.BufferedWriter(_AnnouncedFile(temporary)) as file:
+                yield file
+                file.flush()
+                step("fsync", path)
+                os.fsync(file.fileno())
+            step("rename", path)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
+class _AnnouncedFile(io.FileIO):
+    """A new file, each write to which is announced to `crash_hooks`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(path, "xb")
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        step("write", self.path)
+        return super().write(data)
+
+
+def write_bytes_atomically(
+    path: Path, data: bytes, error: type[BevatronError] = BevatronError
+) -> None:
+    """Write a whole file with `atomic_write`."""
+    with atomic_write(path, error) as file:
+        file.write(data)
+
+
+def write_text_atomically(
+    path: Path, text: str, error: type[BevatronError] = BevatronError
+) -> None:
+    """Write a whole UTF-8 file with `atomic_write`."""
+    write_bytes_atomically(path, text.encode(), error)
+
+
+def write_json_atomically(
+    path: Path, values: Any, error: type[BevatronError] = BevatronError
+) -> None:
+    """Write plain values as indented JSON with `atomic_write`; NaN and infinity are refused."""
+    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+    write_text_atomically(path, text + "\n", error)
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until the content of a file, written by somebody else, is on disk."""
+    step("fsync", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk (a rename is not durable before that)."""
+    step("fsync_folder", path)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        # Some network file systems cannot sync folders; they order renames on their own.
+        if problem.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Wait until all files below a folder and all their names are on disk."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in sorted(names):
+            fsync_file(Path(root) / name)
+        fsync_folder(Path(root))
+
+
+@contextmanager
+def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[Path]:
+    """Give a new folder to write into that takes the place of ``path`` once all of it is on disk.
+
+    If the body raises, the new folder is removed and an older ``path`` stays as it was. After a
+    kill call `recover_folder` before reading.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "best"
+    >>> with atomic_folder(path) as folder:
+    ...     _ = (folder / "a.txt").write_text("a")
+    >>> [file.name for file in path.iterdir()]
+    ['a.txt']
+    """
+    temporary = temporary_name(path)
+    with explained(path, error):
+        try:
+            temporary.mkdir()
+            yield temporary
+            replace_folder(temporary, path)
+        except BaseException:
+            # A failed rename may have left the old folder aside.
+            recover_folder(path)
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Sync a finished folder and rename it; an older ``final`` steps aside and is then removed.
+
+    A kill between the two renames leaves ``final`` missing and ``final.old`` complete;
+    `recover_folder` puts it back.
+    """
+    fsync_tree(temporary)
+    aside = final.with_name(final.name + ASIDE)
+    if final.exists():
+        if aside.exists():
+            remove_folder(aside)
+        step("rename", final)
+        final.rename(aside)
+    step("rename", final)
+    temporary.rename(final)
+    fsync_folder(final.parent)
+    if aside.exists():
+        remove_folder(aside)
+
+
+def recover_folder(final: Path) -> None:
+    """Finish what a kill in `replace_folder` left: put the old folder back or remove it."""
+    aside = final.with_name(final.name + ASIDE)
+    if not aside.exists():
+        return
+    if final.exists():
+        remove_folder(aside)
+    else:
+        aside.rename(final)
+        fsync_folder(final.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; it loses its name first, so that a kill never leaves half of it readable."""
+    step("remove", path)
+    if path.name.endswith(TEMPORARY):
+        shutil.rmtree(path)
+        return
+    doomed = temporary_name(path)
+    path.rename(doomed)
+    step("remove", doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove unfinished files and folders (``*.tmp``) that a kill left directly in ``folder``."""
+    for path in folder.glob(f"*{TEMPORARY}"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

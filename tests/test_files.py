@@ -1,0 +1,163 @@
+"""Atomic files and folders: what a reader finds after an error or a kill at any step."""
+
+import errno
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bevatron import files
+from bevatron.errors import BevatronError, CheckpointError
+
+
+@pytest.fixture
+def hook():
+    """Install a crash hook for one test."""
+    added = []
+
+    def install(function):
+        files.crash_hooks.append(function)
+        added.append(function)
+
+    yield install
+    for function in added:
+        files.crash_hooks.remove(function)
+
+
+def steps_of(hook, action):
+    seen = []
+    hook(lambda name, path: seen.append(name))
+    action()
+    return seen
+
+
+def test_file_appears_whole_after_write_fsync_rename_and_folder_fsync(tmp_path, hook):
+    path = tmp_path / "a.json"
+    seen = steps_of(hook, lambda: files.write_json_atomically(path, {"a": 1}))
+    assert seen == ["write", "fsync", "rename", "fsync_folder"]
+    assert path.read_text() == '{\n "a": 1\n}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_error_in_the_body_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a.bin"
+    files.write_bytes_atomically(path, b"old")
+
+    def write():
+        with files.atomic_write(path) as file:
+            file.write(b"new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write()
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission denied"),
+    ],
+)
+@pytest.mark.parametrize("where", ["write", "fsync", "rename"])
+def test_refusal_of_the_system_is_one_sentence_and_keeps_the_old_file(
+    tmp_path, hook, code, words, where
+):
+    path = tmp_path / "a.bin"
+    files.write_bytes_atomically(path, b"old")
+
+    def refuse(name, _path):
+        if name == where:
+            raise OSError(code, os.strerror(code))
+
+    hook(refuse)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        files.write_bytes_atomically(path, b"new", CheckpointError)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_missing_folder_is_one_sentence(tmp_path):
+    with pytest.raises(BevatronError, match="its folder does not exist"):
+        files.write_bytes_atomically(tmp_path / "no" / "a.bin", b"")
+
+
+def test_folder_is_replaced_and_nothing_is_left_over(tmp_path):
+    path = tmp_path / "best"
+    for text in ("old", "new"):
+        with files.atomic_folder(path) as folder:
+            (folder / "inner").mkdir()
+            (folder / "inner" / "a.txt").write_text(text)
+    assert (path / "inner" / "a.txt").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_full_disk_while_replacing_a_folder_keeps_the_old_one(tmp_path, hook, place):
+    path = tmp_path / "best"
+    with files.atomic_folder(path) as folder:
+        (folder / "a.txt").write_text("old")
+    count = iter(range(100))
+
+    def refuse(name, _path):
+        if next(count) == place:
+            raise OSError(errno.ENOSPC, "full")
+
+    hook(refuse)
+
+    def replace():
+        with files.atomic_folder(path) as folder:
+            (folder / "a.txt").write_text("new")
+
+    with pytest.raises(BevatronError, match="disk is full"):
+        replace()
+    assert (path / "a.txt").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+
+
+def replace_and_die(path: Path, place: int, done) -> None:
+    count = iter(range(1000))
+
+    def die(name: str, _path: Path) -> None:
+        if next(count) == place:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    files.crash_hooks.append(die)
+    with files.atomic_folder(path) as folder:
+        (folder / "a.txt").write_text("new")
+        (folder / "b.txt").write_text("new")
+    done.value = 1
+
+
+def test_kill_at_every_step_of_a_folder_leaves_the_old_or_the_new_one(tmp_path):
+    context = multiprocessing.get_context("fork")
+    outcomes = []
+    for place in range(50):
+        path = tmp_path / f"best{place}"
+        with files.atomic_folder(path) as folder:
+            for name in ("a.txt", "b.txt"):
+                (folder / name).write_text("old")
+        done = context.Value("i", 0)
+        process = context.Process(target=replace_and_die, args=(path, place, done))
+        process.start()
+        process.join(20)
+        files.recover_folder(path)
+        texts = {(path / name).read_text() for name in ("a.txt", "b.txt")}
+        assert len(texts) == 1
+        outcomes += texts
+        files.remove_leftovers(tmp_path)
+        assert {p.name for p in tmp_path.iterdir()} == {f"best{i}" for i in range(place + 1)}
+        if done.value:
+            break
+    assert done.value == 1
+    assert place >= 7
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert {"old", "new"} == set(outcomes)
