@@ -1,0 +1,163 @@
+"""Neighbour lists: the directed edges of a structure within a cutoff, periodic images included.
+
+Built by vesin and brought into one reproducible order. The convention is mace's: an edge (i, j, S)
+leads from the sender i to the receiver j, and its vector is r_j - r_i + S.cell. Every pair stands
+twice, once in each direction. An atom is a neighbour of its own periodic images, never of itself.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.errors import DataError
+from bevatron.typing import Arrays
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+
+ONE_SPOT = 1e-3
+"""Two atoms closer than this, in Å, are on one spot: the energy of such a structure is nonsense."""
+
+
+def neighbour_list(
+    positions: npt.ArrayLike, cell: npt.ArrayLike, pbc: npt.ArrayLike, cutoff: float
+) -> tuple[Int32Array, Int32Array]:
+    """Find all directed edges shorter than the cutoff.
+
+    Exact for cells smaller than the cutoff (as many images as it takes), for any mixture of
+    periodic and open axes, for triclinic and left-handed cells and for atoms outside the cell. The
+    lattice vector of an open axis plays no part.
+
+    Parameters
+    ----------
+    positions : [N, 3] Å
+    cell : [3, 3] Å, rows are lattice vectors; rows of open axes may be zero
+    pbc : [3], or one value for all axes
+    cutoff : Å
+
+    Returns
+    -------
+    edges : [E, 2] int32
+        (sender, receiver), sorted by receiver, then sender, then shift.
+    shifts : [E, 3] int32
+        S, with vec = r[receiver] - r[sender] + S @ cell.
+
+    Raises
+    ------
+    DataError
+        If positions or cell are not finite, the periodic axes span no volume, or two atoms are on
+        one spot.
+
+    Examples
+    --------
+    One atom in a cubic box of 2 Å has six images nearer than 2.5 Å:
+
+    >>> import numpy as np
+    >>> edges, shifts = neighbour_list(np.zeros((1, 3)), 2.0 * np.eye(3), True, 2.5)
+    >>> len(edges), shifts[0].tolist()
+    (6, [-1, 0, 0])
+    """
+    import vesin
+
+    r = np.ascontiguousarray(positions, dtype=np.float64).reshape(-1, 3)
+    box = np.ascontiguousarray(cell, dtype=np.float64).reshape(3, 3)
+    periodic = np.ascontiguousarray(np.broadcast_to(np.asarray(pbc, dtype=bool), (3,)))
+    if not cutoff > 0:
+        raise DataError(f"the cutoff is {cutoff} Å, which must be greater than zero")
+    if not (np.isfinite(r).all() and np.isfinite(box).all()):
+        raise DataError("positions or cell hold NaN or infinity")
+    if len(r) == 0:
+        return np.zeros((0, 2), np.int32), np.zeros((0, 3), np.int32)
+    if periodic.any() and not span_volume(box, periodic):
+        raise DataError("the cell has zero volume along its periodic axes")
+    # One thread: whole structures are what is done in parallel.
+    finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
+    pairs, shifts, distances = finder.compute(
+        r, _without_open_axes(box, periodic), periodic, "PSd", copy=False
+    )
+    _refuse_one_spot(pairs, distances)
+    order = _order(pairs, shifts, len(r))
+    return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
+
+
+def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.generic]]:
+    """Add the fields ``edges`` and ``edge_shifts`` to a raw sample.
+
+    With ``functools.partial(add_neighbours, cutoff=5.0)`` it is what `prepare` takes.
+
+    Parameters
+    ----------
+    sample
+        With at least ``positions``, ``cell`` and ``pbc``; left as it is.
+    cutoff : Å
+
+    Raises
+    ------
+    DataError
+        As `neighbour_list`.
+    """
+    edges, shifts = neighbour_list(sample["positions"], sample["cell"], sample["pbc"], cutoff)
+    return {**sample, "edges": edges, "edge_shifts": shifts}
+
+
+def span_volume(
+    cell: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_], thinnest: float = 0.1
+) -> bool:
+    """Say whether the periodic lattice vectors span a volume (or an area, or a length).
+
+    Judged by heights, not by the volume itself: every periodic vector must stand out of the plane
+    of the other periodic ones by at least ``thinnest`` Å, so the answer does not depend on how
+    large the cell is otherwise.
+    """
+    rows = cell[periodic]
+    if len(rows) == 0:
+        return False
+    # |1/height| of each vector is the length of its reciprocal one, a column of the pseudo-inverse.
+    if not np.isfinite(rows).all() or np.linalg.matrix_rank(rows) < len(rows):
+        return False
+    inverse_heights = np.linalg.norm(np.linalg.pinv(rows), axis=0)
+    return bool((inverse_heights * thinnest <= 1).all())
+
+
+def _without_open_axes(
+    box: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Replace the lattice vectors of open axes by unit vectors at right angles to the others.
+
+    Those of a file may be zero or lie in the plane of the periodic ones, and a search over cells
+    needs a box with volume. The result does not depend on them.
+    """
+    if periodic.all():
+        return box
+    full = box.copy()
+    if not periodic.any():
+        return np.eye(3)
+    _, _, axes = np.linalg.svd(box[periodic])
+    full[~periodic] = axes[periodic.sum() :]
+    return full
+
+
+def _refuse_one_spot(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
+    if len(distances) and distances.min() < ONE_SPOT:
+        i, j = (int(atom) for atom in pairs[int(distances.argmin())])
+        raise DataError(
+            f"atoms {min(i, j)} and {max(i, j)} are on one spot "
+            f"({distances.min():.1e} Å apart, counting from 0)"
+        )
+
+
+def _order(
+    pairs: npt.NDArray[Any], shifts: npt.NDArray[Any], num_atoms: int
+) -> npt.NDArray[np.intp]:
+    """Sort by receiver, sender and shift; one whole-number key is several times faster."""
+    if len(pairs) == 0:
+        return np.zeros(0, dtype=np.intp)
+    farthest = int(np.abs(shifts).max())
+    width = 2 * farthest + 1
+    s = shifts.astype(np.int64) + farthest
+    if num_atoms**2 * width**3 >= 2**62:
+        return np.lexsort((s[:, 2], s[:, 1], s[:, 0], pairs[:, 0], pairs[:, 1]))
+    ij = pairs.astype(np.int64)
+    key = ij[:, 1] * num_atoms + ij[:, 0]
+    key = ((key * width + s[:, 0]) * width + s[:, 1]) * width + s[:, 2]
+    return np.argsort(key, kind="stable")
