@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,6 +75,43 @@ EDGE_FIELDS: tuple[Field, ...] = (
 """What the neighbour list adds."""
 
 STRUCTURE_FIELDS: tuple[Field, ...] = RAW_STRUCTURE_FIELDS + EDGE_FIELDS
+
+
+def unlabelled_structure(
+    atomic_numbers: npt.ArrayLike,
+    positions: npt.ArrayLike,
+    cell: npt.ArrayLike | None = None,
+    pbc: npt.ArrayLike = False,
+    head: int = 0,
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Make a raw sample of a structure whose energy is to be predicted.
+
+    Parameters
+    ----------
+    atomic_numbers : [N]
+    positions : [N, 3] Å
+    cell : [3, 3] Å, rows are lattice vectors
+    pbc : [3], or one value for all axes
+    head
+        Which read-out of a multi-head model.
+
+    Returns
+    -------
+    `RAW_STRUCTURE_FIELDS`, all labels absent.
+    """
+    return {
+        "atomic_numbers": np.array(atomic_numbers, dtype=np.int32).reshape(-1),
+        "positions": np.array(positions, dtype=np.float64).reshape(-1, 3),
+        "cell": np.zeros((3, 3)) if cell is None else np.array(cell, dtype=np.float64),
+        "pbc": np.array(np.broadcast_to(np.asarray(pbc, dtype=bool), (3,))),
+        "energy": np.array(np.nan),
+        "forces": np.zeros((0, 3)),
+        "stress": np.full((3, 3), np.nan),
+        "weights": np.ones(4),
+        "head": np.array(head, dtype=np.int32),
+        "source": np.zeros(2, dtype=np.int64),
+        "group": np.zeros(0, dtype=np.uint8),
+    }
 
 
 @dataclass(frozen=True)
