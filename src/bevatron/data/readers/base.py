@@ -1,0 +1,173 @@
+"""What the readers share: one frame as a file holds it, and what a file is asked for.
+
+A `FileReader` knows one format and nothing about labels: it hands out frames with everything that
+stands beside the atoms, and a survey of which names stand there. `structures.StructureReader` makes
+samples from them.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from bevatron.errors import DataError
+from bevatron.typing import Arrays, BoolArray, FloatArray
+
+
+class Reader(Protocol):
+    """Raw samples in a fixed order, opened again in every worker process (it pickles)."""
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the files, as given."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the files hold and of the options."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of all files."""
+
+    def read(self, start: int, stop: int) -> Iterator[Arrays]:
+        """Yield samples ``start`` to ``stop - 1``, in order."""
+
+    def describe(self, index: int) -> str:
+        """Say where a sample comes from: "train.xyz, frame 12"."""
+
+    def report(self) -> list[str]:
+        """Lines that say what was found in each file."""
+
+
+class Signature(NamedTuple):
+    """The names that stand beside the atoms of a frame; most frames of a file have the same."""
+
+    info: tuple[str, ...]
+    arrays: tuple[str, ...]
+    periodic: bool
+
+
+@dataclass(slots=True)
+class RawFrame:
+    """One frame as its file holds it.
+
+    Attributes
+    ----------
+    numbers : [N] atomic numbers
+    positions : [N, 3] Å
+    cell : [3, 3] Å, rows are lattice vectors, zeros without a cell
+    pbc : [3]
+    info
+        What is there once per frame, by name; text where the format has nothing but text.
+    arrays
+        What is there once per atom, [N, ...], by name.
+    """
+
+    numbers: npt.NDArray[np.int32]
+    positions: FloatArray
+    cell: FloatArray
+    pbc: BoolArray
+    info: Mapping[str, Any]
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+    @property
+    def signature(self) -> Signature:
+        """The names that are there."""
+        return Signature(tuple(self.info), tuple(self.arrays), bool(self.pbc.any()))
+
+
+@dataclass
+class Survey:
+    """What one pass over a file saw, without judging it.
+
+    Attributes
+    ----------
+    counts, first
+        How many frames have a signature, and the first that has.
+    nonzero
+        Names among those watched whose value is not zero in some frame.
+    elements
+        Atomic numbers that occur.
+    num_frames, num_several
+        Frames, and those of more than one atom.
+    complete
+        Whether every frame was looked at (a very large database is sampled).
+    """
+
+    counts: dict[Signature, int] = field(default_factory=dict)
+    first: dict[Signature, int] = field(default_factory=dict)
+    nonzero: set[str] = field(default_factory=set)
+    elements: set[int] = field(default_factory=set)
+    num_frames: int = 0
+    num_several: int = 0
+    complete: bool = True
+
+    def note(self, index: int, signature: Signature, num_atoms: int) -> None:
+        """Count one frame."""
+        if signature in self.counts:
+            self.counts[signature] += 1
+        else:
+            self.counts[signature] = 1
+            self.first[signature] = index
+        self.num_frames += 1
+        self.num_several += num_atoms > 1
+
+
+class FileReader(Protocol):
+    """One file of structures."""
+
+    name: str
+    num_frames: int
+    survey: Survey
+    content: str
+
+    def frames(self, start: int, stop: int, columns: Collection[str]) -> Iterator[RawFrame]:
+        """Yield frames ``start`` to ``stop - 1``, with at least those arrays of ``columns``."""
+
+
+@dataclass(frozen=True)
+class FileState:
+    """Size and time of a file when it was first looked at, to notice that it changed since."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileState":
+        """Look at a file now."""
+        stat = path.stat()
+        return cls(path, stat.st_size, stat.st_mtime_ns)
+
+    def refuse_change(self) -> None:
+        """Raise DataError if the file is gone or not the one looked at first."""
+        try:
+            now = FileState.of(self.path)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read any more ({error.strerror})") from None
+        if now != self:
+            raise DataError(f"{self.path}: changed while it was being read; start again")
+
+
+_WHOLE = 4 << 30
+_BLOCK = 1 << 22
+_NUM_SAMPLES = 256
+
+
+def content_hash(path: Path) -> str:
+    """Hash the bytes of a file; above 4 GiB, 256 blocks spread over it, first and last included."""
+    size = path.stat().st_size
+    digest = xxhash.xxh3_128(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        else:
+            for offset in np.linspace(0, size - _BLOCK, _NUM_SAMPLES).astype(np.int64):
+                file.seek(int(offset))
+                digest.update(file.read(_BLOCK))
+    return digest.hexdigest()
