@@ -1,0 +1,209 @@
+"""Data sets: what the loader and the trainer see, made from stores by choosing and joining."""
+
+import operator
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bevatron.errors import ConfigError, DataError
+from bevatron.typing import Array, Arrays, FloatArray, IntArray
+
+
+class Dataset(Protocol):
+    """Samples by position; picklable, because worker processes open it again.
+
+    `bevatron.data.store.Store` is one, `Subset` and `Concatenated` are made of others.
+    """
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+    def __getitem__(self, index: int) -> Arrays:
+        """One sample."""
+
+    def describe(self, index: int) -> str:
+        """Name where a sample comes from: ``train.xyz, frame 12``."""
+
+    def lengths(self, field: str) -> IntArray:
+        """Rows of a ragged field in every sample, [n], without reading the samples."""
+
+
+class Subset:
+    """Some samples of a data set, in the given order.
+
+    Parameters
+    ----------
+    dataset
+        Where they are.
+    indices
+        Positions in ``dataset``, [n].
+
+    Raises
+    ------
+    DataError
+        If an index is out of range.
+
+    Examples
+    --------
+    >>> train, valid = split(10, (0.8, 0.2), seed=0)
+    >>> sorted([*train.tolist(), *valid.tolist()]) == list(range(10))
+    True
+    """
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int] | IntArray) -> None:
+        self.dataset = dataset
+        self.indices: IntArray = np.array(indices, dtype=np.int64).reshape(-1)
+        num = len(dataset)
+        wrong = self.indices[(self.indices < 0) | (self.indices >= num)]
+        if len(wrong):
+            raise DataError(f"subset: there is no sample {wrong[0]}, the data set holds {num}")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return self.dataset[int(self.indices[operator.index(index)])]
+
+    def describe(self, index: int) -> str:
+        """Name where a sample comes from."""
+        return self.dataset.describe(int(self.indices[operator.index(index)]))
+
+    def lengths(self, field: str) -> IntArray:
+        """Rows of a ragged field in every sample, [n]."""
+        chosen: IntArray = self.dataset.lengths(field)[self.indices]
+        return chosen
+
+
+class Concatenated:
+    """Several data sets one after another.
+
+    Parameters
+    ----------
+    datasets
+        The parts.
+    heads
+        By part, the number that replaces its samples' ``head``; None keeps what is stored.
+
+    Raises
+    ------
+    DataError
+        If there is no part, or not one head for each.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], heads: Sequence[int] | None = None) -> None:
+        if not datasets:
+            raise DataError("a data set of several needs at least one part")
+        if heads is not None and len(heads) != len(datasets):
+            raise DataError(f"there are {len(datasets)} data sets but {len(heads)} heads")
+        self.datasets = list(datasets)
+        self.heads: list[Array] | None = None
+        if heads is not None:
+            self.heads = [np.array(head, dtype=np.int32) for head in heads]
+        self.starts: IntArray = np.cumsum([0, *map(len, self.datasets)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, index: int) -> Arrays:
+        part, row = self.locate(index)
+        sample = self.datasets[part][row]
+        return sample if self.heads is None else {**sample, "head": self.heads[part]}
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Which part a sample is in and its position there.
+
+        Raises
+        ------
+        IndexError
+            If there is no such sample.
+        """
+        index = operator.index(index)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"the data set holds {len(self)} samples")
+        part = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return part, index - int(self.starts[part])
+
+    def describe(self, index: int) -> str:
+        """Name where a sample comes from."""
+        part, row = self.locate(index)
+        return self.datasets[part].describe(row)
+
+    def lengths(self, field: str) -> IntArray:
+        """Rows of a ragged field in every sample, [n]."""
+        return np.concatenate([dataset.lengths(field) for dataset in self.datasets])
+
+
+def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntArray]:
+    """Divide samples at random into disjoint parts, the same on any machine for ever.
+
+    Parameters
+    ----------
+    num_samples
+        Number of samples.
+    fractions
+        Share of each part; together at most 1. A part of more than nothing gets a sample at least.
+    seed
+        Another seed gives another division.
+
+    Returns
+    -------
+    list of int64 arrays
+        Ascending positions of the samples of each part.
+
+    Raises
+    ------
+    ConfigError
+        If a fraction is negative, they add up to more than 1, or there are too few samples.
+
+    Examples
+    --------
+    >>> [len(part) for part in split(100, (0.9, 0.1), seed=0)]
+    [90, 10]
+    """
+    shares = np.asarray(fractions, dtype=np.float64)
+    if not len(shares) or not np.isfinite(shares).all() or (shares < 0).any():
+        raise ConfigError(f"fractions: expected numbers of at least 0, got {list(fractions)}")
+    if shares.sum() > 1 + 1e-9:
+        raise ConfigError(f"fractions: add up to {shares.sum():g}, more than 1")
+    counts = _shares_to_counts(num_samples, shares)
+    if num_samples < (shares > 0).sum():
+        raise ConfigError(f"fractions: {num_samples} samples are too few for {len(shares)} parts")
+    order = np.argsort(_random_keys(num_samples, seed), kind="stable")
+    ends = np.cumsum(counts)
+    return [np.sort(order[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+
+
+def _shares_to_counts(num_samples: int, shares: FloatArray) -> list[int]:
+    """Whole numbers nearest to the shares, with the right total and none empty by rounding."""
+    exact = shares * num_samples
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    total = round(float(exact.sum()))
+    for part in np.argsort(counts - exact, kind="stable")[: max(0, total - int(counts.sum()))]:
+        counts[part] += 1
+    for part in np.flatnonzero((counts == 0) & (shares > 0)):
+        if counts.sum() >= num_samples:
+            counts[np.argmax(counts)] -= 1
+        counts[part] += 1
+    return [int(count) for count in counts]
+
+
+def _random_keys(num: int, seed: int) -> Array:
+    """One pseudo-random uint64 per number by splitmix64, which unlike numpy's will never change."""
+    golden = 0x9E3779B97F4A7C15
+    x = np.arange(1, num + 1, dtype=np.uint64) * np.uint64(golden)
+    x += np.uint64((seed * 0xD1342543DE82EF95 + 1) % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    keys: Array = x ^ (x >> np.uint64(31))
+    return keys
+
+
+def sizes(dataset: Dataset) -> dict[str, IntArray]:
+    """Atoms and edges of every structure: ``num_atoms`` and ``num_edges``, int64 [n]."""
+    return {
+        "num_atoms": dataset.lengths("atomic_numbers"),
+        "num_edges": dataset.lengths("edges"),
+    }

@@ -1,0 +1,102 @@
+"""Progress of long work on data: a bar with rate and time left, or a line now and then."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress(
+    title: str, total: int, done: int = 0, unit: str = "samples", enabled: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Show progress on standard error: a bar on a terminal, plain lines otherwise.
+
+    Parameters
+    ----------
+    title
+        What is being done.
+    total, done
+        How much there is and how much was done before.
+    unit
+        What is counted.
+    enabled
+        False shows nothing.
+
+    Yields
+    ------
+    Callable[[int], None]
+        To be called with the amount done since the last call.
+    """
+    if not enabled or total == 0:
+        yield lambda _count: None
+    elif sys.stderr.isatty():
+        yield from _bar(title, total, done, unit)
+    else:
+        yield from _lines(title, total, done, unit)
+
+
+def _bar(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    begin = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total, completed=done, rate="")
+        now = 0
+
+        def advance(count: int) -> None:
+            nonlocal now
+            now += count
+            rate = now / max(time.monotonic() - begin, 1e-9)
+            bar.update(task, advance=count, rate=f"{rate:,.0f} {unit}/s")
+
+        yield advance
+
+
+def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int], None]]:
+    begin = last = time.monotonic()
+    now = done
+
+    def line() -> str:
+        seconds = max(time.monotonic() - begin, 1e-9)
+        rate = (now - done) / seconds
+        left = f", {_clock((total - now) / rate)} left" if rate > 0 and now < total else ""
+        return (
+            f"{title}: {now} of {total} {unit} ({100 * now / total:.0f} %), "
+            f"{rate:,.0f} {unit}/s, {_clock(seconds)} so far{left}\n"
+        )
+
+    def advance(count: int) -> None:
+        nonlocal now, last
+        now += count
+        if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            sys.stderr.write(line())
+
+    yield advance
+    sys.stderr.write(line())
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
