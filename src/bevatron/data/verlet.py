@@ -1,8 +1,8 @@
 """Neighbour lists that are reused while atoms move little (Verlet's skin).
 
 A list built with cutoff + skin holds every pair that can come within the cutoff before some atom
-has moved by more than skin / 2. Until then the pairs within the cutoff are picked out of it, so that
-the edges are those, and in the order, of a list built anew.
+has moved by more than skin / 2. Until then the pairs within the cutoff are picked out of it, so
+that the edges are those, and in the order, of a list built anew.
 """
 
 import numpy as np

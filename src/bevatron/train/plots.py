@@ -74,6 +74,18 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """A distribution of which the values and how often each occurs are known."""
+
+    values: Values
+    counts: Values
+
+
+Distribution = Values | Counted
+"""Values one by one, or counted."""
+
+
+@dataclass(frozen=True)
 class Panel:
     """One set of axes with several curves.
 
@@ -274,7 +286,7 @@ def _error_histogram(ax: Axes, errors: npt.NDArray[Any], unit: str) -> None:
         return
     # The widest thousandth would squeeze the rest into one bar; it is counted in the end bars.
     bound = float(np.quantile(np.abs(errors), 0.995)) or 1e-12
-    bins = np.linspace(-bound, bound, 41 if len(errors) >= 200 else 21)
+    bins = np.linspace(-bound, bound, 41 if len(errors) >= 200 else 21).tolist()
     share = np.full(len(errors), 1 / len(errors))
     ax.hist(np.clip(errors, -bound, bound), bins=bins, weights=share, color=PALETTE[0], alpha=0.85)
     ax.axvline(0, color=INK, linewidth=0.8)
@@ -341,15 +353,14 @@ def bars(
 
 
 def histogram(
-    series: Mapping[str, Values], xlabel: str, title: str = "", ylabel: str = "structures"
+    series: Mapping[str, Distribution], xlabel: str, title: str = "", ylabel: str = "structures"
 ) -> Figure:
     """Draw how values are distributed, several series over each other as outlines.
 
     The horizontal axis is logarithmic where the values span more than two decades.
     """
-    arrays = {name: np.asarray(values, dtype=float).ravel() for name, values in series.items()}
-    everything = np.concatenate([np.empty(0), *arrays.values()])
-    everything = everything[np.isfinite(everything)]
+    counted = {name: _counted(values) for name, values in series.items()}
+    everything = np.concatenate([np.empty(0), *(values for values, _ in counted.values())])
     with _axes(7.2, 3.4) as (figure, axes):
         ax = axes[0, 0]
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
@@ -359,14 +370,33 @@ def histogram(
         bins = _bins(everything).tolist()
         if _many_decades(everything):
             ax.set_xscale("log")
-        for (name, values), colour in zip(arrays.items(), _colours(len(arrays)), strict=True):
-            ax.hist(values, bins=bins, histtype="stepfilled", color=colour, alpha=0.22)
-            ax.hist(
-                values, bins=bins, histtype="step", color=colour, linewidth=1.6, label=name
-            )
-        if len(arrays) > 1:
+        for name, colour in zip(counted, _colours(len(counted)), strict=True):
+            values, weights = counted[name]
+            options = {"bins": bins, "weights": weights, "color": colour}
+            ax.hist(values, histtype="stepfilled", alpha=0.22, **options)
+            ax.hist(values, histtype="step", linewidth=1.6, label=name, **options)
+        if len(counted) > 1:
             ax.legend(fontsize=8.5)
     return figure
+
+
+def _counted(series: Distribution) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return finite values, ascending, and how often each occurs."""
+    source, counts = (series.values, series.counts) if isinstance(series, Counted) else (series, 1)
+    values = np.asarray(source, dtype=float).ravel()
+    often = np.broadcast_to(np.asarray(counts, dtype=float), values.shape)
+    order = np.argsort(values, kind="stable")
+    order = order[np.isfinite(values[order]) & (often[order] > 0)]
+    return values[order], often[order]
+
+
+def _quantiles(
+    values: npt.NDArray[Any], counts: npt.NDArray[Any], shares: Sequence[float]
+) -> npt.NDArray[Any]:
+    """Return the smallest values that at least such shares of all do not exceed."""
+    below = np.cumsum(counts) / counts.sum()
+    places = np.searchsorted(below, np.asarray(shares) - 1e-12)
+    return values[np.minimum(places, len(values) - 1)]
 
 
 def _many_decades(values: npt.NDArray[Any]) -> bool:
@@ -386,26 +416,27 @@ def _bins(values: npt.NDArray[Any], most: int = 50) -> npt.NDArray[Any]:
 
 
 def ranges(
-    series: Mapping[str, Values], xlabel: str, title: str = "", counted: str = "values"
+    series: Mapping[str, Distribution], xlabel: str, title: str = "", counted: str = "values"
 ) -> Figure:
     """Draw one box per series: median, middle half, and the range from 1 to 99 %.
 
     This is how neighbours per atom differ from file to file (Firoz et al. 2025, Figure 5).
     """
     names = list(series)
-    with _axes(8.0, 1.4 + 0.42 * max(len(names), 2)) as (figure, axes):
+    with _axes(8.0, min(1.4 + 0.42 * max(len(names), 2), 30.0)) as (figure, axes):
         ax = axes[0, 0]
         for row, name in enumerate(names):
-            values = np.asarray(series[name], dtype=float).ravel()
-            values = values[np.isfinite(values)]
+            values, counts = _counted(series[name])
             if len(values) == 0:
                 ax.text(0, row, " no values", va="center", fontsize=8.5, color=FAINT)
                 continue
-            low, first, middle, third, high = np.quantile(values, [0.01, 0.25, 0.5, 0.75, 0.99])
+            shares = (0.01, 0.25, 0.5, 0.75, 0.99)
+            low, first, middle, third, high = _quantiles(values, counts, shares)
             ax.plot([low, high], [row, row], color=PALETTE[0], linewidth=1.4, zorder=2)
             ax.barh(row, third - first, 0.55, left=first, color=PALETTE[5], zorder=3)
             ax.plot([middle] * 2, [row - 0.275, row + 0.275], color=INK, linewidth=2, zorder=4)
-            words = f"  mean {values.mean():.3g}, {len(values):,} {counted}"
+            mean, number = np.average(values, weights=counts), int(counts.sum())
+            words = f"  mean {mean:.3g}, {number:,} {counted}"
             ax.text(high, row, words, va="center", fontsize=8.5, color="#555555")
         ax.set_yticks(range(len(names)), names)
         ax.set(xlabel=xlabel, title=title, ylim=(len(names) - 0.4, -0.6))
