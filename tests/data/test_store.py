@@ -1,5 +1,6 @@
 """The store gives back what was written, and refuses what is damaged."""
 
+import contextlib
 import json
 import pickle
 import shutil
@@ -206,12 +207,10 @@ def test_no_flipped_bit_anywhere_gives_wrong_data_silently(store, samples):
     rng = np.random.default_rng(1)
     for position in rng.choice(len(original), 150, replace=False):
         flip_bit(path, position)
-        try:
-            damaged = Store.open(store.path)
-            for index in (3, 4, 5):
+        damaged = Store.open(store.path)
+        for index in (3, 4, 5):
+            with contextlib.suppress(StoreError):
                 assert_equal(damaged[index], samples[index])
-        except StoreError as error:
-            assert "shard-000001" in str(error)
         path.write_bytes(original)
 
 

@@ -231,9 +231,12 @@ class Preparation:
             "shards": shards,
         }
         files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
-        # With the manifest in place everything else is of no use to anybody.
-        known = {entry["name"] for entry in shards}
-        with suppress(OSError):
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what is of no use to anybody once the manifest is in place."""
+        known = {self.shard_path(number).name for number in range(self.num_shards)}
+        with suppress(OSError):  # a store that one may only read is as good
             (self.out / PREPARATION).unlink(missing_ok=True)
             for path in self.out.glob("shard-*.arrow"):
                 if path.name not in known:

@@ -23,7 +23,7 @@ from bevatron.data.samples import Field
 from bevatron.data.shard_jobs import Advance, run_jobs
 from bevatron.data.shards import Columns, concatenate
 from bevatron.data.store import STORE_FORMAT, Store, fields_to_plain
-from bevatron.errors import BevatronError, ConfigError, DataError
+from bevatron.errors import BevatronError, ConfigError, DataError, StoreError
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
@@ -126,6 +126,7 @@ def prepare(
     workers = available_cpus() if workers is None else workers
     task = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
     if task.is_complete():
+        task.tidy()
         return Store.open(task.out)
     job = ShardJob(task, reader, featurize, summarise)
     progress = rank == 0 if progress is None else progress
@@ -243,7 +244,12 @@ class ShardJob:
             samples.append(self._sample(raw, index))
             advance(1)
         part = self.summarise(samples) if self.summarise is not None else {}
-        self.task.write(number, concatenate(samples, self.task.fields), part)
+        try:
+            self.task.write(number, concatenate(samples, self.task.fields), part)
+        except StoreError:
+            # Somebody else did this shard too, finished the store and tidied up meanwhile.
+            if not self.task.is_complete():
+                raise
 
     def _sample(self, raw: Iterator[Arrays], index: int) -> Arrays:
         try:
