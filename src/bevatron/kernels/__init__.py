@@ -1,1 +1,31 @@
-"""Fused operators, each with an exact reference."""
+"""Fused operators, each with an exact reference; `use` chooses which implementation runs.
+
+A function here has the name of the package that holds it; `from bevatron.kernels.NAME import ...`
+reaches what else is inside.
+"""
+
+from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.registry import (
+    KernelConfig,
+    current,
+    explain,
+    implementations,
+    launches,
+    reset_launches,
+    use,
+)
+from bevatron.kernels.scatter_sum import scatter_sum
+from bevatron.kernels.symmetric_contraction import symmetric_contraction
+
+__all__ = [
+    "KernelConfig",
+    "channelwise_tensor_product",
+    "current",
+    "explain",
+    "implementations",
+    "launches",
+    "reset_launches",
+    "scatter_sum",
+    "symmetric_contraction",
+    "use",
+]

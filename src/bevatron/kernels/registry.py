@@ -1,0 +1,289 @@
+"""Which implementation of an operator runs, why, and how often it ran.
+
+Every operator has an exact ``reference`` in plain PyTorch and may have fast implementations. Which
+one runs is decided here and nowhere else, so no flag travels through a model:
+
+- `use` sets it for all operators or for single ones, for good or within a ``with``;
+- the environment variable ``BEVATRON_KERNELS`` sets it at the start, in the same terms
+  (``triton`` or ``auto,symmetric_contraction=reference``);
+- ``auto``, the default, takes the fastest that can run here and logs its choice once. A fast
+  implementation that was asked for by name and cannot run is an error that says why.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bevatron.errors import ConfigError, KernelError
+
+log = logging.getLogger("bevatron.kernels")
+
+ENVIRONMENT_VARIABLE = "BEVATRON_KERNELS"
+CHOICES = ("auto", "reference", "triton")
+PREFERENCE = ("triton", "reference")
+"""Implementations from the fastest to the plainest: what ``auto`` tries in turn."""
+
+Obstacle = Callable[[torch.device, torch.dtype], str | None]
+"""Says why an implementation cannot run on a device and type, or None if it can."""
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Which implementation of each operator runs.
+
+    Attributes
+    ----------
+    default
+        For every operator that is not named in ``ops``.
+    ops
+        Operator -> choice.
+    """
+
+    default: Literal["auto", "reference", "triton"] = "auto"
+    ops: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, choice in (("default", self.default), *self.ops.items()):
+            if choice not in CHOICES:
+                raise ConfigError(
+                    f"kernels: '{name}' is '{choice}', expected one of {', '.join(CHOICES)}"
+                )
+        for name in self.ops:
+            if name not in _operators:
+                known = ", ".join(sorted(_operators))
+                raise ConfigError(f"kernels: there is no operator '{name}' (known: {known})")
+
+    def choice(self, operator: str) -> str:
+        """Return what this configuration says for one operator."""
+        return self.ops.get(operator, self.default)
+
+
+@dataclass(frozen=True)
+class _Implementation:
+    target: str
+    obstacle: Obstacle | None
+
+
+_operators: dict[str, dict[str, _Implementation]] = {}
+_loaded: dict[tuple[str, str], Callable[..., Any]] = {}
+_launches: Counter[tuple[str, str]] = Counter()
+_logged: set[str] = set()
+_current: KernelConfig | None = None
+
+
+def register(
+    operator: str, implementation: str, target: str, obstacle: Obstacle | None = None
+) -> None:
+    """Make an implementation known without importing it.
+
+    Parameters
+    ----------
+    operator
+        Name of the operator.
+    implementation
+        ``reference`` or ``triton``.
+    target
+        ``module:function``, imported when it is first chosen.
+    obstacle
+        Says why it cannot run on a device and type. What every Triton kernel needs (the package,
+        a device) is checked before, so this is for the kernel's own limits.
+    """
+    _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
+
+
+def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Setting":
+    """Choose implementations; as a statement for good, in a ``with`` until its end.
+
+    Parameters
+    ----------
+    default
+        ``auto``, ``reference`` or ``triton`` for all operators (earlier choices for single
+        operators end), or a whole `KernelConfig`. If it is not given, nothing changes but what
+        ``operators`` names.
+    operators
+        The choice for single operators.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such choice or operator. Whether the choice can run shows when it is
+        called, because that depends on the device and type of the tensors.
+
+    Examples
+    --------
+    >>> import bevatron.kernels as kernels
+    >>> with kernels.use("reference", scatter_sum="auto"):
+    ...     kernels.current().choice("symmetric_contraction")
+    'reference'
+    """
+    if isinstance(default, KernelConfig):
+        base = default
+    elif default is None:
+        base = current()
+    else:
+        base = KernelConfig(default=default)  # type: ignore[arg-type]
+    return Setting(KernelConfig(default=base.default, ops={**base.ops, **operators}))
+
+
+class Setting:
+    """What `use` returns: in force from its making; leaving a ``with`` restores what was before."""
+
+    def __init__(self, config: KernelConfig) -> None:
+        self._before = current()
+        _set(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _set(self._before)
+
+
+def current() -> KernelConfig:
+    """Return the choices in force; at first those of the environment variable."""
+    if _current is None:
+        _set(_parse(os.environ.get(ENVIRONMENT_VARIABLE, "auto")))
+    assert _current is not None
+    return _current
+
+
+def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
+    """Return the function that computes ``operator`` on tensors like this one, and count the call.
+
+    Raises
+    ------
+    KernelError
+        If the implementation that was asked for cannot run.
+    """
+    name, _ = _decide(operator, tensor.device, tensor.dtype)
+    if torch.compiler.is_compiling():
+        return load(operator, name)
+    if current().choice(operator) == "auto" and operator not in _logged:
+        _logged.add(operator)
+        log.info("%s", explain(operator, tensor.device, tensor.dtype))
+    _launches[operator, name] += 1
+    return load(operator, name)
+
+
+def load(operator: str, implementation: str) -> Callable[..., Any]:
+    """Import an implementation, without asking whether it can run."""
+    key = (operator, implementation)
+    if key not in _loaded:
+        module, _, function = _operators[operator][implementation].target.partition(":")
+        _loaded[key] = getattr(importlib.import_module(module), function)
+    return _loaded[key]
+
+
+def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> str:
+    """Say in one line which implementation runs on a device and type, and why no faster one does.
+
+    Examples
+    --------
+    >>> import bevatron.kernels as kernels
+    >>> with kernels.use("reference"):
+    ...     kernels.explain("scatter_sum", "cpu")
+    'scatter_sum: reference (asked for)'
+    """
+    choice = current().choice(operator)
+    try:
+        name, passed_over = _decide(operator, torch.device(device), dtype)
+    except KernelError as error:
+        return str(error)
+    why = [choice if choice == "auto" else "asked for", *passed_over]
+    return f"{operator}: {name} ({'; '.join(why)})"
+
+
+def implementations(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, dict[str, str | None]]:
+    """List every operator's implementations, each with why it cannot run here (None: it can)."""
+    return {
+        operator: {
+            name: _obstacle(operator, name, torch.device(device), dtype) for name in CHOICES[1:]
+        }
+        for operator in sorted(_operators)
+    }
+
+
+def launches() -> dict[tuple[str, str], int]:
+    """Return how often each (operator, implementation) was called since the last reset."""
+    return dict(_launches)
+
+
+def reset_launches() -> None:
+    """Set all counts to zero."""
+    _launches.clear()
+
+
+def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[str, list[str]]:
+    """Choose an implementation; also say why faster ones were passed over."""
+    choice = current().choice(operator)
+    if choice != "auto":
+        obstacle = _obstacle(operator, choice, device, dtype)
+        if obstacle is not None:
+            raise KernelError(
+                f"{operator}: '{choice}' was asked for and cannot run, {obstacle}; "
+                f"use('auto') or {ENVIRONMENT_VARIABLE}=auto takes what can"
+            )
+        return choice, []
+    passed_over: list[str] = []
+    for name in PREFERENCE:
+        obstacle = _obstacle(operator, name, device, dtype)
+        # Interpreted kernels are for tests: auto never takes them.
+        if obstacle is None and name == "triton" and device.type == "cpu":
+            obstacle = "interpreted on a CPU it is slower than the reference"
+        if obstacle is None:
+            return name, passed_over
+        passed_over.append(f"not {name}: {obstacle}")
+    raise KernelError(f"{operator}: nothing can run, {'; '.join(passed_over)}")
+
+
+def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why an implementation cannot run, or None."""
+    implementation = _operators[operator].get(name)
+    if implementation is None:
+        return f"there is no {name} implementation of this operator yet"
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            return "the package 'triton' is not installed"
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "the tensors are on the CPU, where Triton needs TRITON_INTERPRET=1"
+        if device.type not in {"cpu", "cuda"}:
+            return f"Triton does not run on the device '{device.type}'"
+    return implementation.obstacle(device, dtype) if implementation.obstacle else None
+
+
+def _set(config: KernelConfig) -> None:
+    global _current  # noqa: PLW0603  the one place where the choice is kept
+    _current = config
+
+
+def _parse(text: str) -> KernelConfig:
+    """Read ``auto,symmetric_contraction=reference``."""
+    default, operators = "auto", {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, choice = (piece.strip() for piece in part.partition("="))
+        if equals:
+            operators[name] = choice
+        else:
+            default = name
+    try:
+        return KernelConfig(default=default, ops=operators)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(
+            f"environment variable {ENVIRONMENT_VARIABLE}='{text}': {error}"
+        ) from None

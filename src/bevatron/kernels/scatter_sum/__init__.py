@@ -1,0 +1,46 @@
+"""Sum rows into segments: atoms into structures, edges into atoms."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+registry.register("scatter_sum", "reference", "bevatron.kernels.scatter_sum.reference:scatter_sum")
+
+
+def scatter_sum(
+    values: Float[Tensor, "E *rest"], index: Int[Tensor, "E"], num_segments: int
+) -> Float[Tensor, "N *rest"]:
+    r"""Sum all rows with the same index: :math:`y_n = \sum_{e: index_e = n} v_e`.
+
+    Parameters
+    ----------
+    values
+        Rows of any shape.
+    index
+        The segment of each row, in 0..num_segments-1, in any order.
+    num_segments
+        Number of segments; one without rows gets zero.
+
+    Returns
+    -------
+    Tensor
+        On a CPU the rows are added in their order, so the same input gives the same bits.
+
+    Raises
+    ------
+    ValueError
+        If ``values`` and ``index`` differ in length.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scatter_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 0]), 3)
+    tensor([5., 0., 2.])
+    """
+    if index.ndim != 1 or values.shape[:1] != index.shape:
+        raise ValueError(
+            f"scatter_sum: {tuple(values.shape)} values do not go with {tuple(index.shape)} indices"
+        )
+    result: Tensor = registry.dispatch("scatter_sum", values)(values, index, num_segments)
+    return result
