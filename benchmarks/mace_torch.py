@@ -1,0 +1,311 @@
+"""Side by side with mace-torch: speed, the first losses, and what is learned from real data.
+
+    python benchmarks/mace_torch.py speed                    about 3 minutes on 2 cores
+    python benchmarks/mace_torch.py learn --work FOLDER      about 45 minutes on one core
+
+Both sides have the same data, split, batches, architecture, first weights, loss and optimiser
+(`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) runs in a virtual environment of its own,
+`.venv-parity`, which ``make parity`` creates; ours (`mace_torch_ours.py`) is the shipped trainer.
+Each is a process of its own with the same number of threads. ``learn`` keeps finished trainings in
+FOLDER and goes on where it stopped.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mace_torch_plan import DATASETS, SEEDS, TRAINING, write_plan
+from report import write_result
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SIDES = {
+    "mace-torch": (ROOT / ".venv-parity/bin/python", HERE / "mace_torch_peer.py"),
+    "bevatron": (Path(sys.executable), HERE / "mace_torch_ours.py"),
+}
+NUM_LOSSES = 50
+SPEED_BATCHES = 20
+WARM_UP_BATCHES = 4
+TOLERANCE = {"float64": 1e-9, "float32": 2e-3}
+"""Largest difference of forces, eV/Å, above which timings are void."""
+
+
+class Side:
+    """One of the two programs, waiting for requests."""
+
+    def __init__(self, name: str, folder: Path, dataset: str, threads: int) -> None:
+        self.process = subprocess.Popen(
+            command(name, "serve", folder, dataset),
+            env=environment(threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.name = name
+        self.about = self._answer()
+
+    def ask(self, what: str, dtype: str, batches: list[list[int]]) -> dict[str, Any]:
+        """Send a request and wait for the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"what": what, "dtype": dtype, "batches": batches}))
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}")
+
+    def close(self) -> None:
+        """End the program."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def command(side: str, *arguments: Any) -> list[str]:
+    python, script = SIDES[side]
+    if not python.exists():
+        raise SystemExit(f"{python}: missing; `make parity` creates the environment of mace-torch")
+    return [str(python), "-W", "ignore", str(script), *map(str, arguments)]
+
+
+def environment(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def speed(work: Path, dataset: str, repeats: int) -> None:
+    """Time training and inference, one side after the other, in turn."""
+    plan = json.loads((work / "plan.json").read_text())
+    batches = plan["batches"]["0"][0][:SPEED_BATCHES]
+    warm_up, loads = batches[:WARM_UP_BATCHES], [os.getloadavg()]
+    rows: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    for threads in (1, 2):
+        # The first side writes the weights that the other converts.
+        sides = [Side(name, work, dataset, threads) for name in SIDES]
+        for side in sides:
+            versions |= side.about["versions"]
+        for dtype in ("float64", "float32"):
+            check_outputs(sides, dtype, warm_up)
+            for side in sides:
+                for what in ("train", "infer", "train", "infer"):
+                    side.ask(what, dtype, warm_up)
+            for what in ("train", "infer"):
+                times: dict[str, list[float]] = {side.name: [] for side in sides}
+                for repeat in range(repeats):
+                    for side in sides if repeat % 2 == 0 else reversed(sides):
+                        times[side.name].append(side.ask(what, dtype, batches)["seconds"])
+                rows.append(speed_row(what, dtype, threads, times))
+                print(rows[-1], flush=True)
+        for side in sides:
+            side.close()
+    loads.append(os.getloadavg())
+    write_speed(rows, dataset, versions, loads)
+
+
+def check_outputs(sides: list[Side], dtype: str, batches: list[list[int]]) -> None:
+    """Compare forces and energies before anything is trained; a wrong model's speed is void."""
+    theirs, ours = (side.ask("outputs", dtype, batches) for side in sides)
+    difference = max(
+        abs(a - b)
+        for one, other in zip(theirs["forces"], ours["forces"], strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+    if not difference <= TOLERANCE[dtype]:
+        raise SystemExit(f"{dtype}: forces differ by {difference:.2e} eV/Å; no timing")
+
+
+def speed_row(what: str, dtype: str, threads: int, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians of each side, and the ratio; > 1 means ours is faster."""
+    theirs, ours = times["mace-torch"], times["bevatron"]
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return {
+        "what": what,
+        "dtype": dtype,
+        "threads": threads,
+        "mace_torch_s": statistics.median(theirs),
+        "bevatron_s": statistics.median(ours),
+        "ratio": statistics.median(theirs) / statistics.median(ours),
+        "ratio_range": [min(ratios), max(ratios)],
+        "seconds": times,
+    }
+
+
+def write_speed(
+    rows: list[dict[str, Any]],
+    dataset: str,
+    versions: dict[str, str],
+    loads: list[tuple[float, float, float]],
+) -> None:
+    count = SPEED_BATCHES * int(TRAINING["batch_size"])
+    table = [
+        "| | precision | threads | mace-torch (e3nn) s | bevatron s | ratio | of single pairs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    names = {"train": "training", "infer": "energies and forces"}
+    for row in rows:
+        low, high = row["ratio_range"]
+        table.append(
+            f"| {names[row['what']]} | {row['dtype']} | {row['threads']} | "
+            f"{row['mace_torch_s']:.3f} | {row['bevatron_s']:.3f} | {row['ratio']:.2f} | "
+            f"{low:.2f}-{high:.2f} |"
+        )
+    repeats = len(rows[0]["seconds"]["bevatron"])
+    text = (
+        f"One pass over {count} structures of {dataset} in batches of "
+        f"{TRAINING['batch_size']}: medians of {repeats} alternating repetitions, ratio = "
+        f"mace-torch / bevatron (above 1: ours is faster). {architecture()} Training: collation, "
+        "forward, double backward, clipping, Adam, averaged weights. Before timing, forces of "
+        "both agree to 1e-9 eV/Å in float64. Load average of the machine (1, 5, 15 minutes) "
+        f"{loads[0]} before and {loads[-1]} after; the runs themselves make 1 to 2 of it. "
+        f"{', '.join(f'{name} {value}' for name, value in versions.items())}."
+    )
+    write_result(
+        "mace-torch-speed",
+        {"rows": rows, "versions": versions, "load_average": loads, "dataset": dataset},
+        f"# Speed beside mace-torch\n\n{text}\n\n" + "\n".join(table),
+    )
+
+
+def learn(work: Path) -> None:
+    """Run what is missing of both sides' trainings and compare."""
+    plan = json.loads((work / "plan.json").read_text())
+    results: list[dict[str, Any]] = []
+    for dataset in DATASETS:
+        for seed in SEEDS:
+            folder = work / f"{dataset}-{seed}"
+            for side, file in (("mace-torch", "learn.json"), ("bevatron", "bevatron.json")):
+                if not (folder / file).exists():
+                    print(f"{side}: {dataset}, seed {seed}", flush=True)
+                    arguments = command(side, "learn", work, dataset, seed)
+                    subprocess.run(arguments, env=environment(1), check=True)
+            results.append(
+                {
+                    "dataset": dataset,
+                    "seed": seed,
+                    "mace-torch": json.loads((folder / "learn.json").read_text()),
+                    "bevatron": json.loads((folder / "bevatron.json").read_text()),
+                }
+            )
+    write_learning(results, plan)
+
+
+def largest_loss_difference(result: dict[str, Any]) -> float:
+    """Largest relative difference of the first losses."""
+    pairs = zip(result["mace-torch"]["losses"], result["bevatron"]["losses"], strict=True)
+    return max(abs(a - b) / abs(a) for a, b in list(pairs)[:NUM_LOSSES])
+
+
+def write_learning(results: list[dict[str, Any]], plan: dict[str, Any]) -> None:
+    losses = [
+        {
+            "dataset": result["dataset"],
+            "seed": result["seed"],
+            "largest_relative_difference": largest_loss_difference(result),
+        }
+        for result in results
+    ]
+    rows = [summary(results, dataset) for dataset in DATASETS]
+    training = plan["training"]
+    table = [
+        "| test RMSE | forces meV/Å | forces meV/Å | ratio | energy meV/atom | energy meV/atom |",
+        "|---|---|---|---|---|---|",
+        "| | mace-torch | bevatron | of means | mace-torch | bevatron |",
+        *(table_row(row) for row in rows),
+    ]
+    worst = max(row["largest_relative_difference"] for row in losses)
+    sizes = {
+        name: {part: len(values[part]) for part in ("train", "valid", "test")}
+        for name, values in plan["datasets"].items()
+    }
+    text = (
+        f"Errors on the test part after {training['epochs']} epochs, averaged weights of the last "
+        f"epoch; mean of seeds {', '.join(map(str, SEEDS))} (lowest to highest). Structures: "
+        f"{sizes}. {architecture()} Adam with amsgrad, rate {training['lr']} times "
+        f"{training['gamma']} per epoch, averaging {training['ema']}, clipping "
+        f"{training['clip']}, batches of {training['batch_size']}, float64, loss energy : forces "
+        f"= {training['energy_weight']} : {training['forces_weight']}, one thread. Both sides "
+        "start from the same weights and see the same batches; ours is `bevatron.train.fit`. The "
+        f"first {NUM_LOSSES} losses of all {len(losses)} pairs of runs agree to {worst:.1e} "
+        "relative."
+    )
+    write_result(
+        "mace-torch-learning",
+        {"summary": rows, "first_losses": losses, "runs": slim(results), "training": training},
+        f"# What is learned beside mace-torch\n\n{text}\n\n" + "\n".join(table),
+    )
+    print(json.dumps(losses, indent=1))
+
+
+def summary(results: list[dict[str, Any]], dataset: str) -> dict[str, Any]:
+    """Test errors of all seeds of a data set."""
+    row: dict[str, Any] = {"dataset": dataset}
+    for side in SIDES:
+        for error in ("rmse_f", "rmse_e_per_atom"):
+            values = [r[side]["test"][error] for r in results if r["dataset"] == dataset]
+            row[f"{side} {error}"] = {"mean": statistics.mean(values), "values": values}
+    row["ratio"] = row["bevatron rmse_f"]["mean"] / row["mace-torch rmse_f"]["mean"]
+    return row
+
+
+def table_row(row: dict[str, Any]) -> str:
+    def cell(side: str, error: str) -> str:
+        values = row[f"{side} {error}"]["values"]
+        mean = row[f"{side} {error}"]["mean"]
+        return f"{mean * 1e3:.2f} ({min(values) * 1e3:.2f}-{max(values) * 1e3:.2f})"
+
+    cells = [row["dataset"], cell("mace-torch", "rmse_f"), cell("bevatron", "rmse_f")]
+    cells += [f"{row['ratio']:.4f}", cell("mace-torch", "rmse_e_per_atom")]
+    return "| " + " | ".join([*cells, cell("bevatron", "rmse_e_per_atom")]) + " |"
+
+
+def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep of each run what fits into a file that people read."""
+
+    def short(run: dict[str, Any]) -> dict[str, Any]:
+        return {**run, "losses": run["losses"][:NUM_LOSSES]}
+
+    return [{**r, **{side: short(r[side]) for side in SIDES}} for r in results]
+
+
+def architecture() -> str:
+    return (
+        "Model: 32x0e+32x1o, l_max 2, correlation 2, r_max 5 Å, 2 layers, 8 Bessel functions, "
+        "non-residual first block."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("speed", "learn"))
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/mace")
+    parser.add_argument("--work", type=Path, help="folder for plan, weights and trainings")
+    parser.add_argument("--dataset", choices=tuple(DATASETS), default="acac")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = args.work or Path(temporary)
+        if not (work / "plan.json").exists():
+            write_plan(work, args.data)
+        begin = time.monotonic()
+        if args.what == "speed":
+            speed(work, args.dataset, args.repeats)
+        else:
+            learn(work)
+        print(f"{time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
