@@ -1,0 +1,85 @@
+"""Sums and messages over all ranks; on one process each returns its argument.
+
+All ranks must call the same functions in the same order. Messages are JSON, never pickles.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from bevatron.parallel.mesh import Mesh
+
+
+def sum_over_ranks(values: Tensor, mesh: Mesh) -> Tensor:
+    """Add up a tensor over all ranks, in place, and return it."""
+    if mesh.world > 1:
+        distributed.all_reduce(values)
+    return values
+
+
+def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, Tensor]:
+    """Add up named scalars over all ranks in one float64 reduction.
+
+    Parameters
+    ----------
+    values
+        Scalars; every rank must give the same names. Order does not matter.
+
+    Returns
+    -------
+    dict
+        float64 CPU scalars in the order of ``values``.
+
+    Examples
+    --------
+    >>> sum_scalars({"graphs": 4}, Mesh())
+    {'graphs': tensor(4., dtype=torch.float64)}
+    """
+    names = sorted(values)
+    vector = torch.stack(
+        [torch.as_tensor(values[name], dtype=torch.float64).detach().cpu() for name in names]
+    )
+    total = dict(zip(names, sum_over_ranks(vector, mesh), strict=True))
+    return {name: total[name] for name in values}
+
+
+def broadcast(values: Tensor, mesh: Mesh) -> Tensor:
+    """Overwrite a tensor with rank 0's and return it."""
+    if mesh.world > 1:
+        distributed.broadcast(values, src=0)
+    return values
+
+
+def gather_bytes(data: bytes, mesh: Mesh) -> list[bytes]:
+    """Give every rank the bytes of all ranks, in order of rank."""
+    if mesh.world == 1:
+        return [data]
+    lengths = torch.zeros(mesh.world, dtype=torch.int64)
+    lengths[mesh.rank] = len(data)
+    sum_over_ranks(lengths, mesh)
+    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+    parts = [torch.empty_like(padded) for _ in range(mesh.world)]
+    distributed.all_gather(parts, padded)
+    return [
+        part.numpy().tobytes()[:length]
+        for part, length in zip(parts, lengths.tolist(), strict=True)
+    ]
+
+
+def gather_json(value: Any, mesh: Mesh) -> list[Any]:
+    """Give every rank the plain values of all ranks, in order of rank."""
+    return [json.loads(part) for part in gather_bytes(json.dumps(value).encode(), mesh)]
+
+
+def broadcast_json(value: Any, mesh: Mesh) -> Any:
+    """Give every rank the plain value of rank 0."""
+    return gather_json(value if mesh.is_main else None, mesh)[0]
+
+
+def barrier(mesh: Mesh) -> None:
+    """Wait until all ranks are here."""
+    sum_over_ranks(torch.zeros(1), mesh)

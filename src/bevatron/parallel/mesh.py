@@ -1,0 +1,258 @@
+"""Which process of a run this is, and the torch process group that joins them.
+
+`open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
+started and every collective does nothing. A rank that fails tells the others through the store of
+the process group; they stop with its message instead of waiting in a collective that never ends.
+"""
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from bevatron.errors import BevatronError, ConfigError
+
+FAILURE_KEY = "bevatron/failure"
+"""Where the first rank that fails leaves its message."""
+
+WATCH_SECONDS = 1.0
+GRACE_SECONDS = 8.0
+"""How long the other ranks may take to stop by themselves once one has failed."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The processes of one run, one device each.
+
+    Attributes
+    ----------
+    rank, world
+        Number of this process and how many there are.
+    local_rank, local_world
+        The same among the processes of this machine.
+    device
+        Where this process computes.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes logs and checkpoints."""
+        return self.rank == 0
+
+
+def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Read (rank, world, local rank, local world) from torchrun's or srun's variables.
+
+    A batch script or an interactive shell of Slurm is one process: only a step started by srun
+    with several tasks counts.
+
+    Raises
+    ------
+    ConfigError
+        If a variable is missing or is not a number.
+
+    Examples
+    --------
+    >>> ranks_from_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    (1, 2, 1, 2)
+    >>> ranks_from_environment({})
+    (0, 1, 0, 1)
+    """
+
+    def number(name: str, default: int | None = None) -> int:
+        value = environment.get(name)
+        if value is None and default is not None:
+            return default
+        try:
+            return int(value or "")
+        except ValueError:
+            found = "is not set" if value is None else f"is '{value}'"
+            raise ConfigError(
+                f"the environment variable {name} {found}, a number was expected; "
+                f"start with torchrun or srun"
+            ) from None
+
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        world = number("WORLD_SIZE")
+        local_rank = number("LOCAL_RANK", 0)
+        return number("RANK"), world, local_rank, number("LOCAL_WORLD_SIZE", world)
+    if number("SLURM_STEP_NUM_TASKS", 1) > 1:
+        per_node = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        world = number("SLURM_STEP_NUM_TASKS")
+        local_world = int(per_node.group()) if per_node else world
+        return number("SLURM_PROCID"), world, number("SLURM_LOCALID"), local_world
+    return 0, 1, 0, 1
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """Choose this process's device: ``auto`` is a GPU if there is one, else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If a GPU is asked for and there is none for this process.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ConfigError(
+            f"train.device: expected auto, cpu, cuda or cuda:N, got '{wanted}'"
+        ) from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = local_rank if device.index is None else device.index
+        if index >= count:
+            raise ConfigError(
+                f"train.device: '{wanted}' needs GPU number {index} but this machine offers "
+                f"{count} to this process; start fewer processes or set train.device to cpu"
+            )
+        device = torch.device("cuda", index)
+    return device
+
+
+@contextmanager
+def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[Mesh]:
+    """Join the processes of this run for the length of a ``with`` block.
+
+    CPU tensors are reduced through gloo, CUDA tensors through NCCL.
+
+    Parameters
+    ----------
+    device
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    timeout_seconds
+        After which a collective that some rank never joins is an error.
+
+    Raises
+    ------
+    ConfigError
+        For a device that is not there or an incomplete environment.
+    BevatronError
+        If another rank failed; the message is that rank's.
+
+    Examples
+    --------
+    >>> with open_mesh("cpu") as mesh:
+    ...     mesh.world
+    1
+    """
+    rank, world, local_rank, local_world = ranks_from_environment(os.environ)
+    mesh = Mesh(rank, world, local_rank, local_world, choose_device(device, local_rank))
+    if mesh.device.type == "cuda":
+        torch.cuda.set_device(mesh.device)
+    if world == 1 or distributed.is_initialized():
+        yield mesh
+        return
+    _set_rendezvous(os.environ)
+    backend = "cpu:gloo,cuda:nccl" if mesh.device.type == "cuda" else "gloo"
+    distributed.init_process_group(
+        backend, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_seconds)
+    )
+    watch = _FailureWatch(mesh)
+    try:
+        yield mesh
+    except BaseException as error:
+        # The process group is not destroyed: that can wait for the others, who wait for us.
+        watch.report(error)
+        first = watch.first_failure()
+        if rank == 0 and "TORCHELASTIC_RUN_ID" not in os.environ:
+            time.sleep(3 * WATCH_SECONDS)  # this process serves the store: let the others read
+        watch.stop()
+        if first is not None and first[0] != rank and not isinstance(error, BevatronError):
+            raise BevatronError(f"rank {first[0]} failed: {first[1]}") from error
+        raise
+    distributed.barrier()
+    watch.stop()
+    distributed.destroy_process_group()
+
+
+def _set_rendezvous(environment: "os._Environ[str]") -> None:
+    """Under srun, derive where the ranks meet from the job: its first node, a port of its own."""
+    if "MASTER_ADDR" not in environment:
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
+        environment["MASTER_ADDR"] = first_node(nodes) or "127.0.0.1"
+    if "MASTER_PORT" not in environment:
+        job = int(environment.get("SLURM_JOB_ID", "0")) + int(environment.get("SLURM_STEP_ID", "0"))
+        environment["MASTER_PORT"] = str(20000 + job % 20000)
+
+
+def first_node(node_list: str) -> str:
+    """Return the first host of Slurm's compressed list.
+
+    Examples
+    --------
+    >>> first_node("gpu[007-009,012],cpu3")
+    'gpu007'
+    >>> first_node("login1")
+    'login1'
+    """
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)", node_list)
+    if match is None:
+        return ""
+    return match.group(1) + (match.group(2) or "") + match.group(3)
+
+
+class _FailureWatch:
+    """A thread that ends this process when another rank has failed.
+
+    A rank blocked in a collective runs no Python, so only a thread can notice. It gives the rank
+    time to stop by itself (gloo notices a closed connection), then leaves with the message.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="failure-watch", daemon=True)
+        self._thread.start()
+
+    def report(self, error: BaseException) -> None:
+        """Leave this rank's message for the others, unless one failed before."""
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        with suppress(Exception):
+            if not self._store.check([FAILURE_KEY]):
+                self._store.set(FAILURE_KEY, json.dumps([self._mesh.rank, message]))
+
+    def first_failure(self) -> tuple[int, str] | None:
+        """Return (rank, message) of the first rank that failed, None if there is none."""
+        try:
+            if self._store.check([FAILURE_KEY]):
+                rank, message = json.loads(self._store.get(FAILURE_KEY))
+                return int(rank), str(message)
+        except (RuntimeError, ValueError):
+            return 0, "the process that joins the ranks is gone"
+        return None
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=2 * WATCH_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(WATCH_SECONDS):
+            failure = self.first_failure()
+            if failure is None or failure[0] == self._mesh.rank:
+                continue
+            if self._stopped.wait(GRACE_SECONDS):
+                return
+            sys.stderr.write(f"error: rank {failure[0]} failed: {failure[1]}\n")
+            sys.stderr.flush()
+            time.sleep(0.1)
+            os._exit(1)

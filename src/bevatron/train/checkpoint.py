@@ -1,0 +1,292 @@
+"""Checkpoints: folders of safetensors and JSON that are wholly there or not there.
+
+``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
+``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank and
+``state.json``: progress, identity of the run, number of threads, length of metrics.jsonl and a
+checksum of each file. Nothing is pickled. A new checkpoint is complete on disk before an old one
+is removed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from bevatron.errors import CheckpointError
+from bevatron.files import atomic_folder, remove_folder, remove_leftovers, write_bytes_atomically
+from bevatron.parallel.collectives import gather_bytes
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
+from bevatron.train.state import (
+    Progress,
+    TrainState,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
+
+FORMAT = 1
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a checkpoint notes about the run beside its state.
+
+    Attributes
+    ----------
+    identity
+        Flat settings that may not differ on resume: ``{"model.channels": 16}``.
+    settings
+        All other flat settings, whose changes are only reported.
+    threads
+        CPU threads of torch.
+    metrics_bytes
+        Length of metrics.jsonl.
+    num_ranks
+        Processes of the run.
+    """
+
+    identity: dict[str, Any]
+    settings: dict[str, Any]
+    threads: int
+    metrics_bytes: int
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, its ``state.json`` read."""
+
+    path: Path
+    progress: Progress
+    record: RunRecord
+    ema_updates: int | None
+    checksums: dict[str, str]
+
+
+def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Mesh) -> Path:
+    """Write a checkpoint below ``folder``; all ranks call it.
+
+    Returns
+    -------
+    Path
+        ``folder/step-00000123``.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or the folder cannot be written; older checkpoints stay intact.
+    """
+    random_states = gather_bytes(random_state(mesh.device), mesh)
+    path = folder / f"step-{state.progress.step:08d}"
+    if not mesh.is_main:
+        return path
+    files = {f"rng-rank{rank}.safetensors": data for rank, data in enumerate(random_states)}
+    files["model.safetensors"] = _pack(dict(state.model.state_dict()))
+    files["optimizer.safetensors"] = _pack(optimizer_tensors(state.model, state.optimizer))
+    if state.ema is not None:
+        files["ema.safetensors"] = _pack(state.ema.averages)
+    values = {
+        "format": FORMAT,
+        "progress": state.progress.to_json(),
+        "ema_updates": None if state.ema is None else state.ema.updates,
+        "identity": record.identity,
+        "settings": record.settings,
+        "threads": record.threads,
+        "metrics_bytes": record.metrics_bytes,
+        "num_ranks": record.num_ranks,
+        "torch": str(torch.__version__),
+        "files": {name: _checksum(data) for name, data in sorted(files.items())},
+    }
+    files[STATE] = json.dumps(values, indent=1).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made ({error.strerror})") from None
+    older = list_checkpoints(folder)
+    try:
+        with atomic_folder(path, CheckpointError) as unfinished:
+            for name, data in files.items():
+                write_bytes_atomically(unfinished / name, data, CheckpointError)
+    except CheckpointError as error:
+        intact = f" ({older[-1].name} is intact)" if older else ""
+        raise CheckpointError(f"{error}{intact}") from error.__cause__
+    return path
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Remove all but the newest checkpoints."""
+    try:
+        for path in list_checkpoints(folder)[:-keep]:
+            remove_folder(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: old checkpoints cannot be removed ({error.strerror})"
+        ) from None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List complete checkpoints, oldest first."""
+    names = (path for path in folder.glob("step-*") if path.name[5:].isdigit())
+    return sorted((path for path in names if path.is_dir()), key=lambda path: int(path.name[5:]))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the state of a checkpoint, not yet its tensors.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing, incomplete, damaged or of a newer format.
+    """
+    try:
+        values = json.loads((path / STATE).read_text())
+        if values["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path}: a checkpoint of format {values['format']}, this version of bevatron "
+                f"reads format {FORMAT}"
+            )
+        record = RunRecord(
+            **{
+                name: values[name]
+                for name in ("identity", "settings", "threads", "metrics_bytes", "num_ranks")
+            }
+        )
+        progress = Progress.from_json(values["progress"])
+        return Checkpoint(path, progress, record, values["ema_updates"], values["files"])
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: not a checkpoint, {STATE} cannot be read ({error.strerror})"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: {STATE} is damaged ({error}); remove this folder to resume from an "
+            f"older checkpoint"
+        ) from None
+
+
+def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
+    """Restore model, optimiser, averages, progress and random numbers.
+
+    A rank that the checkpoint does not know gets random numbers of its own.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged or the model is another one.
+    """
+    try:
+        state.model.load_state_dict(_read(checkpoint, "model.safetensors"))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError(
+            f"{checkpoint.path}: the weights are of another model ({reason})"
+        ) from None
+    load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
+    if state.ema is not None:
+        state.ema.load(_read(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
+    state.progress = checkpoint.progress
+    if mesh.rank < checkpoint.record.num_ranks:
+        data = _read_bytes(checkpoint, f"rng-rank{mesh.rank}.safetensors")
+        restore_random_state(data, mesh.device)
+    else:
+        seed_everything(seed, mesh.rank, checkpoint.progress.step)
+
+
+def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
+    """Refuse to resume a run whose model, loss or data are others.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first setting that differs.
+    """
+    for key, before, now in differences(checkpoint.record.identity, identity):
+        raise CheckpointError(
+            f"{checkpoint.path}: cannot be resumed, '{key}' was {before} and is {now} now; use the "
+            f"run's own settings or begin a new run in another folder"
+        )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """List (key, value before, value now) of flat settings that differ.
+
+    Examples
+    --------
+    >>> differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": None})
+    [('b', '2', '3'), ('c', 'absent', 'null')]
+    """
+    plain_now = json.loads(json.dumps(dict(now)))
+    return [
+        (
+            key,
+            json.dumps(before[key]) if key in before else "absent",
+            json.dumps(plain_now[key]) if key in plain_now else "absent",
+        )
+        for key in dict.fromkeys([*before, *plain_now])
+        if key not in before or key not in plain_now or before[key] != plain_now[key]
+    ]
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested settings into flat ones with dotted keys.
+
+    Examples
+    --------
+    >>> flatten({"model": {"channels": 16}, "seed": 1})
+    {'model.channels': 16, 'seed': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a kill left of a checkpoint that was being written."""
+    if folder.is_dir():
+        remove_leftovers(folder)
+
+
+def _read(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    try:
+        return load(_read_bytes(checkpoint, name))
+    except SafetensorError as error:
+        raise CheckpointError(f"{checkpoint.path / name}: damaged ({error})") from None
+
+
+def _read_bytes(checkpoint: Checkpoint, name: str) -> bytes:
+    path = checkpoint.path / name
+    if name not in checkpoint.checksums:
+        raise CheckpointError(f"{checkpoint.path}: written without {name}, which this run needs")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    if _checksum(data) != checkpoint.checksums[name]:
+        raise CheckpointError(
+            f"{path}: damaged (its checksum is wrong); remove {checkpoint.path.name} to resume "
+            f"from an older checkpoint"
+        )
+    return data
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+    return save(
+        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    )
+
+
+def _checksum(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)

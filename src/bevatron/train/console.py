@@ -1,0 +1,122 @@
+"""What a user sees while a run goes on: a progress bar on a terminal, plain lines otherwise.
+
+Everything said also goes to log.txt with the time. Only rank 0 speaks.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+LINE_SECONDS = 30.0
+"""Without a terminal, how often a line tells of the steps."""
+
+
+class Console:
+    """Tells of a run.
+
+    Parameters
+    ----------
+    log
+        File to which lines are added; None = no file.
+    active
+        Whether this rank speaks at all.
+    """
+
+    def __init__(self, log: Path | None, *, active: bool = True) -> None:
+        self._active = active
+        self._file = log.open("a", encoding="utf-8") if active and log is not None else None
+        self._rich = RichConsole(highlight=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._spoke = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line and add it to the log."""
+        if not self._active:
+            return
+        if self._rich.is_terminal:
+            self._rich.print(text, markup=False)
+        else:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        self._log(text)
+
+    def begin_epoch(self, epoch: int, epochs: int, done: int, total: int) -> None:
+        """Begin the bar of an epoch; ``done`` of ``total`` steps are behind."""
+        if not (self._active and self._rich.is_terminal):
+            return
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self._rich,
+            transient=True,
+        )
+        self._task = self._progress.add_task(
+            "", total=total, completed=done, epoch=f"{epoch + 1}/{epochs}", figures=""
+        )
+        self._progress.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Show a step."""
+        if not self._active:
+            return
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=1, figures=figures(record))
+        elif time.monotonic() - self._spoke > LINE_SECONDS:
+            self.say(f"step {record['step']}  {figures(record)}")
+            self._spoke = time.monotonic()
+
+    def end_epoch(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Tell of an epoch."""
+        if not self._active:
+            return
+        errors = "  ".join(
+            f"{name} {value:.5g}"
+            for name, value in record["valid"].items()
+            if value is not None and "/" not in name
+        )
+        best = "  (best)" if record["best"] else ""
+        errors = f"  | {errors}" if errors else ""
+        self.say(f"epoch {record['epoch'] + 1}  {figures(record)}{errors}{best}")
+        self._spoke = time.monotonic()
+
+    def close(self) -> None:
+        """Close the log."""
+        self.end_epoch()
+        if self._file is not None:
+            self._file.close()
+
+    def _log(self, text: str) -> None:
+        if self._file is not None:
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+            self._file.flush()
+
+
+def figures(record: Mapping[str, Any]) -> str:
+    """Put the figures of a step's or an epoch's record into one line.
+
+    Examples
+    --------
+    >>> figures({"loss": 0.25, "lr": 0.01, "time": {"atoms_per_s": 1234.5, "wait_share": 0.02}})
+    'loss 0.25  lr 0.01  1234 atoms/s  wait 2 %'
+    """
+    parts = [f"loss {record['loss']:.5g}", f"lr {record['lr']:.3g}"]
+    for name, value in record["time"].items():
+        if name.endswith("_per_s") and not name.startswith("edges"):
+            parts.append(f"{value:.4g} {name.removesuffix('_per_s')}/s")
+    parts.append(f"wait {record['time'].get('wait_share', 0.0) * 100:.0f} %")
+    return "  ".join(parts)

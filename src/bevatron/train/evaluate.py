@@ -1,0 +1,169 @@
+"""Evaluation and prediction with a task's model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bevatron.data.dataset import Dataset
+from bevatron.data.loader import Loader
+from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Collate, Task
+from bevatron.train.epochs import IndexedBatch, pack_samples
+from bevatron.train.settings import BatchConfig, LoaderConfig
+from bevatron.typing import IntArray
+
+
+class Interrupted(Exception):  # noqa: N818  not an error
+    """An evaluation was given up because the run is to stop."""
+
+
+def evaluate(
+    task: Task[Any],
+    model: nn.Module,
+    dataset: Dataset,
+    sizes: Mapping[str, IntArray],
+    *,
+    batch: BatchConfig | None = None,
+    loader: LoaderConfig | None = None,
+    mesh: Mesh | None = None,
+    dtype: torch.dtype = torch.float64,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, float]:
+    """Compute the metrics of a model over a data set, each sample once over all ranks.
+
+    Parameters
+    ----------
+    task, model
+        The model is in eval mode meanwhile; it must be on the mesh's device in ``dtype``.
+    dataset, sizes
+        Samples and what each uses of a batch's capacity, ``{"atoms": [n], ...}``.
+    batch, loader
+        How to batch and load. A sample above capacity gets a batch of its own.
+    mesh
+        The ranks that share the work; None = this process alone.
+    interrupted
+        Asked before every batch, on all ranks.
+
+    Returns
+    -------
+    dict
+        The task's metrics by name, the same on every rank.
+
+    Raises
+    ------
+    Interrupted
+        If ``interrupted`` said so.
+    """
+    mesh = mesh or Mesh()
+    config = replace(batch or BatchConfig(), oversized="alone")
+    plan = pack_samples(sizes, None, config, mesh.world, 0, 0, dataset.describe)
+    metrics = task.metrics()
+    with in_eval_mode(model):
+        batches = make_loader(dataset, plan.flat(mesh.rank), task.collate, loader, mesh)
+        for loaded in batches:
+            if interrupted():
+                raise Interrupted
+            moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
+            metrics.update(moved, task.predict(model, moved))
+    sums = metrics.sums().detach().to("cpu", torch.float64)
+    metrics.load_sums(sum_over_ranks(sums, mesh))
+    return metrics.compute()
+
+
+def predict(
+    task: Task[Any],
+    model: nn.Module,
+    dataset: Dataset,
+    sizes: Mapping[str, IntArray],
+    *,
+    batch: BatchConfig | None = None,
+    loader: LoaderConfig | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
+) -> Iterator[tuple[Any, dict[str, Tensor]]]:
+    """Run a model over a data set in its order.
+
+    Yields
+    ------
+    (batch, outputs)
+        Consecutive samples, as many as fit into a batch's capacity, and what `Task.predict`
+        returns for them, on ``device``.
+    """
+    config = batch or BatchConfig()
+    strict = replace(loader or LoaderConfig(), window=1)
+    mesh = Mesh(device=torch.device(device))
+    if config.algorithm == "fixed_count":
+        ones = np.ones(len(dataset), dtype=np.int64)
+        batches = ordered_batches({"samples": ones}, {"samples": config.size})
+    else:
+        batches = ordered_batches(sizes, config.capacities())
+    with in_eval_mode(model):
+        for loaded in make_loader(dataset, batches, task.collate, strict, mesh):
+            moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
+            yield moved, task.predict(model, moved)
+
+
+def ordered_batches(
+    sizes: Mapping[str, IntArray], capacities: Mapping[str, int]
+) -> list[IndexedBatch]:
+    """Cut the samples, in order, into batches within the capacities.
+
+    A sample above capacity gets a batch of its own.
+
+    Examples
+    --------
+    >>> batches = ordered_batches({"atoms": np.array([3, 3, 9, 1])}, {"atoms": 6})
+    >>> [indices.tolist() for indices, _ in batches]
+    [[0, 1], [2], [3]]
+    """
+    columns = np.stack([sizes[name] for name in capacities], axis=1)
+    limits = np.array(list(capacities.values()))
+    batches: list[IndexedBatch] = []
+    start, load = 0, np.zeros_like(limits)
+    for i, size in enumerate(columns):
+        if i > start and (load + size > limits).any():
+            batches.append((np.arange(start, i), np.ones(i - start)))
+            start, load = i, np.zeros_like(limits)
+        load = load + size
+    if len(columns) > start:
+        batches.append((np.arange(start, len(columns)), np.ones(len(columns) - start)))
+    return batches
+
+
+def make_loader(
+    dataset: Dataset,
+    batches: Sequence[IndexedBatch],
+    collate: Collate,
+    config: LoaderConfig | None,
+    mesh: Mesh,
+) -> Loader[Any]:
+    """Make a loader as a `LoaderConfig` says."""
+    config = config or LoaderConfig()
+    pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
+    return Loader(
+        dataset,
+        batches,
+        collate,
+        workers=config.workers,
+        window=config.window,
+        prefetch=config.prefetch,
+        sample_timeout=config.sample_timeout,
+        pin_memory=pin,
+    )
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode for the length of a ``with`` block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

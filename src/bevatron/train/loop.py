@@ -1,0 +1,327 @@
+"""The training loop, to be read in one sitting.
+
+`fit` opens the processes and the run's folder, restores a checkpoint if there is one, and walks
+the epochs: plan, load, step, validate, decide, save. All decisions come from values that are
+already added up over the ranks, so that all ranks decide alike.
+"""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.parallel.collectives import gather_json, sum_scalars
+from bevatron.parallel.data_parallel import equalise
+from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.train.checkpoint import Checkpoint, load_checkpoint
+from bevatron.train.console import Console
+from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
+from bevatron.train.evaluate import Interrupted, evaluate, make_loader
+from bevatron.train.folder import RunFolder
+from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
+from bevatron.train.precision import arithmetic, dtype_of
+from bevatron.train.records import Records
+from bevatron.train.run import FitResult, Run
+from bevatron.train.saving import Saver
+from bevatron.train.schedule import learning_rate
+from bevatron.train.signals import StopRequests
+from bevatron.train.state import TrainState, seed_everything
+from bevatron.train.step import note_loss, train_step
+
+
+def fit(run: Run) -> FitResult:
+    """Train as a run says, or go on where its checkpoint stands.
+
+    Under torchrun or srun every process calls this with an equal run.
+
+    Returns
+    -------
+    FitResult
+        Also of a run that was stopped by SIGTERM, SIGUSR1 or Ctrl-C and has saved its state; the
+        model then has its last weights. After a finished run it has its final ones.
+
+    Raises
+    ------
+    BevatronError
+        Whatever a user can mend, see `bevatron.errors`.
+    """
+    config = run.settings.train
+    with ExitStack() as stack:
+        stops = stack.enter_context(StopRequests())
+        mesh = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
+        folder = RunFolder(run.folder)
+        checkpoint = folder.open(run, mesh)
+        threads = None if checkpoint is None else checkpoint.record.threads
+        stack.enter_context(arithmetic(config, threads))
+        stack.enter_context(_garbage_collection(config.collect_every))
+        console = Console(folder.log, active=mesh.is_main)
+        stack.callback(console.close)
+        state = begin_state(run, mesh, checkpoint)
+        records = Records(run, folder, mesh, console, checkpoint)
+        stack.callback(records.close)
+        if mesh.is_main:
+            folder.write_config(run)
+        if checkpoint is not None:
+            records.resumed(checkpoint, run, mesh)
+            folder.settle(checkpoint, state.progress.decisions, mesh)
+        saver = Saver(run, state, folder, records, mesh)
+        return Trainer(run, mesh, state, records, saver, stops).walk()
+
+
+def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:
+    """Bring the model to the device and make the optimiser; restore the checkpoint."""
+    optim, config = run.settings.optim, run.settings.train
+    model = run.model.to(mesh.device, dtype_of(config.dtype))
+    equalise(model, mesh)
+    ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
+    state = TrainState(model, make_optimizer(model, optim), ema)
+    if checkpoint is None:
+        seed_everything(config.seed, mesh.rank)
+    else:
+        load_checkpoint(checkpoint, state, config.seed, mesh)
+    return state
+
+
+class Trainer:
+    """Walks a run in one process; all processes walk alike."""
+
+    def __init__(
+        self,
+        run: Run,
+        mesh: Mesh,
+        state: TrainState,
+        records: Records,
+        saver: Saver,
+        stops: StopRequests,
+    ) -> None:
+        self.run, self.mesh, self.state = run, mesh, state
+        self.records, self.saver, self.stops = records, saver, stops
+        compiled = run.settings.train.compile
+        self.model: torch.nn.Module = torch.compile(state.model) if compiled else state.model  # type: ignore[assignment]
+        self.metrics: dict[str, float] = {}
+        self.stopped_by: str | None = None
+
+    def walk(self) -> FitResult:
+        """Walk the epochs that are left, save, and write the final weights if it was the last."""
+        progress, settings = self.state.progress, self.run.settings
+        progress.finished = None  # it may be resumed with more epochs or patience
+        while self.stopped_by is None and not self._is_over():
+            if progress.epoch == settings.schedule.stage_two_start and not progress.step_in_epoch:
+                self._begin_second_stage()
+            self.run.task.begin_epoch(progress.epoch)
+            self._train_epoch()
+            if self.stopped_by is None:
+                self._end_epoch()
+        self.saver.checkpoint()
+        result = self.saver.result(self.stopped_by, self.metrics)
+        if self.stopped_by is not None:
+            self.records.console.say(
+                f"stopped by {self.stopped_by} after step {progress.step}; saved, can be resumed"
+            )
+            return result
+        return self.saver.finish(result)
+
+    def _is_over(self) -> bool:
+        progress, settings = self.state.progress, self.run.settings
+        stage_two = settings.schedule.stage_two_start
+        last_stage = stage_two is None or progress.epoch > stage_two
+        patience = settings.train.patience
+        worn_out = patience is not None and progress.decisions.without_improvement >= patience
+        if progress.epoch >= settings.train.epochs:
+            progress.finished = "epochs"
+        elif worn_out and last_stage:
+            progress.finished = "patience"
+        return progress.finished is not None
+
+    def _begin_second_stage(self) -> None:
+        progress = self.state.progress
+        progress.decisions.begin_stage()
+        progress.loss_steps, progress.loss_average = 0, 0.0
+        self.records.console.say(f"epoch {progress.epoch + 1}: the second stage begins")
+
+    def _train_epoch(self) -> None:
+        """Walk the batches that are left of this epoch, in groups of ``accumulate`` per step."""
+        run, progress, mesh = self.run, self.state.progress, self.mesh
+        accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
+        epoch = self._plan_epoch()
+        segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
+        self.records.console.begin_epoch(
+            progress.epoch,
+            run.settings.train.epochs,
+            progress.step_in_epoch,
+            progress.step_in_epoch + -(-len(epoch.batches) // accumulate),
+        )
+        self.records.begin_batches()
+        group: list[Any] = []
+        places: list[int] = []
+        for loaded in make_loader(
+            run.train, epoch.batches, run.task.collate, run.settings.loader, mesh
+        ):
+            group.append(loaded)
+            places.append(loaded.position)
+            if len(group) < accumulate and len(places) < len(epoch.batches):
+                continue
+            lr = self._learning_rate((before + len(places) - len(group)) / epoch.num_batches)
+            samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
+            asks = {"save": float(self.saver.minutes_due()), "samples": samples}
+            result = train_step(
+                run,
+                self.state,
+                self.model,
+                [one.batch for one in group],
+                lr=lr,
+                mesh=mesh,
+                notes={**self.stops.notes(), **asks},
+            )
+            progress.step += 1
+            progress.step_in_epoch += 1
+            progress.samples += round(result.notes["samples"])
+            segment.done += len(group)
+            note_loss(progress, result.loss)
+            self.records.step(progress, result, lr, sum(one.waited_seconds for one in group))
+            group = []
+            self._collect_garbage()
+            self.stopped_by = self.stops.agreed(result.notes)
+            if self.stopped_by or result.notes["save"] or (every and progress.step % every == 0):
+                self._note_overtaken(segment, epoch.first, places)
+                self.saver.checkpoint()
+            if self.stopped_by:
+                break
+        self.records.console.end_epoch()
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Plan what is left of the epoch, and say so if it was packed anew."""
+        run, progress = self.run, self.state.progress
+        epoch = plan_epoch(
+            run.sizes,
+            run.settings.batch,
+            self.mesh,
+            seed=run.settings.train.seed,
+            epoch=progress.epoch,
+            segments=progress.segments,
+            describe=run.train.describe,
+        )
+        progress.segments = epoch.segments
+        if epoch.changed:
+            note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}
+            progress.changes.append(note)
+            self.records.write({"kind": "repacked", **note})
+            self.records.console.say(
+                f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
+                f"packed anew, {len(epoch.batches)} batches per rank"
+            )
+        return epoch
+
+    def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
+        """Note which batches a loader window let overtake others, on all ranks."""
+        if self.run.settings.loader.window > 1:
+            taken = {*range(first), *(first + place for place in places)}
+            prefix = set(range(segment.done))
+            gaps = gather_json([sorted(prefix - taken), sorted(taken - prefix)], self.mesh)
+            segment.skipped = [skipped for skipped, _ in gaps]
+            segment.ahead = [ahead for _, ahead in gaps]
+
+    def _learning_rate(self, fraction: float) -> float:
+        progress, settings = self.state.progress, self.run.settings
+        return learning_rate(
+            settings.schedule,
+            settings.optim.lr,
+            step=progress.step,
+            epoch=progress.epoch,
+            fraction=fraction,
+            epochs=settings.train.epochs,
+            plateau_scale=progress.decisions.plateau_scale,
+        )
+
+    def _collect_garbage(self) -> None:
+        every = self.run.settings.train.collect_every
+        if every and self.state.progress.step % every == 0:
+            gc.collect()
+
+    def _end_epoch(self) -> None:
+        """Validate, decide, tell of the epoch and save."""
+        run, progress, settings = self.run, self.state.progress, self.run.settings
+        number = progress.epoch + 1
+        due = number % settings.train.evaluate_every == 0 or number == settings.train.epochs
+        improved, began = False, time.monotonic()
+        valid: dict[str, float] = {}
+        if run.valid is not None and due:
+            try:
+                valid = self._validate()
+            except Interrupted:
+                return  # what is saved now stands before the validation, which is repeated
+            value = self._monitored(valid)
+            improved = progress.decisions.take(
+                value, progress.epoch, progress.step, settings.schedule
+            )
+        lr = self._learning_rate(1.0)
+        self.records.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
+        if improved:
+            self.saver.best(valid)
+        progress.epoch += 1
+        progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
+        every = settings.checkpoint.every_epochs
+        if improved or self._is_over() or (every and number % every == 0):
+            self.saver.checkpoint()
+
+    def _validate(self) -> dict[str, float]:
+        """Compute the metrics of the (averaged) weights over all ranks."""
+        run, settings = self.run, self.run.settings
+        if run.valid is None or run.valid_sizes is None:
+            raise ValueError("a run with a validation set needs valid_sizes")
+
+        def interrupted() -> bool:
+            totals = sum_scalars(self.stops.notes(), self.mesh)
+            self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
+            return self.stopped_by is not None
+
+        with averaged(self.state.model, self.state.ema), _explained_memory(settings.batch):
+            self.metrics = evaluate(
+                run.task,
+                self.model,
+                run.valid,
+                run.valid_sizes,
+                batch=settings.batch,
+                loader=settings.loader,
+                mesh=self.mesh,
+                dtype=dtype_of(settings.train.dtype),
+                interrupted=interrupted,
+            )
+        return self.metrics
+
+    def _monitored(self, metrics: Mapping[str, float]) -> float:
+        name = self.run.settings.train.monitor or self.run.monitor
+        if name not in metrics:
+            raise ConfigError(
+                f"train.monitor: '{name}' is no metric of this validation set "
+                f"(known: {', '.join(sorted(metrics))})"
+            )
+        return metrics[name]
+
+
+@contextmanager
+def _explained_memory(batch: object) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the device ran out of memory in validation; lower batch.capacity or batch.size "
+            f"(now {batch})"
+        ) from error
+
+
+@contextmanager
+def _garbage_collection(collect_every: int | None) -> Iterator[None]:
+    """Switch Python's automatic collection off if the loop collects by itself."""
+    if collect_every is None or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,175 @@
+"""The optimiser, its state by parameter name, clipping, and averaged weights."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bevatron.errors import CheckpointError, ConfigError
+from bevatron.train.settings import OptimConfig
+
+
+@runtime_checkable
+class HasParameterGroups(Protocol):
+    """A model that says which of its parameters decay."""
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Return torch's parameter groups: ``params``, ``weight_decay``, perhaps ``lr_scale``."""
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Make Adam, AMSGrad or AdamW over the parameters that are trained.
+
+    Weight decay acts on all of them unless the model has a method ``parameter_groups``.
+
+    Raises
+    ------
+    ConfigError
+        If nothing is left to train.
+    """
+    if isinstance(model, HasParameterGroups):
+        groups = model.parameter_groups(config.weight_decay)
+    else:
+        groups = [{"params": list(model.parameters()), "weight_decay": config.weight_decay}]
+    trained = []
+    for group in groups:
+        parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+        if parameters:
+            trained.append({**group, "params": parameters})
+    if not trained:
+        raise ConfigError("all parameters are frozen: nothing is left to train")
+    grouped = {id(parameter) for group in trained for parameter in group["params"]}
+    missing = [name for name, p in trained_parameters(model).items() if id(p) not in grouped]
+    if missing:
+        raise ValueError(f"parameter_groups leaves out {', '.join(missing)}")
+    on_gpu = all(parameter.is_cuda for group in trained for parameter in group["params"])
+    fused = config.fused if config.fused is not None else on_gpu
+    arguments: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "fused": fused,
+        "foreach": False if not on_gpu else None,
+    }
+    if fused:
+        del arguments["foreach"]
+    if config.algorithm == "adamw":
+        return torch.optim.AdamW(trained, **arguments)
+    return torch.optim.Adam(trained, amsgrad=config.algorithm == "amsgrad", **arguments)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name, in the order of the model."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups, each times its own ``lr_scale`` if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], largest: float | None) -> Float[Tensor, ""]:
+    """Scale the gradients to a global norm of at most ``largest``; return the norm before."""
+    parameters = list(parameters)
+    if largest is not None:
+        return nn.utils.clip_grad_norm_(parameters, largest)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state as ``parameter/moment`` -> tensor."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
+        for parameter, moments in optimizer.state.items()
+        for key, value in moments.items()
+    }
+
+
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` returned.
+
+    Raises
+    ------
+    CheckpointError
+        If the state is of other parameters.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, moment = key.rsplit("/", 1)
+        moments.setdefault(name, {})[moment] = value
+    strangers = sorted(set(moments) - set(order))
+    if strangers:
+        raise CheckpointError(
+            f"the checkpoint holds the optimiser's state of '{strangers[0]}', which this run does "
+            f"not train; resume with the settings of the run"
+        )
+    state = optimizer.state_dict()
+    state["state"] = {i: moments[name] for i, name in enumerate(order) if name in moments}
+    optimizer.load_state_dict(state)
+
+
+class AveragedWeights:
+    """Exponential moving average of the trained parameters.
+
+    After update n the decay is min(decay, (1 + n) / (10 + n)), so that the first, poor weights are
+    soon forgotten (as mace's ExponentialMovingAverage does).
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self.averages = {
+            name: parameter.detach().clone()
+            for name, parameter in trained_parameters(model).items()
+        }
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move the averages towards the present weights."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        present = [parameter.detach() for parameter in trained_parameters(model).values()]
+        torch._foreach_lerp_(list(self.averages.values()), present, 1 - decay)
+
+    def load(self, averages: Mapping[str, Tensor], updates: int) -> None:
+        """Replace the averages.
+
+        Raises
+        ------
+        CheckpointError
+            If they are of other parameters.
+        """
+        if set(averages) != set(self.averages):
+            odd = min(set(averages) ^ set(self.averages))
+            raise CheckpointError(f"averaged weights: '{odd}' is in only one of run and checkpoint")
+        for name, value in averages.items():
+            self.averages[name].copy_(value)
+        self.updates = updates
+
+
+@contextmanager
+def averaged(model: nn.Module, ema: AveragedWeights | None) -> Iterator[None]:
+    """Give the model its averaged weights for the length of a ``with`` block."""
+    if ema is None:
+        yield
+        return
+    parameters = trained_parameters(model)
+    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(ema.averages[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(kept[name])

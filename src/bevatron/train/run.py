@@ -1,0 +1,187 @@
+"""A complete run: model, task, data and settings. Recipes make it, `fit` walks it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from bevatron.data.dataset import Dataset
+from bevatron.errors import BevatronError
+from bevatron.files import write_bytes_atomically
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Task
+from bevatron.train.autograd_memory import saved_bytes
+from bevatron.train.epochs import plan_epoch
+from bevatron.train.evaluate import ordered_batches
+from bevatron.train.precision import dtype_of
+from bevatron.train.settings import Settings
+from bevatron.typing import IntArray
+
+WEIGHTS = "weights.safetensors"
+
+SaveModel = Callable[[Path, Mapping[str, Tensor]], None]
+"""(folder, state dict) -> writes a self-describing model there, its weights in `WEIGHTS`."""
+
+
+def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
+    """Write the weights alone, for runs whose recipe does not describe its model."""
+    tensors = {
+        name: value.detach().cpu().contiguous().clone() for name, value in state_dict.items()
+    }
+    write_bytes_atomically(folder / WEIGHTS, save(tensors))
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came of a run.
+
+    Attributes
+    ----------
+    folder
+        The run's folder.
+    finished
+        ``epochs`` or ``patience`` if the run is over, None if it was stopped and can be resumed.
+    stopped_by
+        Name of the signal that stopped it: SIGTERM, SIGUSR1, SIGINT.
+    epochs, steps
+        Done so far.
+    metrics
+        Of the last validation.
+    best, best_epoch
+        Smallest monitored metric and the epoch after which it was measured, from 0.
+    seconds
+        Training time over all resumes.
+    """
+
+    folder: Path
+    finished: str | None
+    stopped_by: str | None
+    epochs: int
+    steps: int
+    metrics: Mapping[str, float]
+    best: float | None
+    best_epoch: int
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the run is over, else 128 plus the signal's number, as shells have it.
+
+        SIGINT 130, SIGUSR1 138, SIGTERM 143; a batch script requeues on 138 and 143.
+        """
+        codes = {None: 0, "SIGINT": 130, "SIGUSR1": 138, "SIGTERM": 143}
+        return codes[self.stopped_by]
+
+
+@dataclass
+class Run:
+    """Everything that `bevatron.train.fit` needs.
+
+    Attributes
+    ----------
+    model, task
+        What is trained and by which loss.
+    train, sizes
+        Samples and what each uses of a batch's capacity: ``{"atoms": [n], "edges": [n]}``.
+    folder
+        Where the run writes.
+    settings
+        See `bevatron.train.settings`.
+    valid, valid_sizes
+        The same of the validation set, None without one.
+    config
+        The whole configuration as plain values, for config.yaml and for the list of changes on
+        resume.
+    identity
+        Plain values that make the run what it is (model, loss, data): it is not resumed with
+        others.
+    monitor
+        Validation metric that decides what is best; `TrainConfig.monitor` overrides it.
+    resume
+        Go on from the newest checkpoint in ``folder``, if there is one.
+    checkpoint
+        Go on from this checkpoint of ``folder`` instead; newer ones are removed.
+    save_model
+        Writes a model folder.
+    on_end
+        Called on rank 0 when the run is over and its weights are written, e.g. for the report.
+    """
+
+    model: nn.Module
+    task: Task[Any]
+    train: Dataset
+    sizes: Mapping[str, IntArray]
+    folder: Path
+    settings: Settings = field(default_factory=Settings)
+    valid: Dataset | None = None
+    valid_sizes: Mapping[str, IntArray] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    monitor: str = "loss"
+    resume: bool = False
+    checkpoint: Path | None = None
+    save_model: SaveModel = save_weights
+    on_end: Callable[[FitResult, Path], None] | None = None
+
+
+def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
+    """Say what a run would be without running it: parameters, memory, steps.
+
+    The memory of activations is measured: one small batch goes through the loss on the CPU while
+    the bytes kept for the backward pass are counted, and is scaled up to a full batch.
+
+    Returns
+    -------
+    dict
+        ``parameters``, ``trained_parameters``, ``batches_per_epoch`` and ``steps_per_epoch`` of
+        each rank, ``steps``, ``fill``, ``imbalance``, ``largest_batch``, ``state_bytes`` (weights,
+        gradients, moments, averages), ``activation_bytes`` and ``memory_bytes`` of each rank.
+    """
+    settings, dtype = run.settings, dtype_of(run.settings.train.dtype)
+    mesh = Mesh(world=num_ranks)
+    epoch = plan_epoch(
+        run.sizes,
+        settings.batch,
+        mesh,
+        seed=settings.train.seed,
+        epoch=0,
+        describe=run.train.describe,
+    )
+    if epoch.plan is None:
+        raise BevatronError("there is nothing to train on")
+    parameters = list(run.model.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    moments = 3 if settings.optim.algorithm == "amsgrad" else 2
+    copies = 1 + moments + (settings.optim.ema is not None)
+    width = torch.finfo(dtype).bits // 8
+    state_bytes = (sum(p.numel() for p in parameters) + trained * copies) * width
+    unit = next(iter(settings.batch.capacities()))
+    loads = [int(run.sizes[unit][indices].sum()) for indices, _ in epoch.batches]
+    largest = max(loads)
+    probe, _ = next(iter(ordered_batches(run.sizes, {unit: max(1, min(largest, 200))})))
+    share = int(run.sizes[unit][probe].sum())
+    samples = [run.train[int(i)] for i in probe]
+    batch = run.task.collate(samples, probe, [1.0] * len(samples)).to("cpu", dtype)
+    model = run.model.to("cpu", dtype)
+    kept = saved_bytes(
+        lambda: run.task.loss(model, batch, run.task.normalisers(batch)).total, parameters
+    )
+    activation_bytes = int(kept * largest / max(share, 1))
+    steps = -(-epoch.num_batches // settings.optim.accumulate)
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": trained,
+        "batches_per_epoch": epoch.num_batches,
+        "steps_per_epoch": steps,
+        "steps": steps * settings.train.epochs,
+        "fill": epoch.plan.fill,
+        "imbalance": epoch.plan.imbalance,
+        "largest_batch": {unit: largest},
+        "state_bytes": state_bytes,
+        "activation_bytes": activation_bytes,
+        "memory_bytes": state_bytes + activation_bytes,
+    }

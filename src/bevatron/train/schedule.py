@@ -1,0 +1,122 @@
+"""The learning rate as a function of where the run is, and decisions from validation.
+
+Nothing here has hidden state: all that changes stands in `Decisions`, which goes into checkpoints.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bevatron.train.settings import ScheduleConfig
+
+
+@dataclass
+class Decisions:
+    """What validations have decided so far.
+
+    Attributes
+    ----------
+    best, best_epoch, best_step
+        Smallest monitored metric of this stage and when it was; -1 = not yet.
+    without_improvement
+        Validations since.
+    plateau_scale
+        What the plateau schedule has made of the learning rate.
+    plateau_best, plateau_wait
+        Its own best and the validations since.
+    """
+
+    best: float | None = None
+    best_epoch: int = -1
+    best_step: int = -1
+    without_improvement: int = 0
+    plateau_scale: float = 1.0
+    plateau_best: float | None = None
+    plateau_wait: int = 0
+
+    def take(self, value: float, epoch: int, step: int, schedule: ScheduleConfig) -> bool:
+        """Take note of a validation; return whether it is the best so far."""
+        finite = math.isfinite(value)
+        margin = schedule.threshold * abs(self.plateau_best or 0.0)
+        if finite and (self.plateau_best is None or value < self.plateau_best - margin):
+            self.plateau_best, self.plateau_wait = value, 0
+        else:
+            self.plateau_wait += 1
+            if self.plateau_wait > schedule.patience:
+                self.plateau_scale *= schedule.factor
+                self.plateau_wait = 0
+        improved = finite and (self.best is None or value < self.best)
+        if improved:
+            self.best, self.best_epoch, self.best_step = value, epoch, step
+            self.without_improvement = 0
+        else:
+            self.without_improvement += 1
+        return improved
+
+    def forget_best(self) -> None:
+        """Let the next validation be the best."""
+        self.best, self.best_epoch, self.best_step = None, -1, -1
+
+    def begin_stage(self) -> None:
+        """Begin anew: another stage weighs errors otherwise."""
+        self.forget_best()
+        self.plateau_best, self.plateau_wait, self.without_improvement = None, 0, 0
+
+
+def learning_rate(
+    schedule: ScheduleConfig,
+    lr: float,
+    *,
+    step: int,
+    epoch: int,
+    fraction: float,
+    epochs: int,
+    plateau_scale: float = 1.0,
+) -> float:
+    """Compute the learning rate of one optimiser step.
+
+    Parameters
+    ----------
+    schedule
+        See `ScheduleConfig`.
+    lr
+        The rate before schedule and warm-up.
+    step
+        Steps done since the beginning.
+    epoch
+        Epochs done.
+    fraction
+        Part of the present epoch that is done, in [0, 1).
+    epochs
+        Length of the run.
+    plateau_scale
+        Factor of the plateau schedule.
+
+    Examples
+    --------
+    >>> config = ScheduleConfig(kind="exponential", gamma=0.5, warmup_steps=4)
+    >>> learning_rate(config, 1.0, step=0, epoch=0, fraction=0.0, epochs=10)
+    0.25
+    >>> learning_rate(config, 1.0, step=90, epoch=2, fraction=0.5, epochs=10)
+    0.25
+    """
+    if schedule.stage_two_start is not None and epoch >= schedule.stage_two_start:
+        return schedule.stage_two_lr
+    now = epoch + fraction
+    end = min(epochs, schedule.stage_two_start or epochs)
+    value = lr
+    if schedule.kind == "exponential":
+        value = lr * schedule.gamma**epoch
+    elif schedule.kind == "cosine":
+        begin = min(schedule.warmup_epochs, end)
+        done = min(max((now - begin) / max(end - begin, 1e-12), 0.0), 1.0)
+        value = schedule.lr_min + (lr - schedule.lr_min) * 0.5 * (1 + math.cos(math.pi * done))
+    elif schedule.kind == "plateau":
+        value = lr * plateau_scale
+    value = max(value, schedule.lr_min)
+    warm = 1.0
+    if schedule.warmup_steps:
+        warm = min(warm, (step + 1) / schedule.warmup_steps)
+    if schedule.warmup_epochs:
+        # The first step of all has a rate above zero, whatever the epoch's length.
+        warm = min(warm, max(now, 1e-3) / schedule.warmup_epochs)
+    return value * warm

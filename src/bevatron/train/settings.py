@@ -1,0 +1,323 @@
+"""Settings of a training run: optimiser, schedule, batches, loader, checkpoints, the run itself.
+
+Every optimisation has a switch of its own, so that an ablation is a sweep over configurations.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from bevatron.errors import ConfigError
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ConfigError(sentence)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimiser and what happens to gradients and averaged weights around it.
+
+    Attributes
+    ----------
+    algorithm
+        ``adam`` (weight decay added to the gradient), ``amsgrad`` (Adam with the largest second
+        moment so far, mace's default) or ``adamw`` (weight decay apart from the gradient).
+    lr
+        Learning rate before schedule and warm-up.
+    weight_decay
+        For the parameters that the model wants decayed (all, unless it says otherwise).
+    betas, eps
+        Of Adam.
+    clip
+        Largest global norm of the gradient; None = no clipping.
+    accumulate
+        Batches per rank and optimiser step; equal to one batch of all of them.
+    ema
+        Decay of the exponential moving average of the weights, which is what is validated and
+        kept; None = the weights themselves.
+    fused
+        Adam in one kernel per group of tensors (on a GPU, where it is on by default).
+    """
+
+    algorithm: Literal["adam", "amsgrad", "adamw"] = "amsgrad"
+    lr: float = 0.01
+    weight_decay: float = 5e-7
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = 10.0
+    accumulate: int = 1
+    ema: float | None = 0.99
+    fused: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _require(self.lr > 0, f"optim.lr: expected a number above 0, got {self.lr}")
+        _require(self.weight_decay >= 0, "optim.weight_decay: expected 0 or more")
+        _require(all(0 <= beta < 1 for beta in self.betas), "optim.betas: expected two in [0, 1)")
+        _require(self.clip is None or self.clip > 0, "optim.clip: expected a number above 0")
+        _require(self.accumulate >= 1, "optim.accumulate: expected 1 or more")
+        _require(self.ema is None or 0 < self.ema < 1, "optim.ema: expected a number in (0, 1)")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate changes.
+
+    Attributes
+    ----------
+    kind
+        ``constant``; ``exponential`` (times ``gamma`` every epoch); ``cosine`` (to ``lr_min`` at
+        the last epoch, changing every step); ``plateau`` (times ``factor`` once the monitored
+        metric has not improved for ``patience`` validations).
+    gamma, factor, patience, threshold
+        See above; an improvement is one by more than the relative ``threshold``.
+    lr_min
+        The learning rate never falls below this.
+    warmup_steps, warmup_epochs
+        The learning rate rises linearly from 0 over these (the longer one counts).
+    stage_two_start
+        Epoch (from 0) at which the second stage begins: the loss changes its weights, the
+        learning rate becomes ``stage_two_lr`` and stays. None = no second stage.
+    stage_two_lr
+        Learning rate of the second stage.
+    """
+
+    kind: Literal["constant", "exponential", "cosine", "plateau"] = "plateau"
+    gamma: float = 0.9993
+    factor: float = 0.8
+    patience: int = 50
+    threshold: float = 1e-4
+    lr_min: float = 0.0
+    warmup_steps: int = 0
+    warmup_epochs: float = 0.0
+    stage_two_start: int | None = None
+    stage_two_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _require(0 < self.gamma <= 1, f"schedule.gamma: expected one in (0, 1], got {self.gamma}")
+        _require(0 < self.factor < 1, f"schedule.factor: expected one in (0, 1), got {self.factor}")
+        _require(self.patience >= 0, "schedule.patience: expected 0 or more")
+        _require(self.warmup_steps >= 0, "schedule.warmup_steps: expected 0 or more")
+        _require(self.warmup_epochs >= 0, "schedule.warmup_epochs: expected 0 or more")
+        _require(self.stage_two_lr > 0, "schedule.stage_two_lr: expected a number above 0")
+        _require(
+            self.stage_two_start is None or self.stage_two_start >= 0,
+            "schedule.stage_two_start: expected an epoch from 0",
+        )
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How samples are put together.
+
+    Attributes
+    ----------
+    algorithm
+        ``balanced`` (full batches of equal cost), ``algorithm1`` (Firoz et al. 2025),
+        ``streaming`` (greedy, in random order) or ``fixed_count`` (``size`` samples each).
+    capacity
+        Largest batch of one rank: a number of atoms, or numbers by name, such as
+        ``{atoms: 1024, edges: 60000}``.
+    size
+        Samples per batch of ``fixed_count``.
+    cost_nodes, cost_edges, cost_constant
+        What is balanced over ranks: a*nodes + b*edges + c per sample.
+    order
+        Which batch ``algorithm1`` serves first.
+    oversized
+        A sample above capacity: ``refuse`` stops and names it, ``alone`` gives it a batch of its
+        own.
+    """
+
+    algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
+    capacity: int | dict[str, int] = 256
+    size: int = 10
+    cost_nodes: float = 1.0
+    cost_edges: float = 0.0
+    cost_constant: float = 0.0
+    order: Literal["emptiest", "fullest"] = "emptiest"
+    oversized: Literal["refuse", "alone"] = "refuse"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name, value in self.capacities().items():
+            _require(value > 0, f"batch.capacity: expected more than 0 {name}, got {value}")
+        _require(bool(self.capacities()), "batch.capacity: expected a number of atoms")
+        _require(self.size >= 1, f"batch.size: expected 1 or more, got {self.size}")
+
+    def capacities(self) -> dict[str, int]:
+        """Return the capacity by name of what is counted."""
+        if isinstance(self.capacity, dict):
+            return dict(self.capacity)
+        return {"atoms": self.capacity}
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches reach the step.
+
+    Attributes
+    ----------
+    workers
+        Processes that read and collate; 0 = in the training process.
+    window
+        1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
+        (faster on uneven data, but a run does not repeat to the last bit).
+    prefetch
+        Batches kept ready per worker.
+    sample_timeout
+        Seconds after which a sample counts as hanging.
+    pin
+        Page-locked batches for transfers that overlap with work; None = on a GPU.
+    stage_to
+        Node-local folder to copy the store to first, once per machine.
+    """
+
+    workers: int = 0
+    window: int = 1
+    prefetch: int = 2
+    sample_timeout: float = 120.0
+    pin: bool | None = None
+    stage_to: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _require(self.workers >= 0, "loader.workers: expected 0 or more")
+        _require(self.window >= 1, "loader.window: expected 1 or more")
+        _require(self.prefetch >= 1, "loader.prefetch: expected 1 or more")
+        _require(self.sample_timeout > 0, "loader.sample_timeout: expected more than 0 seconds")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of the run is written and what is kept.
+
+    Attributes
+    ----------
+    every_steps, every_epochs, every_minutes
+        Any of them makes a checkpoint due; None = never for this reason. One is always written
+        at the end and on SIGTERM, SIGUSR1 and Ctrl-C.
+    keep
+        How many checkpoints are kept, newest first.
+    best
+        Whether the weights with the best monitored metric are kept in the folder ``best``.
+    final
+        Which weights become the run's model: the best validated ones or the last.
+    """
+
+    every_steps: int | None = None
+    every_epochs: int | None = 1
+    every_minutes: float | None = None
+    keep: int = 2
+    best: bool = True
+    final: Literal["best", "last"] = "best"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name in ("every_steps", "every_epochs", "every_minutes"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"checkpoint.{name}: expected more than 0")
+        _require(self.keep >= 1, "checkpoint.keep: expected 1 or more")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run as a whole.
+
+    Attributes
+    ----------
+    epochs
+        How often every sample is seen.
+    seed
+        Of weights, plans and random numbers.
+    dtype
+        Of weights and batches.
+    device
+        ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:N``.
+    monitor
+        The validation metric by which the best epoch, early stopping and the plateau schedule go
+        (smaller is better); None = what the recipe names.
+    patience
+        Validations without improvement after which the run ends; None = never.
+    evaluate_every
+        Epochs between validations; the last epoch is always validated.
+    threads
+        CPU threads of torch; None = as torch finds it, or as the checkpoint says.
+    explode_factor
+        A loss this many times above its recent average stops the run; None = only NaN and
+        infinity do.
+    deterministic
+        Only algorithms of torch that repeat to the last bit (slower on a GPU).
+    tf32
+        Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
+    compile
+        Pass the model through torch.compile.
+    collect_every
+        Steps between garbage collections, the automatic one being off; None = Python's own.
+    log_every
+        Steps between lines of metrics.jsonl; the epoch's averages take in every step.
+    tensorboard, wandb
+        Also write there (extras of the same name).
+    wandb_project
+        Name of the project there.
+    timeout_minutes
+        After which a collective that some rank never joins is an error.
+    """
+
+    epochs: int = 100
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float64"
+    device: str = "auto"
+    monitor: str | None = None
+    patience: int | None = None
+    evaluate_every: int = 1
+    threads: int | None = None
+    explode_factor: float | None = 1e4
+    deterministic: bool = False
+    tf32: bool = False
+    compile: bool = False
+    collect_every: int | None = None
+    log_every: int = 1
+    tensorboard: bool = False
+    wandb: bool = False
+    wandb_project: str = "bevatron"
+    timeout_minutes: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _require(self.epochs >= 0, "train.epochs: expected 0 or more")
+        _require(0 <= self.seed < 2**63, "train.seed: expected 0 or more")
+        _require(self.evaluate_every >= 1, "train.evaluate_every: expected 1 or more")
+        _require(self.log_every >= 1, "train.log_every: expected 1 or more")
+        _require(self.threads is None or self.threads >= 1, "train.threads: expected 1 or more")
+        _require(
+            self.explode_factor is None or self.explode_factor > 1,
+            "train.explode_factor: expected more than 1",
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of the trainer together."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+HARMLESS = frozenset(
+    {
+        "optim.lr", "optim.clip", "optim.accumulate", "optim.fused", "schedule", "batch", "loader",
+        "checkpoint", "train.epochs", "train.device", "train.monitor", "train.patience",
+        "train.evaluate_every", "train.threads", "train.explode_factor", "train.deterministic",
+        "train.tf32", "train.compile", "train.collect_every", "train.log_every",
+        "train.tensorboard", "train.wandb", "train.wandb_project", "train.timeout_minutes",
+    }
+)  # fmt: skip
+"""Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

@@ -1,0 +1,58 @@
+"""Requests to stop: SIGTERM and SIGUSR1 (Slurm, torchrun) and Ctrl-C save and leave cleanly.
+
+A handler only takes note. The loop asks once per step, all ranks agree in the reduction that they
+make anyway, and then all save together. A second Ctrl-C leaves at once.
+"""
+
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+_PREFIX = "stop/"
+
+
+class StopRequests:
+    """Notes the signals that ask for an end, for the length of a ``with`` block.
+
+    Outside the main thread, where Python allows no handlers, nothing is noted.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for name in STOP_SIGNALS:
+                number = getattr(signal, name)
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.received == "SIGINT":
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+    def notes(self) -> dict[str, float]:
+        """Return one number per signal, to be added up over ranks."""
+        return {_PREFIX + name: float(self.received == name) for name in STOP_SIGNALS}
+
+    @staticmethod
+    def agreed(totals: Mapping[str, float]) -> str | None:
+        """Return the signal that any rank has received, from the sums of `notes`."""
+        for name in STOP_SIGNALS:
+            if totals[_PREFIX + name]:
+                return name
+        return None

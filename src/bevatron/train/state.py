@@ -1,0 +1,140 @@
+"""All that changes during a run: weights, optimiser, averages, progress and random numbers."""
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from bevatron.train.epochs import Segment, segments_from_json
+from bevatron.train.optim import AveragedWeights
+from bevatron.train.schedule import Decisions
+
+
+@dataclass
+class Progress:
+    """Where a run is; plain numbers that go into a checkpoint as they are.
+
+    Attributes
+    ----------
+    epoch
+        Epochs completed.
+    step
+        Optimiser steps done.
+    step_in_epoch
+        Of these, in the present epoch.
+    segments
+        How the present epoch was packed and how far it is.
+    sums
+        Running sums of the present epoch, for its averages.
+    loss_average, loss_steps
+        Recent average of the loss and the steps in it, to notice an explosion.
+    samples
+        Samples seen, each counted every time.
+    decisions
+        Best metric, patience and plateau.
+    changes
+        Where another number of ranks, batches or settings took over.
+    finished
+        Why the run is over: ``epochs`` or ``patience``; None while it is not.
+    seconds
+        Time spent, over all resumes.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    loss_average: float = 0.0
+    loss_steps: int = 0
+    samples: int = 0
+    decisions: Decisions = field(default_factory=Decisions)
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    finished: str | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn into plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Progress":
+        """Turn plain values back."""
+        return cls(
+            **{
+                **values,
+                "segments": segments_from_json(values["segments"]),
+                "decisions": Decisions(**values["decisions"]),
+            }
+        )
+
+
+@dataclass
+class TrainState:
+    """What a checkpoint saves and a resume restores.
+
+    Attributes
+    ----------
+    model
+        Raw weights, as the optimiser changes them.
+    optimizer
+        See `bevatron.train.optim.make_optimizer`.
+    ema
+        Averaged weights, None if switched off.
+    progress
+        Where the run is.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: AveragedWeights | None
+    progress: Progress = field(default_factory=Progress)
+
+
+def seed_everything(seed: int, rank: int, step: int = 0) -> None:
+    """Seed Python, numpy and torch, differently on every rank."""
+    words = np.random.SeedSequence([seed, rank, step]).generate_state(3, np.uint64)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]) % 2**32)  # noqa: NPY002  users' code may draw from it
+    torch.manual_seed(int(words[2]) % 2**63)
+
+
+def random_state(device: torch.device) -> bytes:
+    """Return the state of all random number generators of this process, as safetensors."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    if version != 3 or name != "MT19937":
+        raise RuntimeError(f"unknown random number generators: {version}, {name}")
+    state: dict[str, Tensor] = {
+        "python.words": torch.tensor(words, dtype=torch.int64),
+        "python.gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+        "numpy.keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "numpy.position": torch.tensor([position, has_gauss], dtype=torch.int64),
+        "numpy.gauss": torch.tensor([cached], dtype=torch.float64),
+        "torch.cpu": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["torch.cuda"] = torch.cuda.get_rng_state(device)
+    return save(state)
+
+
+def restore_random_state(data: bytes, device: torch.device) -> None:
+    """Put back what `random_state` returned."""
+    state = load(data)
+    gauss = state["python.gauss"].tolist()
+    words = tuple(state["python.words"].tolist())
+    random.setstate((3, words, gauss[0] if gauss else None))
+    position, has_gauss = state["numpy.position"].tolist()
+    keys = state["numpy.keys"].numpy().astype(np.uint32)
+    np.random.set_state(  # noqa: NPY002
+        ("MT19937", keys, position, has_gauss, state["numpy.gauss"].item())
+    )
+    torch.set_rng_state(state["torch.cpu"])
+    if device.type == "cuda" and "torch.cuda" in state:
+        torch.cuda.set_rng_state(state["torch.cuda"], device)

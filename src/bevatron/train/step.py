@@ -1,0 +1,206 @@
+"""One optimiser step: from a rank's batches to new weights, and what can go wrong with it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bevatron.errors import DivergenceError, OutOfMemoryError
+from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
+from bevatron.parallel.data_parallel import sum_gradients
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import Run
+from bevatron.train.state import Progress, TrainState
+
+NAMED_SAMPLES = 6
+"""How many samples of a bad batch a message names."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's figures over all ranks.
+
+    Attributes
+    ----------
+    loss, terms
+        The step's loss and its parts.
+    grad_norm
+        Global norm of the gradient before clipping.
+    sizes
+        Graphs, atoms, edges ... of all batches.
+    notes
+        Sums over ranks of what the caller handed in.
+    """
+
+    loss: float
+    terms: dict[str, float]
+    grad_norm: float
+    sizes: dict[str, int]
+    notes: dict[str, float]
+
+
+def train_step(
+    run: Run,
+    state: TrainState,
+    model: nn.Module,
+    batches: Sequence[Any],
+    *,
+    lr: float,
+    mesh: Mesh,
+    notes: Mapping[str, float] | None = None,
+) -> StepResult:
+    """Step once over this rank's batches; equal to one large batch of all ranks' samples.
+
+    Parameters
+    ----------
+    run
+        Task and settings.
+    state
+        Changed in place, except for its progress.
+    model
+        What computes: the model of ``state`` or a compiled one that shares its weights.
+    batches
+        On the CPU.
+    lr
+        Learning rate.
+    mesh
+        All ranks call this together.
+    notes
+        Numbers to be added up over ranks on the way.
+
+    Raises
+    ------
+    DivergenceError
+        If the loss or the gradient is not finite or the loss has exploded; nothing has changed.
+    OutOfMemoryError
+        If the GPU has too little memory.
+    """
+    task, settings = run.task, run.settings
+    dtype = dtype_of(settings.train.dtype)
+    parameters = list(trained_parameters(state.model).values())
+    counts, sizes, notes = _totals(task, batches, notes or {}, mesh)
+    normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
+    parts: list[Tensor] = []
+    names: list[str] = []
+    try:
+        for batch in batches:
+            moved = batch.to(mesh.device, dtype, non_blocking=True)
+            loss = task.loss(model, moved, normalisers)
+            if loss.total.requires_grad:
+                loss.total.backward()
+            names = sorted(loss.terms)
+            scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]
+            parts.append(torch.stack([scalar.to(torch.float64) for scalar in scalars]))
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(run, batches[len(parts)], mesh) from error
+    sum_gradients(parameters, mesh)
+    norm = clip_gradients(parameters, settings.optim.clip)
+    sums = sum_over_ranks(torch.stack(parts).sum(0), mesh)
+    total, *terms, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+    if _diverged(state.progress, total, grad_norm, settings.train.explode_factor):
+        state.optimizer.zero_grad()
+        raise _divergence(run, state.progress, batches, parts, total, grad_norm, mesh)
+    set_lr(state.optimizer, lr)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    if state.ema is not None:
+        state.ema.update(state.model)
+    return StepResult(total, dict(zip(names, terms, strict=True)), grad_norm, sizes, notes)
+
+
+def _totals(
+    task: Any, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
+) -> tuple[dict[str, Tensor], dict[str, int], dict[str, float]]:
+    """Add up normalisers, sizes and notes over batches and ranks, in one reduction."""
+    values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
+    for batch in batches:
+        found = {f"count {name}": v for name, v in task.normalisers(batch).items()}
+        found |= {f"size {name}": float(v) for name, v in batch.sizes.items()}
+        for name, value in found.items():
+            values[name] = values.get(name, 0.0) + value
+    totals = sum_scalars(values, mesh)
+
+    def group(kind: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(kind): value
+            for name, value in totals.items()
+            if name.startswith(kind)
+        }
+
+    return (
+        group("count "),
+        {name: int(value) for name, value in group("size ").items()},
+        {name: float(value) for name, value in group("note ").items()},
+    )
+
+
+def note_loss(progress: Progress, loss: float) -> None:
+    """Update the recent average of the loss: the mean of the first 20, then exponential."""
+    progress.loss_steps += 1
+    weight = max(1 / progress.loss_steps, 0.05)
+    progress.loss_average += weight * (loss - progress.loss_average)
+
+
+def _diverged(
+    progress: Progress, loss: float, grad_norm: float, explode_factor: float | None
+) -> bool:
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        return True
+    if explode_factor is None or progress.loss_steps < 10:
+        return False
+    return loss > explode_factor * progress.loss_average > 0
+
+
+def _divergence(
+    run: Run,
+    progress: Progress,
+    batches: Sequence[Any],
+    parts: Sequence[Tensor],
+    loss: float,
+    grad_norm: float,
+    mesh: Mesh,
+) -> DivergenceError:
+    """Name the samples of the worst batch of all ranks: not finite or with the largest loss."""
+    losses = [float(part[0]) for part in parts]
+    badness = [value if math.isfinite(value) else math.inf for value in losses]
+    worst = max(range(len(batches)), key=badness.__getitem__)
+    indices = batches[worst].sample_indices
+    names = [run.train.describe(int(i)) for i in indices[:NAMED_SAMPLES]]
+    mine = {
+        "finite": math.isfinite(losses[worst]),
+        "loss": losses[worst] if math.isfinite(losses[worst]) else 0.0,
+        "names": names,
+        "more": len(indices) - len(names),
+    }
+    found = max(gather_json(mine, mesh), key=lambda one: (not one["finite"], one["loss"]))
+    samples = "; ".join(found["names"]) + (f"; and {found['more']} more" if found["more"] else "")
+    if not math.isfinite(loss):
+        what = f"the loss became {loss}"
+    elif not math.isfinite(grad_norm):
+        what = f"the gradient became {grad_norm}"
+    else:
+        what = f"the loss rose to {loss:.4g} from an average of {progress.loss_average:.4g}"
+    return DivergenceError(
+        f"{what} in step {progress.step + 1} (epoch {progress.epoch + 1}), the weights before it "
+        f"are unspoiled; look at the samples of this batch ({samples}) or lower optim.lr"
+    )
+
+
+def _out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
+    sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
+    config, optim = run.settings.batch, run.settings.optim
+    now = (
+        f"now {config.size} samples"
+        if config.algorithm == "fixed_count"
+        else ("now " + ", ".join(f"{value} {name}" for name, value in config.capacities().items()))
+    )
+    key = "batch.size" if config.algorithm == "fixed_count" else "batch.capacity"
+    return OutOfMemoryError(
+        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {key} ({now}) and raise "
+        f"optim.accumulate (now {optim.accumulate}) by as much, or set train.dtype to float32"
+    )
