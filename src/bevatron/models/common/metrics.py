@@ -1,0 +1,133 @@
+"""Running sums of errors that add up over batches, ranks and groups."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.typing import IntArray
+
+
+class ErrorSums:
+    """Mean absolute and root mean square errors of several quantities, in several groups.
+
+    For every group and quantity three sums are kept: how many numbers were compared, the sum of
+    the absolute and that of the squared errors. Sums of different batches or ranks just add up.
+
+    Parameters
+    ----------
+    quantities
+        Names of what is compared.
+    groups
+        Names of the groups that errors are kept for; `compute` gives the total under the bare
+        names and, if there is more than one group, each group under ``group/name``.
+
+    Examples
+    --------
+    >>> sums = ErrorSums(["forces"])
+    >>> sums.add({"forces": torch.tensor([[2.0, 3.0, 5.0]])})
+    >>> sums.compute()
+    {'forces_mae': 1.5, 'forces_rmse': 1.5811388300841898}
+    """
+
+    def __init__(self, quantities: Sequence[str], groups: Sequence[str] = ("all",)) -> None:
+        self.quantities = tuple(quantities)
+        self.groups = tuple(groups)
+        self._sums = torch.zeros(len(self.groups), len(self.quantities), 3, dtype=torch.float64)
+
+    def add(self, rows: Mapping[str, Float[Tensor, "G 3"]], group: Tensor | None = None) -> None:
+        """Add (count, sum of absolute, sum of squared errors) of structures to their groups.
+
+        Parameters
+        ----------
+        rows
+            For each quantity one row per structure.
+        group
+            [G], the group of each structure; without it all belong to the first.
+        """
+        stacked = torch.stack([rows[name].detach().double() for name in self.quantities], dim=1)
+        self._sums = self._sums.to(stacked.device)
+        if group is None:
+            group = torch.zeros(len(stacked), dtype=torch.int64, device=stacked.device)
+        self._sums = self._sums.index_add(0, group, stacked)
+
+    def sums(self) -> Float[Tensor, " n"]:
+        """Return all running sums as one float64 vector."""
+        return self._sums.flatten()
+
+    def load_sums(self, sums: Float[Tensor, " n"]) -> None:
+        """Replace the running sums by such a vector."""
+        self._sums = sums.detach().double().reshape(self._sums.shape).clone()
+
+    def compute(self) -> dict[str, float]:
+        """Compute ``NAME_mae`` and ``NAME_rmse``; what has no data is left out."""
+        sums = self._sums.cpu()
+        errors = self._errors(sums.sum(dim=0), "")
+        if len(self.groups) > 1:
+            for name, values in zip(self.groups, sums, strict=True):
+                errors.update(self._errors(values, f"{name}/"))
+        return errors
+
+    def _errors(self, sums: Tensor, prefix: str) -> dict[str, float]:
+        errors = {}
+        for name, (count, absolute, squared) in zip(self.quantities, sums.tolist(), strict=True):
+            if count > 0:
+                errors[f"{prefix}{name}_mae"] = absolute / count
+                errors[f"{prefix}{name}_rmse"] = (squared / count) ** 0.5
+        return errors
+
+
+def error_rows(
+    error: Float[Tensor, "n *components"],
+    counts: Tensor,
+    owner: Tensor | None = None,
+    num_structures: int | None = None,
+) -> Float[Tensor, "G 3"]:
+    """Sum up errors per structure: (count, sum of absolute, sum of squared errors).
+
+    Parameters
+    ----------
+    error
+        One row per structure, or per atom with ``owner``.
+    counts
+        [G] bool, which structures have a label; the others get a row of zeros.
+    owner
+        [n], the structure of each row.
+    num_structures
+        G, with ``owner``.
+    """
+    error = (
+        error.detach().double().flatten(1) if error.ndim > 1 else error.detach().double()[:, None]
+    )
+    rows = torch.stack(
+        [torch.full_like(error[:, 0], error.shape[1]), error.abs().sum(1), error.square().sum(1)],
+        dim=1,
+    )
+    if owner is not None:
+        total = rows.new_zeros(num_structures or 0, 3)
+        rows = total.index_add(0, owner, rows)
+    return torch.where(counts[:, None], rows, torch.zeros_like(rows))
+
+
+def group_errors(
+    rows: Mapping[str, Float[Tensor, "G 3"]], groups: Sequence[str], group: IntArray
+) -> dict[str, dict[str, float]]:
+    """Compute the errors of named groups of structures, for tables.
+
+    Parameters
+    ----------
+    rows
+        Rows of `error_rows` by quantity.
+    groups
+        Names of the groups.
+    group
+        [G], the group of each structure.
+    """
+    table: dict[str, dict[str, float]] = {}
+    for number, name in enumerate(groups):
+        members = torch.as_tensor(group == number)
+        sums = ErrorSums(list(rows))
+        sums.add({key: value.cpu()[members] for key, value in rows.items()})
+        table[name] = sums.compute()
+    return table

@@ -1,0 +1,97 @@
+"""Folders that hold one model: ``model.json`` (kind and configuration) and ``weights.safetensors``.
+
+A folder says by itself what it is, holds no pickle and is written wholly or not at all.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from bevatron.errors import CheckpointError
+from bevatron.files import write_bytes_atomically, write_json_atomically
+
+FORMAT = 1
+"""Version of the layout."""
+
+MODEL_FILE = "model.json"
+WEIGHTS_FILE = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model as it was read: what it is, its configuration as plain values, its weights."""
+
+    kind: str
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def save_model(
+    path: Path | str, kind: str, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]
+) -> None:
+    """Write a model into a folder, which is made if need be; other files in it are left alone.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    kind
+        Name of the model, ``mace``.
+    config
+        Plain values from which the model can be built.
+    state_dict
+        Its weights and buffers by name.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder cannot be written.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made ({error.strerror})") from None
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
+    # The description comes last: a folder without one is not a model.
+    description = folder / MODEL_FILE
+    weights = save({name: value.clone() for name, value in tensors.items()})
+    write_bytes_atomically(folder / WEIGHTS_FILE, weights, CheckpointError)
+    write_json_atomically(
+        description, {"format": FORMAT, "kind": kind, "config": dict(config)}, CheckpointError
+    )
+
+
+def load_model_folder(path: Path | str) -> ModelFolder:
+    """Read a model folder.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing, damaged or of a newer version; the message says which file.
+    """
+    folder = Path(path)
+    description, weights = folder / MODEL_FILE, folder / WEIGHTS_FILE
+    for file in (description, weights):
+        if not file.is_file():
+            raise CheckpointError(f"{folder}: is not a model folder, it has no {file.name}")
+    try:
+        values = json.loads(description.read_text())
+        found, kind, config = values["format"], values["kind"], values["config"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CheckpointError(f"{description}: cannot be read ({error})") from None
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{description}: has format {found}, this version of bevatron reads {FORMAT}; update it"
+        )
+    try:
+        state = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{weights}: is damaged ({error}); copy or make it again") from None
+    return ModelFolder(kind=str(kind), config=dict(config), state=state)

@@ -1,0 +1,37 @@
+"""MACE: configuration, model, task, statistics of the data, conversion from and to mace-torch."""
+
+from bevatron.models.mace.config import PRESETS, MaceConfig
+from bevatron.models.mace.convert import (
+    from_mace_torch,
+    load_mace_torch_file,
+    save_mace_torch_file,
+    to_mace_torch,
+)
+from bevatron.models.mace.features import Statistics, statistics
+from bevatron.models.mace.finetune import TransferRow, load_matching
+from bevatron.models.mace.losses import LossConfig, StageTwo
+from bevatron.models.mace.model import MACE, hessian
+from bevatron.models.mace.storage import load_model, save_model
+from bevatron.models.mace.task import MaceMetrics, MaceTask, per_structure_errors
+
+__all__ = [
+    "MACE",
+    "PRESETS",
+    "LossConfig",
+    "MaceConfig",
+    "MaceMetrics",
+    "MaceTask",
+    "StageTwo",
+    "Statistics",
+    "TransferRow",
+    "from_mace_torch",
+    "hessian",
+    "load_mace_torch_file",
+    "load_matching",
+    "load_model",
+    "per_structure_errors",
+    "save_mace_torch_file",
+    "save_model",
+    "statistics",
+    "to_mace_torch",
+]

@@ -1,0 +1,319 @@
+r"""The linear maps, radial functions and read-outs of MACE.
+
+Features are flat, ``mul_ir``: degree after degree, within a degree channel after channel, within a
+channel the 2l+1 components. Every map is normalised as in e3nn: weights are of order 1 and the
+output is divided by the square root of the number of inputs.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
+
+import torch
+from ase.data import covalent_radii
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from bevatron.maths.radial import (
+    agnesi_transform,
+    bessel_basis,
+    bessel_parameters,
+    polynomial_cutoff,
+)
+from bevatron.models.mace.config import MaceConfig
+
+SILU_NORM = 1.6791767923989418
+"""Factor that gives silu of a normal variable a second moment of 1."""
+
+
+def degree_slices(channels: Sequence[int]) -> list[slice]:
+    """Where each degree lies in a flat feature with so many channels per degree."""
+    slices, start = [], 0
+    for degree, mul in enumerate(channels):
+        slices.append(slice(start, start + mul * (2 * degree + 1)))
+        start = slices[-1].stop
+    return slices
+
+
+def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tensor]:
+    """View a flat feature as one [N, K, 2l+1] per degree."""
+    return [
+        x[:, part].unflatten(1, (mul, 2 * degree + 1))
+        for degree, (mul, part) in enumerate(zip(channels, degree_slices(channels), strict=True))
+    ]
+
+
+def mix_channels(x: Float[Tensor, "N K M"], weight: Float[Tensor, "K J"]) -> Float[Tensor, "N J M"]:
+    """Multiply the channels by a matrix, the same for every component."""
+    if x.shape[-1] == 1:
+        return (x.squeeze(-1) @ weight).unsqueeze(-1)
+    return (x.transpose(1, 2) @ weight).transpose(1, 2)
+
+
+class EquivariantLinear(nn.Module):
+    """Mix the channels of each degree: y_l = W_l x_l / sqrt(channels_in).
+
+    Parameters
+    ----------
+    channels_in, channels_out
+        Channels of the degrees 0, 1, ...; a degree without input must have no output.
+    """
+
+    def __init__(self, channels_in: Sequence[int], channels_out: Sequence[int]) -> None:
+        super().__init__()
+        self.channels_in = tuple(channels_in)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(k_in, k_out))
+            for k_in, k_out in zip(channels_in, channels_out, strict=True)
+        )
+
+    def forward(self, x: Float[Tensor, "N D"]) -> list[Float[Tensor, "N K M"]]:
+        """Return one [N, K, 2l+1] per degree."""
+        return [
+            mix_channels(part, weight * (1.0 / sqrt(weight.shape[0])))
+            for part, weight in zip(split_degrees(x, self.channels_in), self.weights, strict=True)
+        ]
+
+
+class ElementGroups:
+    """The atoms of a batch by element.
+
+    A map of its own for each element is then a few matrix products, not one per atom.
+
+    Parameters
+    ----------
+    elements
+        [N], the index of each atom's element.
+    counts
+        Atoms of each element.
+    """
+
+    def __init__(self, elements: Int[Tensor, " N"], counts: Sequence[int]) -> None:
+        self.elements = elements
+        self.counts = list(counts)
+        self.order = torch.argsort(elements, stable=True)
+        self.inverse = torch.argsort(self.order)
+
+    def mix_channels(
+        self, x: Float[Tensor, "N K M"], weight: Float[Tensor, "Z K J"]
+    ) -> Float[Tensor, "N J M"]:
+        """Multiply the channels of each atom by the matrix of its element."""
+        present = [
+            (part, matrix)
+            for part, matrix in zip(
+                x.index_select(0, self.order).split(self.counts), weight.unbind(0), strict=True
+            )
+            if len(part)
+        ]
+        if len(present) == 1:
+            return mix_channels(x, present[0][1])
+        mixed = torch.cat([mix_channels(part, matrix) for part, matrix in present])
+        return mixed.index_select(0, self.inverse)
+
+
+class ElementLinear(nn.Module):
+    """Mix the channels of each degree with weights of the atom's element (mace: skip_tp).
+
+    y_l = W_l[z] x_l / sqrt(channels_in * elements).
+
+    Parameters
+    ----------
+    num_elements
+        Z.
+    channels
+        K, the same before and after.
+    l_in, l_out
+        Highest degrees; degrees that are not in both are zero.
+    """
+
+    def __init__(self, num_elements: int, channels: int, l_in: int, l_out: int) -> None:
+        super().__init__()
+        self.channels, self.l_in, self.l_out = channels, l_in, l_out
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(num_elements, channels, channels))
+            for _ in range(min(l_in, l_out) + 1)
+        )
+
+    def forward(
+        self, parts: Sequence[Float[Tensor, "N K M"]], groups: ElementGroups
+    ) -> list[Float[Tensor, "N K M"]]:
+        """Return one [N, K, 2l+1] per degree of the output."""
+        mixed = []
+        for degree in range(self.l_out + 1):
+            if degree <= self.l_in:
+                weight = self.weights[degree]
+                scale = 1.0 / sqrt(weight.shape[0] * weight.shape[1])
+                mixed.append(groups.mix_channels(parts[degree] * scale, weight))
+            else:
+                shape = (parts[0].shape[0], self.channels, 2 * degree + 1)
+                mixed.append(parts[0].new_zeros(shape))
+        return mixed
+
+
+class NodeEmbedding(nn.Module):
+    """First features of an atom: a learned vector per element, h = W[z] / sqrt(Z)."""
+
+    def __init__(self, num_elements: int, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_elements, channels))
+
+    def forward(self, elements: Int[Tensor, " N"]) -> Float[Tensor, "N K"]:
+        """Look up each atom's element."""
+        return self.weight.index_select(0, elements) * (1.0 / sqrt(self.weight.shape[0]))
+
+
+class RadialBasis(nn.Module):
+    """Bessel functions of an edge's length and the cutoff polynomial, optionally Agnesi's distance.
+
+    Frequencies, prefactor and r_max are buffers: a converted checkpoint keeps its own, which may be
+    rounded.
+    """
+
+    frequencies: Tensor
+    prefactor: Tensor
+    r_max: Tensor
+
+    def __init__(self, config: MaceConfig) -> None:
+        super().__init__()
+        frequencies, prefactor = bessel_parameters(config.r_max, config.num_bessel)
+        self.register_buffer("frequencies", frequencies)
+        self.register_buffer("prefactor", prefactor)
+        self.register_buffer("r_max", torch.tensor(config.r_max, dtype=torch.float64))
+        self.polynomial_cutoff = config.polynomial_cutoff
+        self.apply_cutoff = config.apply_cutoff
+        self.agnesi = AgnesiTransform() if config.distance_transform == "agnesi" else None
+
+    def forward(
+        self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
+    ) -> tuple[Float[Tensor, "E B"], Float[Tensor, "E 1"] | None]:
+        """Return the basis, and the cutoff where it is not yet part of the basis."""
+        cutoff = polynomial_cutoff(lengths, self.r_max, self.polynomial_cutoff).unsqueeze(-1)
+        if self.agnesi is not None:
+            lengths = self.agnesi(lengths, numbers, edges)
+        basis = bessel_basis(lengths, self.frequencies, self.prefactor)
+        return (basis * cutoff, None) if self.apply_cutoff else (basis, cutoff)
+
+
+class AgnesiTransform(nn.Module):
+    """Distance relative to the covalent radii of both atoms, see `maths.radial`."""
+
+    a: Tensor
+    q: Tensor
+    p: Tensor
+    covalent_radii: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        dtype = torch.float64
+        for name, value in (("a", 1.0805), ("q", 0.9183), ("p", 4.5791)):
+            self.register_buffer(name, torch.tensor(value, dtype=dtype))
+        self.register_buffer("covalent_radii", torch.tensor(covalent_radii, dtype=dtype))
+
+    def forward(
+        self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
+    ) -> Float[Tensor, " E"]:
+        """Transform the lengths."""
+        radii = self.covalent_radii[numbers]
+        r0 = 0.5 * (radii[edges[0]] + radii[edges[1]])
+        return agnesi_transform(lengths, r0, self.a, self.q, self.p)
+
+
+class PairRepulsion(nn.Module):
+    r"""Repulsion of two nuclei after Ziegler, Biersack and Littmark, cut at the covalent radii.
+
+    For every edge half of :math:`14.3996\, Z_i Z_j / r \cdot \phi(r/a)` eV goes to the receiver,
+    with :math:`a = 0.4543 \cdot 0.529 / (Z_i^{0.3} + Z_j^{0.3})` Å.
+    """
+
+    coefficients: Tensor
+    exponent: Tensor
+    prefactor: Tensor
+    covalent_radii: Tensor
+
+    decays = (3.2, 0.9423, 0.4028, 0.2016)
+
+    def __init__(self, polynomial_cutoff: int) -> None:
+        super().__init__()
+        dtype = torch.float64
+        self.polynomial_cutoff = polynomial_cutoff
+        phi = torch.tensor([0.1818, 0.5099, 0.2802, 0.02817], dtype=dtype)
+        self.register_buffer("coefficients", phi)
+        self.register_buffer("exponent", torch.tensor(0.3, dtype=dtype))
+        self.register_buffer("prefactor", torch.tensor(0.4543, dtype=dtype))
+        self.register_buffer("covalent_radii", torch.tensor(covalent_radii, dtype=dtype))
+
+    def forward(
+        self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
+    ) -> Float[Tensor, " N"]:
+        """Return the energy of each atom."""
+        charges = numbers.to(lengths.dtype)
+        screened = charges**self.exponent
+        sender, receiver = edges
+        a = self.prefactor * 0.529 / (screened[sender] + screened[receiver])
+        decays = lengths.new_tensor(self.decays)
+        phi = (self.coefficients * torch.exp(-decays * (lengths / a).unsqueeze(-1))).sum(-1)
+        radii = self.covalent_radii[numbers]
+        cutoff = polynomial_cutoff(lengths, radii[sender] + radii[receiver], self.polynomial_cutoff)
+        energy = 0.5 * 14.3996 * charges[sender] * charges[receiver] / lengths * phi * cutoff
+        return lengths.new_zeros(len(numbers)).index_add(0, receiver, energy)
+
+
+class RadialMLP(nn.Module):
+    """MLP from the radial basis of an edge to numbers per edge: x <- act(x W / sqrt(inputs)).
+
+    The last layer is linear, without act; act is silu times `SILU_NORM`.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(n_in, n_out)) for n_in, n_out in pairwise(widths)
+        )
+
+    def forward(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E n"]:
+        """Apply all layers."""
+        scale = 1.0
+        for layer, weight in enumerate(self.weights):
+            if layer:
+                x = silu(x)
+                scale = SILU_NORM
+            x = x @ (weight * (scale / sqrt(weight.shape[0])))
+        return x
+
+
+class LinearReadout(nn.Module):
+    """Energy of an atom, linear in its scalars: one number per head."""
+
+    def __init__(self, channels: int, num_heads: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight = nn.Parameter(torch.randn(channels, num_heads))
+
+    def forward(
+        self, features: Float[Tensor, "N D"], head: Int[Tensor, " N"]
+    ) -> Float[Tensor, " N"]:
+        """Return the energy that each atom's head reads."""
+        energies = features[:, : self.channels] @ (self.weight * (1.0 / sqrt(self.channels)))
+        return energies.gather(1, head.unsqueeze(1)).squeeze(1)
+
+
+class NonlinearReadout(nn.Module):
+    """Energy of an atom from its scalars through a hidden layer, of which each head has a part."""
+
+    def __init__(self, channels: int, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.channels, self.width, self.num_heads = channels, width, num_heads
+        self.hidden = nn.Parameter(torch.randn(channels, width * num_heads))
+        self.output = nn.Parameter(torch.randn(width * num_heads, num_heads))
+
+    def forward(
+        self, features: Float[Tensor, "N D"], head: Int[Tensor, " N"]
+    ) -> Float[Tensor, " N"]:
+        """Return the energy that each atom's head reads; other heads' hidden parts are masked."""
+        x = silu(features[:, : self.channels] @ (self.hidden * (1.0 / sqrt(self.channels))))
+        if self.num_heads > 1:
+            own = torch.arange(self.num_heads, device=head.device) == head.unsqueeze(1)
+            x = (x.unflatten(1, (self.num_heads, self.width)) * own.unsqueeze(2)).flatten(1)
+        scale = SILU_NORM / sqrt(self.output.shape[0])
+        return (x @ (self.output * scale)).gather(1, head.unsqueeze(1)).squeeze(1)

@@ -1,0 +1,301 @@
+"""From and to mace-torch: state dict and configuration, and its pickled ``.model`` files.
+
+Weights and buffers are taken as stored, also where they are rounded to float32; coupling
+coefficients that differ from those built here (a reduced basis, float32 rounding) come along and
+are saved with the model. Every entry of a state dict is either used, checked or refused by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.errors import CheckpointError, TrustError, require
+from bevatron.files import atomic_write
+from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
+from bevatron.models.mace.config import MaceConfig
+from bevatron.models.mace.layers import coupling_state
+from bevatron.models.mace.mace_torch_config import parse_config, write_config
+from bevatron.models.mace.mace_torch_layout import (
+    Piece,
+    coefficient_names,
+    constants,
+    pieces,
+    wigner_names,
+)
+from bevatron.models.mace.model import MACE
+
+
+def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any]) -> MACE:
+    """Build the model that a state dict of mace-torch belongs to.
+
+    Parameters
+    ----------
+    state_dict
+        Of a ``MACE`` or ``ScaleShiftMACE``.
+    config
+        What the state dict does not hold, with the keys of mace-torch's
+        ``extract_config_mace_model``; classes may be given by name or by their repr.
+
+    Returns
+    -------
+    MACE
+        In the floating-point type of the state dict.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration lacks a key or asks for something that this model has not.
+    CheckpointError
+        If the state dict lacks an entry or has one that is unknown or of another shape.
+    """
+    reader = _Reader(state_dict)
+    dtype = reader.dtype
+    settings = parse_config(config, reader.tensors)
+    couplings = _stored_couplings(settings, reader)
+    state: dict[str, Tensor] = {}
+    for piece in pieces(settings):
+        state[piece.ours] = reader.take(piece)
+    for ours, coupling in couplings.items():
+        state.update({f"{ours}.{key}": value for key, value in coupling_state(coupling).items()})
+    _check_constants(settings, reader)
+    reader.refuse_rest()
+    settings = _with_stored(settings, state, stored=bool(couplings))
+    model = MACE(settings, dtype)
+    for name, value in model.state_dict().items():
+        if name in {"atomic_energies", "scale", "shift"} and name in state:
+            state[name] = state[name].reshape(-1, *value.shape[1:]).expand(value.shape)
+    state["atomic_numbers"] = model.atomic_numbers
+    if not settings.scale_shift:
+        state.update(scale=model.scale, shift=model.shift)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"the state dict does not fit its configuration ({first})") from None
+    return model
+
+
+def to_mace_torch(model: MACE) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Write the state dict and configuration from which mace-torch builds the same model.
+
+    Returns
+    -------
+    tuple
+        A state dict complete enough for ``load_state_dict(strict=True)`` in mace-torch 0.3.16, and
+        plain values with the keys that `from_mace_torch` reads.
+    """
+    config, own = model.config, model.state_dict()
+    dtype = model.embedding.weight.dtype
+    state: dict[str, Tensor] = {}
+    flat: dict[str, list[Tensor]] = {}
+    for piece in pieces(config):
+        value = own[piece.ours].detach().cpu()
+        if -1 in piece.shape:
+            state[piece.theirs] = value.clone()
+        elif piece.flat:
+            flat.setdefault(piece.theirs, []).append(piece.to_theirs(value))
+        else:
+            state[piece.theirs] = piece.to_theirs(value).clone()
+    state.update({name: torch.cat(parts) for name, parts in flat.items()})
+    state.update(constants(config, dtype))
+    r_max = own["radial_basis.r_max"].detach().cpu().clone()
+    state.update({"r_max": r_max, "radial_embedding.bessel_fn.r_max": r_max.clone()})
+    for name in coefficient_names(config):
+        coupling = model.couplings(name.layer, name.degree)[name.nu - 1]
+        state[name.theirs] = coupling.dense(dtype)
+        state[name.flag] = torch.tensor(not len(coupling.values))
+    return state, write_config(config)
+
+
+def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
+    """Read a ``.model`` file of mace-torch, which must be installed.
+
+    Parameters
+    ----------
+    path
+        The file.
+    trust
+        Agree to unpickle it: a pickle can run any code that is in it.
+
+    Raises
+    ------
+    TrustError
+        Without ``trust``.
+    MissingPackageError
+        If mace-torch is not installed.
+    CheckpointError
+        If the file holds something else.
+    """
+    if not trust:
+        raise TrustError(
+            f"{path}: is a pickle, which can run any code that is in it; "
+            "if you trust where it comes from, say so (--trust)"
+        )
+    require("mace", "", distribution="mace-torch")
+    from mace.tools.scripts_utils import extract_config_mace_model
+
+    try:
+        module = torch.load(path, map_location="cpu", weights_only=False)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    config = extract_config_mace_model(module) if isinstance(module, torch.nn.Module) else {}
+    if "error" in config or not config:
+        raise CheckpointError(f"{path}: holds a {type(module).__name__}, expected a ScaleShiftMACE")
+    config["class"] = type(module).__name__
+    return from_mace_torch(module.state_dict(), config)
+
+
+def save_mace_torch_file(model: MACE, path: Path | str) -> None:
+    """Write a ``.model`` file that mace-torch, which must be installed, and its tools read.
+
+    Raises
+    ------
+    MissingPackageError
+        If mace-torch is not installed.
+    """
+    state, config = to_mace_torch(model)
+    module = build_mace_torch(config, model.embedding.weight.dtype)
+    module.load_state_dict(state)
+    with atomic_write(Path(path), CheckpointError) as file:
+        torch.save(module, file)
+
+
+def build_mace_torch(config: Mapping[str, Any], dtype: torch.dtype) -> torch.nn.Module:
+    """Build mace-torch's own module from a configuration of `to_mace_torch`."""
+    require("mace", "", distribution="mace-torch")
+    from e3nn.o3 import Irreps
+    from mace import modules
+
+    values = dict(config)
+    kind = getattr(modules, values.pop("class"))
+    for name in ("interaction_cls", "interaction_cls_first"):
+        values[name] = modules.interaction_classes[values[name]]
+    values["gate"] = torch.nn.functional.silu
+    for name in ("hidden_irreps", "MLP_irreps"):
+        values[name] = Irreps(values[name])
+    values["atomic_energies"] = torch.tensor(values["atomic_energies"], dtype=torch.float64).numpy()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        module: torch.nn.Module = kind(**values)
+    finally:
+        torch.set_default_dtype(before)
+    return module
+
+
+class _Reader:
+    """A state dict from which every entry is taken exactly once."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: value.detach().cpu() for name, value in tensors.items()}
+        self._used: dict[str, int] = {}
+        if "products.0.symmetric_contractions.weight" in self.tensors:
+            raise CheckpointError(
+                "the state dict is in cuEquivariance's layout; convert it to e3nn's first "
+                "(python -m mace.cli.convert_cueq_e3nn)"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the weights."""
+        if "node_embedding.linear.weight" not in self.tensors:
+            raise CheckpointError("the state dict has no 'node_embedding.linear.weight'")
+        return self.tensors["node_embedding.linear.weight"].dtype
+
+    def get(self, name: str) -> Tensor:
+        """Take a whole tensor."""
+        if name not in self.tensors:
+            raise CheckpointError(f"the state dict has no '{name}'")
+        self._used[name] = self.tensors[name].numel()
+        return self.tensors[name]
+
+    def take(self, piece: Piece) -> Tensor:
+        """Take the next stretch of a flat tensor, or a whole one."""
+        if not piece.flat:
+            values = self.get(piece.theirs)
+            return values.clone() if -1 in piece.shape else self._shaped(piece, values)
+        start = self._used.get(piece.theirs, 0)
+        whole = self.get(piece.theirs)
+        self._used[piece.theirs] = start + piece.size
+        return self._shaped(piece, whole.reshape(-1)[start : start + piece.size])
+
+    def _shaped(self, piece: Piece, values: Tensor) -> Tensor:
+        if values.numel() != piece.size:
+            raise CheckpointError(
+                f"the state dict's '{piece.theirs}' has {self.tensors[piece.theirs].numel()} "
+                f"numbers, which does not fit the configuration"
+            )
+        return piece.to_ours(values).clone()
+
+    def optional(self, name: str) -> Tensor | None:
+        """Take a tensor that may be absent."""
+        return self.get(name) if name in self.tensors else None
+
+    def refuse_rest(self) -> None:
+        """Raise if an entry was not used to its end."""
+        for name, value in self.tensors.items():
+            if name not in self._used:
+                raise CheckpointError(
+                    f"the state dict has an entry that is not understood: '{name}'"
+                )
+            if self._used[name] != value.numel():
+                raise CheckpointError(
+                    f"the state dict's '{name}' has {value.numel()} numbers, "
+                    f"the configuration wants {self._used[name]}"
+                )
+
+
+def _stored_couplings(config: MaceConfig, reader: _Reader) -> dict[str, CouplingTensor]:
+    """Return the checkpoint's coefficients by our names, empty if all equal those built here."""
+    found: dict[str, CouplingTensor] = {}
+    equal = True
+    for name in coefficient_names(config):
+        stored = reader.get(name.theirs)
+        reader.optional(name.flag)
+        found[name.ours] = CouplingTensor.from_dense(stored, name.degree)
+        exact = symmetric_coefficients(config.l_max, name.degree, name.nu).dense()
+        equal &= stored.shape == exact.shape and bool((stored - exact).abs().max() < 1e-13)
+    return {} if equal else found
+
+
+def _check_constants(config: MaceConfig, reader: _Reader) -> None:
+    """Check what carries no information: masks, empty biases, numbers that the config has too."""
+    expected = constants(config, torch.float64)
+    wigner = dict(wigner_names(config))
+    for name, value in expected.items():
+        stored = reader.optional(name)
+        if stored is None:
+            if name in {"atomic_numbers", "num_interactions"}:
+                raise CheckpointError(f"the state dict has no '{name}'")
+            continue
+        if stored.shape != value.shape or not torch.allclose(
+            stored.double(), value.double(), atol=1e-6
+        ):
+            reason = "other signs or order of components" if name in wigner else "another value"
+            raise CheckpointError(f"the state dict's '{name}' is not as expected: {reason}")
+    for name in ("r_max", "radial_embedding.bessel_fn.r_max"):
+        stored = reader.optional(name)
+        if stored is not None and abs(float(stored) - config.r_max) > 1e-5:
+            raise CheckpointError(
+                f"the state dict's '{name}' is {float(stored)}, not {config.r_max}"
+            )
+
+
+def _with_stored(config: MaceConfig, state: dict[str, Tensor], *, stored: bool) -> MaceConfig:
+    """Write into the configuration what the state dict holds of it."""
+
+    def values(name: str) -> tuple[float, ...]:
+        return tuple(float(value) for value in state[name].reshape(-1))
+
+    energies = state["atomic_energies"].reshape(-1, config.num_elements).double().tolist()
+    return replace(
+        config,
+        atomic_energies=tuple(tuple(row) for row in energies),
+        scale=values("scale") if config.scale_shift else (1.0,),
+        shift=values("shift") if config.scale_shift else (0.0,),
+        coefficients="stored" if stored else "exact",
+    )

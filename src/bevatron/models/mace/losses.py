@@ -1,0 +1,188 @@
+"""The losses of MACE: what is compared, how it is weighed, over what it is averaged.
+
+Every term is a sum over the labels of this batch divided by the number of labels of the whole
+step, so that unequal batches stay unbiased. With a label on every structure each equals the
+reduction of mace-torch (mace/modules/loss.py); structures without a label, and repeated samples of
+weight zero, count neither in the sum nor in the number.
+
+Weights: `StructureBatch.energy_weight` and its like are the structure's weight times the label's.
+
+=========  ==================================================================================
+weighted   w ((E - E_ref)/N)^2, w (F - F_ref)^2, w (stress - stress_ref)^2, w ((virial -
+           virial_ref)/N)^2
+huber      w h_d of the same differences, unsquared (mace-torch leaves w out here)
+universal  h_d(w x, w x_ref); for forces d shrinks with the size of the reference force:
+           d, 0.7 d, 0.4 d, 0.1 d below 100, 200, 300 eV/Å and above
+l1l2       w |E - E_ref|/N and the length of the force error of an atom
+=========  ==================================================================================
+
+h_d(x) = x^2/2 for |x| < d, d (|x| - d/2) beyond.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from bevatron.data.samples import StructureBatch
+from bevatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StageTwo:
+    """Weights of the second stage of training, which stresses energies.
+
+    Attributes
+    ----------
+    start_epoch
+        First epoch of the stage, counted from 0.
+    energy_weight, forces_weight, stress_weight, virials_weight
+        As in `LossConfig`.
+    """
+
+    start_epoch: int
+    energy_weight: float = 1000.0
+    forces_weight: float = 100.0
+    stress_weight: float = 0.0
+    virials_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss and its weights.
+
+    Attributes
+    ----------
+    kind
+        See the table of this module.
+    energy_weight, forces_weight, stress_weight, virials_weight
+        Factors of the terms; a term of weight 0 is not computed.
+    huber_delta
+        d of ``huber`` and ``universal``.
+    stage_two
+        Other weights from some epoch on.
+
+    Raises
+    ------
+    ConfigError
+        For negative weights, none above zero, or virials with a loss that has no such term.
+    """
+
+    kind: Literal["weighted", "huber", "universal", "l1l2"] = "weighted"
+    energy_weight: float = 1.0
+    forces_weight: float = 100.0
+    stress_weight: float = 0.0
+    virials_weight: float = 0.0
+    huber_delta: float = 0.01
+    stage_two: StageTwo | None = None
+
+    def __post_init__(self) -> None:
+        for where, stage in (("", self), ("stage_two.", self.stage_two)):
+            if stage is None:
+                continue
+            weights = term_weights(stage)
+            for name, weight in weights.items():
+                if weight < 0:
+                    raise ConfigError(f"{where}{name}_weight: expected 0 or more, got {weight}")
+            if not any(weights.values()):
+                raise ConfigError(
+                    f"{where}energy_weight: all weights are 0, nothing would be learnt"
+                )
+            if weights["virials"] and self.kind != "weighted":
+                raise ConfigError(
+                    f"{where}virials_weight: loss '{self.kind}' has no virials; use stress_weight"
+                )
+            if weights["stress"] and self.kind == "l1l2":
+                raise ConfigError(f"{where}stress_weight: loss 'l1l2' has energies and forces only")
+        if self.huber_delta <= 0:
+            raise ConfigError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
+
+
+def term_weights(stage: LossConfig | StageTwo) -> dict[str, float]:
+    """Return the factors of the terms by name."""
+    return {
+        "energy": stage.energy_weight,
+        "forces": stage.forces_weight,
+        "stress": stage.stress_weight,
+        "virials": stage.virials_weight,
+    }
+
+
+def label_counts(batch: StructureBatch) -> dict[str, Tensor]:
+    """Count the numbers that each term averages over: energies, force and stress components."""
+    num_atoms = (batch.graph_ptr[1:] - batch.graph_ptr[:-1]).double()
+    stress = 9.0 * batch.has_stress.sum().double()
+    return {
+        "energy": batch.has_energy.sum().double(),
+        "forces": 3.0 * (num_atoms * batch.has_forces).sum(),
+        "stress": stress,
+        "virials": stress,
+    }
+
+
+def loss_sum(
+    term: str, kind: str, batch: StructureBatch, outputs: Mapping[str, Tensor], delta: float
+) -> Tensor:
+    """Sum one term over the labels of a batch; divided by its count it is mace's mean.
+
+    Structures without the label have weight 0, and reference 0: their difference is masked before
+    it is squared, so that no gradient, however large, comes from them.
+    """
+    if term == "energy":
+        num_atoms = batch.graph_ptr[1:] - batch.graph_ptr[:-1]
+        found, wanted = outputs["energy"] / num_atoms, batch.energy / num_atoms
+        weight, counts = batch.energy_weight, batch.has_energy
+    elif term == "forces":
+        found, wanted = outputs["forces"], batch.forces
+        weight = batch.forces_weight[batch.graph, None]
+        counts = batch.has_forces[batch.graph, None]
+    else:
+        found, wanted = label_stress(batch, outputs), batch.stress
+        weight, counts = batch.stress_weight[:, None, None], batch.has_stress[:, None, None]
+        if term == "virials":
+            num_atoms = (batch.graph_ptr[1:] - batch.graph_ptr[:-1])[:, None, None]
+            volume = torch.linalg.det(batch.cell).abs()[:, None, None]
+            found, wanted = outputs["virials"] / num_atoms, -wanted * volume / num_atoms
+    found = torch.where(counts, found, wanted)
+    if kind == "weighted":
+        return (weight * (found - wanted).square()).sum()
+    if kind == "huber":
+        return (weight * huber_loss(found, wanted, reduction="none", delta=delta)).sum()
+    if kind == "universal":
+        return _universal(found * weight, wanted * weight, delta, conditional=term == "forces")
+    if term == "energy":
+        return (weight * (found - wanted).abs()).sum()
+    # mace-torch's mean is over atoms, the count here is of components.
+    lengths: Tensor = torch.linalg.vector_norm(found - wanted, dim=-1)
+    return 3.0 * (weight[:, 0] * lengths).sum()
+
+
+def label_stress(batch: StructureBatch, outputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the stress that labels are compared with: that of the cell as the file gives it.
+
+    It differs from the model's where an axis is open (see `model.stress_volume`).
+    """
+    stress = outputs["stress"]
+    if "virials" not in outputs:
+        return stress
+    volume = torch.linalg.det(batch.cell).abs()
+    partly = batch.pbc.any(dim=1) & ~batch.pbc.all(dim=1) & (volume > 0)
+    by_cell = -outputs["virials"] / volume.clamp(min=1e-30)[:, None, None]
+    return torch.where(partly[:, None, None], by_cell, stress)
+
+
+def _universal(found: Tensor, wanted: Tensor, delta: float, *, conditional: bool) -> Tensor:
+    """Huber loss whose delta shrinks for large forces."""
+    if not conditional:
+        return huber_loss(found, wanted, reduction="sum", delta=delta)
+    size = torch.linalg.vector_norm(wanted, dim=-1, keepdim=True)
+    factors = wanted.new_tensor([1.0, 0.7, 0.4, 0.1])
+    limit = (
+        delta * factors[torch.bucketize(size, size.new_tensor([100.0, 200.0, 300.0]), right=True)]
+    )
+    difference = (found - wanted).abs()
+    quadratic = 0.5 * difference.square()
+    return torch.where(difference < limit, quadratic, limit * (difference - 0.5 * limit)).sum()

@@ -1,0 +1,147 @@
+"""The task of learning an interatomic potential: batches, loss and errors of MACE."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bevatron.data.samples import StructureBatch, collate_structures
+from bevatron.models.common.metrics import ErrorSums, error_rows
+from bevatron.models.mace.losses import (
+    LossConfig,
+    StageTwo,
+    label_counts,
+    label_stress,
+    loss_sum,
+    term_weights,
+)
+from bevatron.task import Loss
+from bevatron.typing import Arrays, IntArray
+
+QUANTITIES = ("energy", "energy_per_atom", "forces", "stress", "virials_per_atom")
+"""What errors are reported of, in eV, eV, eV/Å, eV/Å^3 and eV; forces by component."""
+
+
+class MaceTask:
+    """Loss and metrics of an interatomic potential (the protocol `bevatron.task.Task`).
+
+    Parameters
+    ----------
+    loss
+        The loss and its weights.
+    heads
+        Names of the model's heads; with more than one, errors are reported for each.
+    """
+
+    def __init__(self, loss: LossConfig | None = None, heads: Sequence[str] = ("default",)) -> None:
+        self.config = loss if loss is not None else LossConfig()
+        self.heads = tuple(heads)
+        self._stage: LossConfig | StageTwo = self.config
+
+    def collate(
+        self, samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
+    ) -> StructureBatch:
+        """Put structures together."""
+        return collate_structures(samples, indices, weights)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the weights of the stage that the epoch belongs to."""
+        two = self.config.stage_two
+        self._stage = two if two is not None and epoch >= two.start_epoch else self.config
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Factors of the terms in the current stage."""
+        return term_weights(self._stage)
+
+    def normalisers(self, batch: StructureBatch) -> dict[str, Tensor]:
+        """Count the labels that each term averages over."""
+        return label_counts(batch)
+
+    def loss(
+        self, model: torch.nn.Module, batch: StructureBatch, normalisers: Mapping[str, Tensor]
+    ) -> Loss:
+        """Compute the loss; each term is a sum over this batch divided by the step's count.
+
+        A term without any label in the whole step is zero.
+        """
+        active = {term: weight for term, weight in self.weights.items() if weight > 0}
+        compute = {"energy", *active} | ({"stress", "virials"} if "stress" in active else set())
+        compute |= {"stress"} if "virials" in active else set()
+        outputs = model(batch, compute=compute, create_graph=True)
+        total = torch.zeros((), dtype=outputs["energy"].dtype, device=outputs["energy"].device)
+        terms = {}
+        for term, weight in active.items():
+            count = normalisers[term].to(total.device).clamp(min=1.0)
+            sums = loss_sum(term, self.config.kind, batch, outputs, self.config.huber_delta)
+            value = weight * sums / count
+            terms[term] = value.detach()
+            total = total + value
+        return Loss(total=total, terms=terms)
+
+    def predict(self, model: torch.nn.Module, batch: StructureBatch) -> dict[str, Tensor]:
+        """Compute energies and forces, and stress and virials where a structure has a cell."""
+        compute = ["energy", "forces"]
+        if bool(batch.pbc.all(dim=1).any()) or bool(batch.has_stress.any()):
+            compute += ["stress", "virials"]
+        outputs = model(batch, compute=compute, create_graph=False)
+        return {name: value.detach() for name, value in outputs.items()}
+
+    def metrics(self) -> "MaceMetrics":
+        """Begin new running sums."""
+        return MaceMetrics(self.heads)
+
+
+class MaceMetrics:
+    """Mean absolute and root mean square errors, per head where there are several.
+
+    Names are ``energy_per_atom_mae``, ``forces_rmse``, ...; see `QUANTITIES` for units.
+    """
+
+    def __init__(self, heads: Sequence[str] = ("default",)) -> None:
+        self._errors = ErrorSums(QUANTITIES, heads)
+
+    def update(self, batch: StructureBatch, outputs: Mapping[str, Tensor]) -> None:
+        """Add a batch."""
+        self._errors.add(per_structure_errors(batch, outputs), batch.head)
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector."""
+        return self._errors.sums()
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums."""
+        self._errors.load_sums(sums)
+
+    def compute(self) -> dict[str, float]:
+        """Compute the errors by name; what has no label is left out."""
+        return self._errors.compute()
+
+
+def per_structure_errors(batch: StructureBatch, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum up the errors of each structure, to be grouped at will.
+
+    Returns
+    -------
+    For each of `QUANTITIES` [G, 3]: how many numbers were compared (0 without a label), the sum of
+    their absolute and that of their squared errors; `bevatron.models.common.metrics.group_errors`
+    makes a table of it.
+    """
+    num_atoms = batch.graph_ptr[1:] - batch.graph_ptr[:-1]
+    energy = outputs["energy"] - batch.energy
+    rows = {
+        "energy": error_rows(energy, batch.has_energy),
+        "energy_per_atom": error_rows(energy / num_atoms, batch.has_energy),
+    }
+    nothing = torch.zeros_like(rows["energy"])
+    rows["forces"] = rows["stress"] = rows["virials_per_atom"] = nothing
+    if "forces" in outputs:
+        error = outputs["forces"] - batch.forces
+        rows["forces"] = error_rows(error, batch.has_forces, batch.graph, batch.num_graphs)
+    if "stress" in outputs:
+        rows["stress"] = error_rows(label_stress(batch, outputs) - batch.stress, batch.has_stress)
+    if "virials" in outputs:
+        volume = torch.linalg.det(batch.cell).abs()[:, None, None]
+        error = (outputs["virials"] + batch.stress * volume) / num_atoms[:, None, None]
+        rows["virials_per_atom"] = error_rows(error, batch.has_stress)
+    return rows
