@@ -91,6 +91,7 @@ def speed(work: Path, dataset: str, repeats: int) -> None:
     batches = plan["batches"]["0"][0][:SPEED_BATCHES]
     warm_up, loads = batches[:WARM_UP_BATCHES], [os.getloadavg()]
     rows: list[dict[str, Any]] = []
+    seconds: list[dict[str, list[float]]] = []
     versions: dict[str, str] = {}
     for threads in (1, 2):
         # The first side writes the weights that the other converts.
@@ -107,12 +108,14 @@ def speed(work: Path, dataset: str, repeats: int) -> None:
                 for repeat in range(repeats):
                     for side in sides if repeat % 2 == 0 else reversed(sides):
                         times[side.name].append(side.ask(what, dtype, batches)["seconds"])
+                seconds.append(times)
                 rows.append(speed_row(what, dtype, threads, times))
                 print(rows[-1], flush=True)
         for side in sides:
             side.close()
     loads.append(os.getloadavg())
-    write_speed(rows, dataset, versions, loads)
+    extra = {"seconds": seconds, "load_average": loads, "repeats": repeats}
+    write_speed(rows, dataset, versions, extra)
 
 
 def check_outputs(sides: list[Side], dtype: str, batches: list[list[int]]) -> None:
@@ -128,55 +131,35 @@ def check_outputs(sides: list[Side], dtype: str, batches: list[list[int]]) -> No
 
 
 def speed_row(what: str, dtype: str, threads: int, times: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians of each side, and the ratio; > 1 means ours is faster."""
+    """Medians of each side, and the ratio; above 1 ours is faster."""
     theirs, ours = times["mace-torch"], times["bevatron"]
     ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
     return {
-        "what": what,
-        "dtype": dtype,
+        "": {"train": "training", "infer": "energies and forces"}[what],
+        "precision": dtype,
         "threads": threads,
-        "mace_torch_s": statistics.median(theirs),
-        "bevatron_s": statistics.median(ours),
+        "mace-torch (e3nn), s": statistics.median(theirs),
+        "bevatron, s": statistics.median(ours),
         "ratio": statistics.median(theirs) / statistics.median(ours),
-        "ratio_range": [min(ratios), max(ratios)],
-        "seconds": times,
+        "of single pairs": f"{min(ratios):.2f} to {max(ratios):.2f}",
     }
 
 
 def write_speed(
-    rows: list[dict[str, Any]],
-    dataset: str,
-    versions: dict[str, str],
-    loads: list[tuple[float, float, float]],
+    rows: list[dict[str, Any]], dataset: str, versions: dict[str, str], extra: dict[str, Any]
 ) -> None:
     count = SPEED_BATCHES * int(TRAINING["batch_size"])
-    table = [
-        "| | precision | threads | mace-torch (e3nn) s | bevatron s | ratio | of single pairs |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    names = {"train": "training", "infer": "energies and forces"}
-    for row in rows:
-        low, high = row["ratio_range"]
-        table.append(
-            f"| {names[row['what']]} | {row['dtype']} | {row['threads']} | "
-            f"{row['mace_torch_s']:.3f} | {row['bevatron_s']:.3f} | {row['ratio']:.2f} | "
-            f"{low:.2f}-{high:.2f} |"
-        )
-    repeats = len(rows[0]["seconds"]["bevatron"])
-    text = (
+    before, after = extra["load_average"]
+    notes = (
         f"One pass over {count} structures of {dataset} in batches of "
-        f"{TRAINING['batch_size']}: medians of {repeats} alternating repetitions, ratio = "
+        f"{TRAINING['batch_size']}: medians of {extra['repeats']} alternating repetitions, ratio = "
         f"mace-torch / bevatron (above 1: ours is faster). {architecture()} Training: collation, "
         "forward, double backward, clipping, Adam, averaged weights. Before timing, forces of "
         "both agree to 1e-9 eV/Å in float64. Load average of the machine (1, 5, 15 minutes) "
-        f"{loads[0]} before and {loads[-1]} after; the runs themselves make 1 to 2 of it. "
+        f"{before} before and {after} after; the runs themselves make 1 to 2 of it. "
         f"{', '.join(f'{name} {value}' for name, value in versions.items())}."
     )
-    write_result(
-        "mace-torch-speed",
-        {"rows": rows, "versions": versions, "load_average": loads, "dataset": dataset},
-        f"# Speed beside mace-torch\n\n{text}\n\n" + "\n".join(table),
-    )
+    write_result("mace_torch_speed", rows, notes, extra={"peer_versions": versions, **extra})
 
 
 def learn(work: Path) -> None:
@@ -219,56 +202,52 @@ def write_learning(results: list[dict[str, Any]], plan: dict[str, Any]) -> None:
     ]
     rows = [summary(results, dataset) for dataset in DATASETS]
     training = plan["training"]
-    table = [
-        "| test RMSE | forces meV/Å | forces meV/Å | ratio | energy meV/atom | energy meV/atom |",
-        "|---|---|---|---|---|---|",
-        "| | mace-torch | bevatron | of means | mace-torch | bevatron |",
-        *(table_row(row) for row in rows),
-    ]
     worst = max(row["largest_relative_difference"] for row in losses)
-    sizes = {
-        name: {part: len(values[part]) for part in ("train", "valid", "test")}
+    sizes = "; ".join(
+        f"{name} {' + '.join(str(len(values[part])) for part in ('train', 'valid', 'test'))}"
         for name, values in plan["datasets"].items()
-    }
-    text = (
-        f"Errors on the test part after {training['epochs']} epochs, averaged weights of the last "
-        f"epoch; mean of seeds {', '.join(map(str, SEEDS))} (lowest to highest). Structures: "
-        f"{sizes}. {architecture()} Adam with amsgrad, rate {training['lr']} times "
-        f"{training['gamma']} per epoch, averaging {training['ema']}, clipping "
-        f"{training['clip']}, batches of {training['batch_size']}, float64, loss energy : forces "
-        f"= {training['energy_weight']} : {training['forces_weight']}, one thread. Both sides "
-        "start from the same weights and see the same batches; ours is `bevatron.train.fit`. The "
-        f"first {NUM_LOSSES} losses of all {len(losses)} pairs of runs agree to {worst:.1e} "
-        "relative."
     )
-    write_result(
-        "mace-torch-learning",
-        {"summary": rows, "first_losses": losses, "runs": slim(results), "training": training},
-        f"# What is learned beside mace-torch\n\n{text}\n\n" + "\n".join(table),
+    peer = results[0]["mace-torch"]["versions"]
+    notes = (
+        f"Root mean square errors on the test part after {training['epochs']} epochs, averaged "
+        f"weights of the last epoch: mean of seeds {', '.join(map(str, SEEDS))} (lowest to "
+        f"highest); energies per atom. Structures for training, validation and test: {sizes}. "
+        f"{architecture()} Adam with amsgrad, rate {training['lr']} times {training['gamma']} per "
+        f"epoch, averaging {training['ema']}, clipping {training['clip']}, batches of "
+        f"{training['batch_size']}, float64, loss energy : forces = {training['energy_weight']} : "
+        f"{training['forces_weight']}, one thread. Both sides start from the same weights and see "
+        "the same batches; ours is `bevatron.train.fit`. The first "
+        f"{NUM_LOSSES} losses of all {len(losses)} pairs of runs agree to {worst:.1e} relative. "
+        f"{', '.join(f'{name} {value}' for name, value in peer.items())}."
     )
+    extra = {"first_losses": losses, "runs": slim(results), "training": training}
+    write_result("mace_torch_learning", rows, notes, extra=extra)
     print(json.dumps(losses, indent=1))
 
 
 def summary(results: list[dict[str, Any]], dataset: str) -> dict[str, Any]:
-    """Test errors of all seeds of a data set."""
-    row: dict[str, Any] = {"dataset": dataset}
-    for side in SIDES:
-        for error in ("rmse_f", "rmse_e_per_atom"):
-            values = [r[side]["test"][error] for r in results if r["dataset"] == dataset]
-            row[f"{side} {error}"] = {"mean": statistics.mean(values), "values": values}
-    row["ratio"] = row["bevatron rmse_f"]["mean"] / row["mace-torch rmse_f"]["mean"]
-    return row
+    """Test errors of a data set over all seeds."""
+    errors = {
+        side: {
+            error: [r[side]["test"][error] * 1e3 for r in results if r["dataset"] == dataset]
+            for error in ("rmse_f", "rmse_e_per_atom")
+        }
+        for side in SIDES
+    }
 
-
-def table_row(row: dict[str, Any]) -> str:
     def cell(side: str, error: str) -> str:
-        values = row[f"{side} {error}"]["values"]
-        mean = row[f"{side} {error}"]["mean"]
-        return f"{mean * 1e3:.2f} ({min(values) * 1e3:.2f}-{max(values) * 1e3:.2f})"
+        values = errors[side][error]
+        return f"{statistics.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
-    cells = [row["dataset"], cell("mace-torch", "rmse_f"), cell("bevatron", "rmse_f")]
-    cells += [f"{row['ratio']:.4f}", cell("mace-torch", "rmse_e_per_atom")]
-    return "| " + " | ".join([*cells, cell("bevatron", "rmse_e_per_atom")]) + " |"
+    theirs, ours = (statistics.mean(errors[side]["rmse_f"]) for side in SIDES)
+    return {
+        "data": dataset,
+        "forces meV/Å, mace-torch": cell("mace-torch", "rmse_f"),
+        "bevatron": cell("bevatron", "rmse_f"),
+        "bevatron / mace-torch": ours / theirs,
+        "energy meV, mace-torch": cell("mace-torch", "rmse_e_per_atom"),
+        "energy meV, bevatron": cell("bevatron", "rmse_e_per_atom"),
+    }
 
 
 def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class Ours:
         self.plan, self.seed, self.dtype = plan, seed, dtype
         part = plan["datasets"][dataset]
         stores = folder / f"store-{dataset}"
-        store = prepare_structures([part["file"]], stores, plan["architecture"]["r_max"], workers=1)
+        store = prepare_structures([part["file"]], stores, plan["architecture"]["r_max"], workers=0)
         self.parts = {name: Subset(store, part[name]) for name in ("train", "valid", "test")}
         self.sizes = {name: batch_sizes(subset) for name, subset in self.parts.items()}
         training = plan["training"]

@@ -93,7 +93,9 @@ class Peer:
         torch.save(self.model.state_dict(), folder / "initial.pt")
         config = scripts_utils.extract_config_mace_model(self.model)
         config["class"] = type(self.model).__name__
-        (folder / "config.json").write_text(json.dumps(config, default=plain))
+        # Irreps are tuples, which JSON would spell out.
+        named = {k: str(v) if type(v).__name__ == "Irreps" else v for k, v in config.items()}
+        (folder / "config.json").write_text(json.dumps(named, default=plain))
 
 
 def arguments(plan, seed, dtype):
