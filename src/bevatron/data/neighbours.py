@@ -5,6 +5,8 @@ leads from the sender i to the receiver j, and its vector is r_j - r_i + S.cell.
 twice, once in each direction. An atom is a neighbour of its own periodic images, never of itself.
 """
 
+import math
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -109,14 +111,22 @@ def span_volume(
     of the other periodic ones by at least ``thinnest`` Å, so the answer does not depend on how
     large the cell is otherwise.
     """
-    rows = cell[periodic]
-    if len(rows) == 0:
+    a = [row for row, axis in zip(cell.tolist(), periodic.tolist(), strict=True) if axis]
+    if not a or not all(math.isfinite(x) for row in a for x in row):
         return False
-    # |1/height| of each vector is the length of its reciprocal one, a column of the pseudo-inverse.
-    if not np.isfinite(rows).all() or np.linalg.matrix_rank(rows) < len(rows):
-        return False
-    inverse_heights = np.linalg.norm(np.linalg.pinv(rows), axis=0)
-    return bool((inverse_heights * thinnest <= 1).all())
+    # In plain numbers: a call into linear algebra takes longer than all of this.
+    lengths = [math.hypot(*row) for row in a]
+    if len(a) == 1:
+        return lengths[0] >= thinnest
+    areas = [math.hypot(*_cross(u, v)) for u, v in combinations(a, 2)]
+    if len(a) == 2:
+        return areas[0] > 0 and areas[0] >= thinnest * max(lengths)
+    volume: float = abs(sum(x * y for x, y in zip(_cross(a[0], a[1]), a[2], strict=True)))
+    return volume > 0 and volume >= thinnest * max(areas)
+
+
+def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
 
 
 def _without_open_axes(

@@ -9,7 +9,7 @@ import numpy as np
 
 from bevatron.data.readers.ase_files import survey_frame
 from bevatron.data.readers.base import FileState, RawFrame, Survey, content_hash
-from bevatron.errors import DataError, require
+from bevatron.errors import BevatronError, DataError, require
 from bevatron.typing import IntArray
 
 DATABASE_SUFFIXES = frozenset({".db", ".json", ".aselmdb"})
@@ -44,7 +44,7 @@ class DatabaseFile:
         self._handle: tuple[int, Any] | None = None
         try:
             self._ids = _row_ids(self._database())
-        except (DataError, ImportError):
+        except BevatronError:
             raise
         except Exception as error:  # noqa: BLE001  each backend has errors of its own
             raise _unreadable(self.name, error) from None
@@ -106,8 +106,8 @@ class DatabaseFile:
         return self._handle[1]
 
 
-def _unreadable(name: str, error: Exception) -> DataError:
-    if isinstance(error, DataError):
+def _unreadable(name: str, error: Exception) -> BevatronError:
+    if isinstance(error, BevatronError):
         return error
     return DataError(f"{name}: cannot be read as an ASE database ({type(error).__name__}: {error})")
 
@@ -117,6 +117,9 @@ def _connect(path: Path) -> Any:
 
     if path.suffix == ".aselmdb":
         require("ase_db_backends", "aselmdb")
+        # ASE's class complains on the console when it cannot open what it is given; lmdb says why.
+        options = {"subdir": False, "readonly": True, "lock": False}
+        require("lmdb", "aselmdb").open(str(path), **options).close()
         return ase.db.connect(path, type="aselmdb", use_lock_file=False, readonly=True)
     return ase.db.connect(path, use_lock_file=False)
 

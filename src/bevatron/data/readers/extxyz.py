@@ -11,6 +11,7 @@ import gzip
 import lzma
 import os
 import zlib
+from array import array
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -105,8 +106,8 @@ class _Scan:
 
     def __init__(self, name: str, watched: frozenset[str]) -> None:
         self.name = name
-        self.starts: list[int] = []
-        self.stops: list[int] = []
+        self.starts = array("q")
+        self.stops = array("q")
         self.survey = Survey()
         self._watched = watched
         self._watch: dict[Signature, list[str]] = {}
@@ -187,7 +188,7 @@ class _Scan:
             header = parse_comment(comment.decode("utf-8", "replace"))
         except DataError as error:
             raise DataError(f"{self.name}, frame {frame}: {error}") from None
-        names = tuple(header.columns.names) if header.columns else ()
+        names = header.columns.others if header.columns else ()
         signature = Signature(tuple(header.info), names, bool(header.pbc.any()))
         self.survey.note(frame, signature, num_atoms)
         watch = self._watch.get(signature)

@@ -15,13 +15,17 @@ from bevatron.typing import BoolArray, FloatArray
 
 
 class Columns(NamedTuple):
-    """What ``Properties`` says of the columns: where each begins and how wide it is."""
+    """What ``Properties`` says of the columns: where each begins and how wide it is.
+
+    ``others`` are the names of all but positions and elements.
+    """
 
     names: dict[str, tuple[int, int, str]]
     width: int
     positions: int
     species: int | None
     numbers: int | None
+    others: tuple[str, ...]
 
 
 class Header(NamedTuple):
@@ -114,10 +118,12 @@ def parse_properties(text: str) -> Columns:
         raise DataError(f"Properties is '{text[:80]}', which has no positions (pos:R:3)")
     if species is None and atomic is None:
         raise DataError(f"Properties is '{text[:80]}', which has no elements (species:S:1)")
-    return Columns(names, place, positions[0], species, atomic)
+    known = {positions[0], species, atomic}
+    others = tuple(name for name, (first, _, _) in names.items() if first not in known)
+    return Columns(names, place, positions[0], species, atomic, others)
 
 
-_PLAIN = Columns({"species": (0, 1, "S"), "pos": (1, 3, "R")}, 4, 1, 0, None)
+_PLAIN = Columns({"species": (0, 1, "S"), "pos": (1, 3, "R")}, 4, 1, 0, None, ())
 
 
 def parse_frame(text: bytes, wanted: frozenset[str]) -> RawFrame:

@@ -131,6 +131,8 @@ def watched_names(options: LabelOptions) -> frozenset[str]:
 def find_keys(file: str, survey: Survey, options: LabelOptions) -> LabelKeys:
     """Decide which names of a file hold its labels.
 
+    With ``allow_unlabelled`` nothing is refused here.
+
     Raises
     ------
     DataError
@@ -150,9 +152,10 @@ def find_keys(file: str, survey: Survey, options: LabelOptions) -> LabelKeys:
             continue
         (best, name), others = found[0], found[1:]
         names[quantity] = name
-        rivals[quantity] = tuple(n for t, n in others if t == best or t < NUM_EXPLICIT)
         unused[quantity] = tuple(n for t, n in others if t != best and t >= NUM_EXPLICIT)
-        _refuse_mixture(file, quantity, name, [n for _, n in others], survey)
+        if not options.allow_unlabelled:
+            rivals[quantity] = tuple(n for t, n in others if t == best or t < NUM_EXPLICIT)
+            _refuse_mixture(file, quantity, name, [n for _, n in others], survey)
     _prefer_explicit(names, rivals, unused)
     if not options.allow_unlabelled:
         _refuse_missing_energy(file, names, survey, options)
