@@ -52,7 +52,7 @@ class TrustError(BevatronError):
     """A file would have to be unpickled, which can run any code that is in it."""
 
 
-def require(package: str, extra: str) -> ModuleType:
+def require(package: str, extra: str, *, distribution: str | None = None) -> ModuleType:
     """Import an optional package or say which extra brings it.
 
     Parameters
@@ -61,6 +61,8 @@ def require(package: str, extra: str) -> ModuleType:
         The module's import name.
     extra
         The extra of bevatron that installs it.
+    distribution
+        What to install instead, for a package that no extra of bevatron brings.
 
     Raises
     ------
@@ -77,6 +79,7 @@ def require(package: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != package.split(".", maxsplit=1)[0]:
             raise
+        wanted = distribution or f"'bevatron[{extra}]'"
         raise MissingPackageError(
-            f"the package '{package}' is not installed; `pip install 'bevatron[{extra}]'` brings it"
+            f"the package '{package}' is not installed; `pip install {wanted}` brings it"
         ) from None

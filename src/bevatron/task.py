@@ -86,7 +86,9 @@ class Metrics(Protocol):
 class Task(Protocol[B_contra]):
     """Loss and metrics of one kind of model on one kind of batch."""
 
-    collate: Collate
+    @property
+    def collate(self) -> Collate:
+        """Puts samples together; picklable without the model."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Take note of the epoch, for losses whose weights change during training."""

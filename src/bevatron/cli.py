@@ -1,0 +1,475 @@
+"""The command ``bevatron``. No logic: each function here calls one function of `recipes`.
+
+Exit codes: 0 done; 2 a mistake that one sentence explains; 130, 138 and 143 a run that Ctrl-C,
+SIGUSR1 or SIGTERM stopped and that has saved its state; 1 anything unforeseen, with a traceback.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from bevatron import __version__
+from bevatron.data.readers.labels import LabelOptions
+from bevatron.errors import BevatronError, ConfigError
+
+EXIT_MISTAKE = 2
+
+_USAGE = """\
+bevatron {version}: training scientific graph and structure models at the speed of the hardware
+
+  bevatron prepare FILE... --out STORE --cutoff 5   features that do not change, computed once
+  bevatron train mace --data FILE --output RUN      train from a file, a store or a YAML file
+  bevatron evaluate RUN FILE...                     errors on labelled structures
+  bevatron predict RUN FILE OUT                     energies and forces of structures
+  bevatron relax RUN FILE OUT                       many geometries at once to their minima
+  bevatron convert mace-torch FILE OUT              mace-torch checkpoints, both ways
+  bevatron inspect STORE [--plan]                   what is in a store, how batches fill
+  bevatron bench store|loader|packing STORE         rates on this machine and these data
+  bevatron env                                      versions, devices, what runs and why not
+  bevatron demo [OUT]                               all of it in three minutes
+
+`bevatron COMMAND --help` says more; --debug shows the traceback of an error.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(_USAGE.format(version=__version__))  # noqa: T201
+        return 0 if arguments else EXIT_MISTAKE
+    if arguments[0] == "--version":
+        print(__version__)  # noqa: T201
+        return 0
+    try:
+        return _dispatch(arguments[0], arguments[1:])
+    except BevatronError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_MISTAKE
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has left; that is no failure of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(command: str, arguments: list[str]) -> int:
+    if command == "train":
+        return train(arguments)
+    commands: dict[str, Callable[..., int | None]] = {
+        "prepare": prepare,
+        "evaluate": evaluate,
+        "predict": predict,
+        "relax": relax,
+        "inspect": inspect,
+        "env": env,
+        "demo": demo,
+    }
+    groups: dict[str, dict[str, Callable[..., int | None]]] = {
+        "convert": {"mace-torch": convert_from_mace_torch, "to-mace-torch": convert_to_mace_torch},
+        "bench": {"store": bench_store, "loader": bench_loader, "packing": bench_packing},
+    }
+    if command in commands:
+        return _call(commands[command], arguments, f"bevatron {command}")
+    if command not in groups:
+        known = ", ".join(sorted([*commands, *groups, "train"]))
+        raise ConfigError(f"there is no command '{command}' (known: {known})")
+    group = groups[command]
+    if not arguments or arguments[0] not in group:
+        raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
+    return _call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}")
+
+
+def _call(function: Callable[..., int | None], arguments: list[str], name: str) -> int:
+    return tyro.cli(function, args=arguments, prog=name, config=(tyro.conf.AvoidSubcommands,)) or 0
+
+
+Files = Annotated[tuple[Path, ...], tyro.conf.Positional]
+One = Annotated[Path, tyro.conf.Positional]
+Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
+
+
+def prepare(
+    files: Files,
+    out: Path,
+    cutoff: float,
+    labels: Labels = LabelOptions(),  # noqa: B008  frozen
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Check labels and compute neighbours once, in parallel, into a store.
+
+    Killed at any moment and started again it continues. Started by srun or mpirun on many nodes
+    the processes share the work.
+
+    Parameters
+    ----------
+    files
+        Files of structures: extended XYZ (also .gz), anything ASE reads, ASE databases, .aselmdb.
+    out
+        Folder of the store.
+    cutoff
+        Of the neighbours, Å; that of the model to be trained.
+    labels
+        Under which names the labels are found.
+    samples_per_shard
+        None chooses.
+    workers
+        Processes; None = all usable cores.
+    overwrite
+        Replace a store of other inputs in this folder.
+    """
+    from bevatron.recipes.structures import prepare_structures
+
+    store = prepare_structures(
+        files,
+        out,
+        cutoff,
+        labels,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    _say(*store.manifest["report"], f"{len(store)} structures are in {out}")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to start.
+
+    Attributes
+    ----------
+    resume
+        ``never``: the folder must not hold a run; ``auto``: go on if it does; ``must``: it has to.
+    dry_run
+        Print parameters, memory and steps, and leave.
+    """
+
+    resume: Literal["never", "auto", "must"] = "never"
+    dry_run: bool = False
+
+
+def train(arguments: list[str]) -> int:
+    """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
+    from bevatron.recipes.training import configuration, start
+
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        _say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
+        _say("       bevatron train mace --help lists all keys")
+        return 0 if arguments else EXIT_MISTAKE
+    base = configuration(arguments[0], arguments[1:])
+    command = _train_command(type(base))
+    shorthands = {"--data": "--data.train", "--out": "--output"}
+    parsed = tyro.cli(
+        command,
+        default=command(base, TrainOptions()),
+        args=[shorthands.get(argument, argument) for argument in arguments[1:]],
+        prog=f"bevatron train {arguments[0]}",
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
+
+
+def _train_command(config: type) -> Any:
+    """Make the class of which tyro reads a recipe's configuration and how to start."""
+
+    @dataclass(frozen=True)
+    class Command:
+        run: Annotated[config, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        options: Annotated[TrainOptions, tyro.conf.arg(name="")]
+
+    return Command
+
+
+def evaluate(
+    model: One,
+    files: Files,
+    labels: Labels = LabelOptions(),  # noqa: B008
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+    capacity: int = 1024,
+    out: Path | None = None,
+) -> None:
+    """Print the errors of a model on labelled structures, in all and per group, file and element.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    files
+        Files of structures or prepared stores.
+    labels
+        Under which names the labels are found.
+    head
+        Read-out for all structures; by default the one that each structure names.
+    device
+        cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    capacity
+        Atoms of a batch at most.
+    out
+        Also write the tables to this JSON file.
+    """
+    from bevatron.recipes.evaluation import evaluate_files, print_tables
+
+    print_tables(
+        evaluate_files(
+            model,
+            files,
+            labels=labels,
+            head=head,
+            device=device,
+            dtype=dtype,
+            capacity=capacity,
+            out=out,
+        )
+    )
+
+
+def predict(
+    model: One,
+    source: One,
+    out: One,
+    committee: tuple[Path, ...] = (),
+    prefix: str = "predicted_",
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+    capacity: int = 1024,
+) -> None:
+    """Write energies, forces and stress of structures beside what the file holds already.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    committee
+        Further models: their mean is written, and the spread.
+    prefix
+        Begins the names of the results.
+    head
+        Read-out of a model with several.
+    device
+        cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    capacity
+        Atoms of a batch at most.
+    """
+    from bevatron.recipes.prediction import predict_file
+
+    done = predict_file(
+        [model, *committee],
+        source,
+        out,
+        prefix=prefix,
+        head=head,
+        device=device,
+        dtype=dtype,
+        capacity=capacity,
+    )
+    _say(f"{done} structures are in {out}")
+
+
+def relax(
+    model: One,
+    source: One,
+    out: One,
+    fmax: float = 0.05,
+    steps: int = 500,
+    cell: bool = False,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+) -> None:
+    """Relax many structures at once to minima of their energy (FIRE).
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    fmax
+        Converged once no atom feels more, eV/Å.
+    steps
+        At most.
+    cell
+        Relax the cells too.
+    device
+        cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    """
+    from bevatron.recipes.prediction import relax_file
+
+    result = relax_file(model, source, out, fmax, steps, cell, device=device, dtype=dtype)
+    _say(f"{int(result.converged.sum())} of {len(result.structures)} converged; they are in {out}")
+
+
+def convert_from_mace_torch(
+    file: One, out: One, trust: bool = False, config: Path | None = None
+) -> None:
+    """Make a model folder of a mace-torch checkpoint.
+
+    Parameters
+    ----------
+    file
+        A ``.model`` file, which is a pickle and needs mace-torch and --trust; or a state dict
+        (``.pt``, ``.safetensors``) with --config, which need neither.
+    out
+        The model folder.
+    trust
+        Unpickle the file. A pickle can run any code that is in it.
+    config
+        JSON file of mace-torch's configuration, for a state dict.
+    """
+    from bevatron.recipes.conversion import from_mace_torch_file
+
+    _say(from_mace_torch_file(file, out, trust=trust, config=config))
+
+
+def convert_to_mace_torch(model: One, out: One) -> None:
+    """Write a run or a model folder as a mace-torch checkpoint.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
+        configuration beside it in ``NAME.json``, which does not.
+    """
+    from bevatron.recipes.conversion import to_mace_torch_file
+
+    _say(to_mace_torch_file(model, out))
+
+
+def inspect(
+    store: One,
+    out: Path | None = None,
+    plan: bool = False,
+    capacity: int | None = None,
+    ranks: int = 8,
+) -> None:
+    """Print and draw what is in a store.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    out
+        Folder for figures and inspect.html; STORE-inspect by default.
+    plan
+        Also show how fixed-count batches, Algorithm 1 and balanced batches fill the ranks.
+    capacity
+        Atoms of a batch at most, for --plan.
+    ranks
+        Processes that share an epoch, for --plan.
+    """
+    from bevatron.recipes.inspect import PlanOptions, inspect_store
+
+    options = PlanOptions(capacity=capacity, ranks=ranks) if plan else None
+    _say(f"figures: {inspect_store(store, out, options)}")
+
+
+def bench_store(store: One) -> None:
+    """Measure how long it takes to open a store and to read a sample.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    """
+    from bevatron.recipes.benchmarks import store_rates
+
+    _print_rows(store_rates(store))
+
+
+def bench_loader(store: One, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)) -> None:
+    """Measure how many structures a second reach the step for numbers of worker processes.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    capacity
+        Atoms of a batch at most.
+    workers
+        Numbers to try.
+    """
+    from bevatron.recipes.benchmarks import loader_rates
+
+    _print_rows(loader_rates(store, capacity, workers))
+
+
+def bench_packing(store: One, capacity: int = 1024, ranks: int = 8) -> None:
+    """Compare how the packing algorithms fill batches and balance ranks.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    capacity
+        Atoms of a batch at most.
+    ranks
+        Processes that share an epoch.
+    """
+    from bevatron.recipes.benchmarks import packing_figures
+
+    _print_rows(packing_figures(store, capacity, ranks))
+
+
+def env() -> None:
+    """Print versions, devices, and what runs here or why it does not."""
+    from bevatron.recipes.environment import describe_environment
+
+    for title, rows in describe_environment():
+        width = max((len(name) for name, _ in rows), default=0)
+        _say(title, *(f"  {name:<{width}}  {value}" for name, value in rows))
+
+
+def demo(out: One = Path("demo-run")) -> None:
+    """Train a small potential on bundled data, evaluate it, draw the pictures, run dynamics.
+
+    Parameters
+    ----------
+    out
+        Folder for everything that it makes.
+    """
+    from bevatron.recipes.demo import run_demo
+
+    run_demo(out)
+
+
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows of equal keys as a table."""
+    if not rows:
+        return
+    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    for line in cells:
+        _say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line)  # noqa: T201

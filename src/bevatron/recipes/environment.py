@@ -1,0 +1,125 @@
+"""What `bevatron env` prints: versions, devices, and what runs here or why it does not."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bevatron import __version__
+
+OPTIONAL_PACKAGES: dict[str, str] = {
+    "triton": "comes with a CUDA build of torch",
+    "ase-db-backends": "pip install 'bevatron[aselmdb]'",
+    "submitit": "pip install 'bevatron[slurm]'",
+    "tensorboard": "pip install 'bevatron[tensorboard]'",
+    "wandb": "pip install 'bevatron[wandb]'",
+    "mace-torch": "only to read and write mace-torch's pickled .model files",
+}
+"""Distribution name -> where it comes from."""
+
+REQUIRED_PACKAGES = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "xxhash",
+    "safetensors",
+    "vesin",
+    "ase",
+    "matplotlib",
+)
+
+DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
+SETTINGS_VARIABLES = ("BEVATRON_KERNELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
+
+
+def describe_environment() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Collect the environment as sections of (name, value) rows.
+
+    Returns
+    -------
+    Sections in printing order; nothing is written and nothing is fetched.
+    """
+    return [
+        ("bevatron", list(_bevatron())),
+        ("packages", [(name, _version(name) or "MISSING") for name in REQUIRED_PACKAGES]),
+        ("optional packages", list(_optional())),
+        ("devices", list(_devices())),
+        ("operators", list(_operators())),
+        ("set in the environment", list(_variables())),
+    ]
+
+
+def _bevatron() -> Iterator[tuple[str, str]]:
+    yield "version", __version__
+    yield "installed in", str(Path(__file__).resolve().parents[1])
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+    yield "system", f"{platform.system()} {platform.machine()}"
+
+
+def _optional() -> Iterator[tuple[str, str]]:
+    for name, source in OPTIONAL_PACKAGES.items():
+        yield name, _version(name) or f"not installed ({source})"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = _memory_gib()
+    yield (
+        "cpu",
+        f"{cpus} usable cores, {torch.get_num_threads()} threads"
+        + (f", {memory:.1f} GiB of memory" if memory else ""),
+    )
+    if torch.version.cuda is None and torch.version.hip is None:
+        yield "gpu", "none: this build of torch is for CPUs only"
+    elif not torch.cuda.is_available():
+        yield "gpu", f"none visible, although torch is built for CUDA {torch.version.cuda}"
+    else:
+        for index in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(index)
+            yield (
+                f"gpu {index}",
+                f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}",
+            )
+    backends = [
+        name
+        for name, there in (
+            ("gloo", torch.distributed.is_gloo_available()),
+            ("nccl", torch.distributed.is_nccl_available()),
+        )
+        if there
+    ]
+    yield "distributed", ", ".join(backends) or "not available"
+
+
+def _memory_gib() -> float | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _operators() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from bevatron import kernels
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for operator in kernels.implementations():
+        yield operator, kernels.explain(operator, device).partition(": ")[2]
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    for name in (*SETTINGS_VARIABLES, *DISTRIBUTED_VARIABLES):
+        if name in os.environ:
+            yield name, os.environ[name]

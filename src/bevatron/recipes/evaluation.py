@@ -1,0 +1,264 @@
+"""Errors of a trained potential on labelled structures, in all and per group, file and head."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bevatron.data.dataset import Concatenated, Dataset
+from bevatron.data.readers import LabelOptions
+from bevatron.errors import DataError
+from bevatron.files import write_json_atomically
+from bevatron.models.common.metrics import ErrorSums, group_errors
+from bevatron.models.mace import MaceTask, load_model, per_structure_errors
+from bevatron.recipes.potential import Potential
+from bevatron.recipes.structures import batch_sizes, open_structures
+from bevatron.train.evaluate import predict
+from bevatron.train.settings import BatchConfig, LoaderConfig
+from bevatron.typing import Arrays, FloatArray, IntArray
+
+Errors = dict[str, float]
+"""Metric -> value, such as ``forces_rmse`` in eV/Å; energies in eV, stress in eV/Å^3."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Labels and predictions side by side; NaN where there is no label.
+
+    Attributes
+    ----------
+    num_atoms, num_edges : [S]
+    energy, predicted_energy : [S] eV
+    forces, predicted_forces : [A, 3] eV/Å, all atoms one after another
+    atomic_numbers : [A]
+    stress, predicted_stress : [S, 3, 3] eV/Å^3
+    group, file, head
+        Names, one for each structure.
+    """
+
+    num_atoms: IntArray
+    num_edges: IntArray
+    energy: FloatArray
+    predicted_energy: FloatArray
+    forces: FloatArray
+    predicted_forces: FloatArray
+    atomic_numbers: IntArray
+    stress: FloatArray
+    predicted_stress: FloatArray
+    group: list[str]
+    file: list[str]
+    head: list[str]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes
+    ----------
+    total
+        Errors over all structures.
+    tables
+        ``group``, ``file``, ``head``, ``element`` -> name -> errors; only where there are several.
+    predictions
+        All values.
+    """
+
+    total: Errors
+    tables: Mapping[str, Mapping[str, Errors]]
+    predictions: Predictions
+
+
+def evaluate_files(
+    model: torch.nn.Module | Path | str,
+    paths: Sequence[Path | str],
+    *,
+    labels: LabelOptions | None = None,
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    capacity: int = 1024,
+    out: Path | None = None,
+) -> Evaluation:
+    """Evaluate a model, a model folder or a run on files or stores of labelled structures.
+
+    Parameters
+    ----------
+    model
+        The potential.
+    paths
+        Files of structures or prepared stores.
+    labels
+        Under which names the labels are found.
+    head
+        Read-out for all structures; by default the one that each structure names.
+    device, dtype
+        Where and in which precision to compute.
+    capacity
+        Atoms of a batch at most.
+    out
+        JSON file for the tables.
+
+    Raises
+    ------
+    DataError
+        For structures without labels, or with elements that the model does not know.
+    """
+    module = model if isinstance(model, torch.nn.Module) else load_model(model)
+    heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
+    potential = Potential(module, device, dtype, head or heads_known[0])
+    with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
+        stores = open_structures(
+            paths, potential.cutoff, labels or LabelOptions(), Path(scratch) / "store"
+        )
+        heads = None if head is None else [potential.head] * len(stores)
+        dataset = Concatenated(stores, heads)
+        evaluation = evaluate_dataset(potential, dataset, capacity)
+    if out is not None:
+        values = {"total": evaluation.total, **evaluation.tables}
+        write_json_atomically(out, values, DataError)
+    return evaluation
+
+
+def evaluate_dataset(
+    potential: Potential,
+    dataset: Dataset,
+    capacity: int = 1024,
+    loader: LoaderConfig | None = None,
+) -> Evaluation:
+    """Evaluate a potential on prepared structures."""
+    names = _names(dataset)
+    potential.check_elements(names.atomic_numbers, "the data")
+    heads: tuple[str, ...] = tuple(potential.model.config.heads)
+    task = MaceTask(heads=heads)
+    batches = predict(
+        task,
+        potential.model,
+        dataset,
+        batch_sizes(dataset),
+        batch=BatchConfig(capacity=capacity),
+        loader=loader,
+        device=potential.device,
+        dtype=potential.dtype,
+    )
+    rows: dict[str, list[torch.Tensor]] = {}
+    parts: dict[str, list[np.ndarray]] = {}  # type: ignore[type-arg]
+    head_index: list[int] = []
+    for batch, outputs in batches:
+        for name, values in per_structure_errors(batch, outputs).items():
+            rows.setdefault(name, []).append(values.cpu())
+        head_index += batch.head.tolist()
+        missing_stress = outputs["energy"].new_full((batch.num_graphs, 3, 3), torch.nan)
+        for name, value in {
+            "num_atoms": batch.graph_ptr.diff(),
+            "energy": torch.where(batch.has_energy, batch.energy, torch.nan),
+            "predicted_energy": outputs["energy"],
+            "forces": torch.where(batch.has_forces[batch.graph, None], batch.forces, torch.nan),
+            "predicted_forces": outputs["forces"],
+            "stress": torch.where(batch.has_stress[:, None, None], batch.stress, torch.nan),
+            "predicted_stress": outputs.get("stress", missing_stress),
+        }.items():
+            parts.setdefault(name, []).append(value.cpu().numpy())
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    predictions = Predictions(
+        num_edges=dataset.lengths("edges"),
+        atomic_numbers=names.atomic_numbers,
+        group=names.group,
+        file=names.file,
+        head=[heads[i] for i in head_index],
+        **arrays,
+    )
+    return _summarise({name: torch.cat(values) for name, values in rows.items()}, predictions)
+
+
+def _summarise(rows: Mapping[str, torch.Tensor], predictions: Predictions) -> Evaluation:
+    total = ErrorSums(list(rows))
+    total.add(rows)
+    tables: dict[str, Mapping[str, Errors]] = {}
+    for kind in ("group", "file", "head"):
+        labels = getattr(predictions, kind)
+        groups = list(dict.fromkeys(labels))
+        if len(groups) > 1:
+            index = np.array([groups.index(label) for label in labels], dtype=np.int64)
+            tables[kind] = group_errors(rows, groups, index)
+    elements = element_errors(predictions)
+    if len(elements) > 1:
+        tables["element"] = elements
+    return Evaluation(total=total.compute(), tables=tables, predictions=predictions)
+
+
+def print_tables(evaluation: Evaluation) -> None:
+    """Print the errors as tables: in meV, meV/Å and meV/Å^3."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    tables = {"": {"all": evaluation.total}, **evaluation.tables}
+    for kind, rows in tables.items():
+        shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
+        table = Table(box=box.SIMPLE, title_justify="left", title=f"by {kind}" if kind else None)
+        table.add_column(kind)
+        for name in shown:
+            quantity, unit = _SHOWN[name]
+            table.add_column(f"{quantity}\n{unit}", justify="right")
+        for label, errors in rows.items():
+            cells = [f"{errors[name] * 1e3:.4g}" if name in errors else "" for name in shown]
+            table.add_row(label, *cells)
+        console.print(table)
+
+
+_SHOWN = {
+    "energy_per_atom_mae": ("energy MAE", "meV/atom"),
+    "energy_per_atom_rmse": ("energy RMSE", "meV/atom"),
+    "forces_mae": ("forces MAE", "meV/Å"),
+    "forces_rmse": ("forces RMSE", "meV/Å"),
+    "stress_mae": ("stress MAE", "meV/Å^3"),
+    "stress_rmse": ("stress RMSE", "meV/Å^3"),
+}
+"""What is printed: metric -> what it is, unit after multiplication by 1000."""
+
+
+def element_errors(predictions: Predictions) -> dict[str, Errors]:
+    """Compute the errors of the forces on the atoms of each element."""
+    from ase.data import chemical_symbols
+
+    error = predictions.predicted_forces - predictions.forces
+    table: dict[str, Errors] = {}
+    for z in np.unique(predictions.atomic_numbers):
+        own = error[predictions.atomic_numbers == z]
+        own = own[~np.isnan(own).any(axis=1)]
+        if len(own):
+            table[chemical_symbols[z]] = {
+                "forces_mae": float(np.abs(own).mean()),
+                "forces_rmse": float(np.sqrt(np.square(own).mean())),
+            }
+    return table
+
+
+@dataclass(frozen=True)
+class _Names:
+    atomic_numbers: IntArray
+    group: list[str]
+    file: list[str]
+
+
+def _names(dataset: Dataset) -> _Names:
+    """Read what a batch does not carry: elements, groups and files."""
+    numbers, groups, files = [], [], []
+    for index, sample in _samples(dataset):
+        numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))
+        groups.append(bytes(sample["group"]).decode() or "(no group)")
+        files.append(dataset.describe(index).rpartition(", frame")[0] or "(unknown)")
+    if not numbers:
+        raise DataError("there are no structures to evaluate")
+    return _Names(np.concatenate(numbers), groups, files)
+
+
+def _samples(dataset: Dataset) -> Iterator[tuple[int, Arrays]]:
+    for index in range(len(dataset)):
+        yield index, dataset[index]

@@ -1,0 +1,289 @@
+"""The recipe ``mace``: an interatomic potential from files of structures, new or fine-tuned."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bevatron.config import from_dict, to_dict
+from bevatron.errors import ConfigError, DataError
+from bevatron.kernels import KernelConfig, use
+from bevatron.models.common import model_folder
+from bevatron.models.mace import (
+    MACE,
+    LossConfig,
+    MaceConfig,
+    MaceTask,
+    Statistics,
+    load_model,
+    statistics,
+)
+from bevatron.models.mace.storage import KIND
+from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.structures import (
+    DataConfig,
+    StructureData,
+    batch_sizes,
+    load_structures,
+)
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import FitResult, Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+
+@dataclass(frozen=True)
+class MaceRun:
+    """Everything that defines a training run of MACE.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        Hyper-parameters by name, which `model` changes: default (those of mace-torch's command
+        line), small, paper, mp-0-small, mp-0-medium, mp-0-large, mp-0b2-*.
+    data
+        Files, labels, E0.
+    model
+        Hyper-parameters.
+    scaling
+        Scale and shift of the interaction energy: ``rms_forces`` (scale = RMS of the forces, shift
+        = mean energy per atom without E0), ``rms_forces_only`` (shift 0: an atom alone has E0) or
+        ``none`` (1 and 0).
+    loss, optim, schedule, batch, loader, checkpoint, train, kernels
+        See there.
+    start_from
+        A run or a model folder whose weights this run begins with; see `finetune`.
+    finetune
+        What is kept of `start_from`.
+    report
+        Write report.html and the pictures at the end.
+    """
+
+    recipe: ClassVar[str] = "mace"
+
+    output: Path = Path("runs/mace")
+    preset: str = "default"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: MaceConfig = field(default_factory=MaceConfig)
+    scaling: Literal["rms_forces", "rms_forces_only", "none"] = "rms_forces_only"
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    start_from: Path | None = None
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions between the parts."""
+        two, schedule = self.loss.stage_two, self.schedule.stage_two_start
+        if two is not None and schedule is not None and two.start_epoch != schedule:
+            raise ConfigError(
+                f"loss.stage_two.start_epoch is {two.start_epoch} but schedule.stage_two_start is "
+                f"{schedule}; leave the latter out"
+            )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration from plain values: what stands under ``model`` changes the preset.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown key, preset or value.
+        """
+        values = dict(values)
+        preset = values.get("preset", cls.preset)
+        base = to_dict(MaceConfig.preset(str(preset)))
+        changes = values.get("model", {})
+        if isinstance(changes, Mapping):
+            values["model"] = {**base, **changes}
+        return from_dict(cls, values)
+
+    @property
+    def settings(self) -> Settings:
+        """What the trainer takes."""
+        schedule = self.schedule
+        if self.loss.stage_two is not None:
+            start = self.loss.stage_two.start_epoch
+            schedule = dataclasses.replace(schedule, stage_two_start=start)
+        return Settings(
+            optim=self.optim,
+            schedule=schedule,
+            batch=self.batch,
+            loader=self.loader,
+            checkpoint=self.checkpoint,
+            train=self.train,
+        )
+
+
+def build(config: MaceRun, *, resume: bool = False) -> Run:
+    """Make a complete run: data read or prepared, statistics, model, task.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    resume
+        Whether to go on if the folder holds a run already.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    source = None if config.start_from is None else load_model(_model_path(config.start_from))
+    architecture = config.model if source is None else source.config
+    kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
+    prepared = config.output / "prepared"
+    data = load_structures(config.data, architecture.r_max, prepared, first_heads=kept)
+    _check_labels(config, data)
+    found = statistics(data.train, heads=data.heads, e0=_e0(data, source))
+    torch.manual_seed(config.train.seed)
+    notes = [*data.report, *found.notes]
+    if source is None:
+        model = MACE(_with_statistics(architecture, config.scaling, found, data.heads))
+    else:
+        model, rows = initialise(source, config.finetune, data, found)
+        notes += rows
+    model = model.to(dtype_of(config.train.dtype))
+    _freeze(model, config.finetune.frozen)
+    train = _without_isolated(data.train, found)
+    task = MaceTask(config.loss, model.config.heads)
+    return Run(
+        model=model,
+        task=task,
+        train=train,
+        sizes=batch_sizes(train),
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else batch_sizes(data.valid),
+        folder=config.output,
+        settings=config.settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(model.config),
+            "loss": to_dict(config.loss),
+            "data.structures": len(train),
+            "frozen": list(config.finetune.frozen),
+        },
+        monitor=_monitor(config, data),
+        resume=resume,
+        save_model=_Saver(model.config),
+        on_end=_report(config, data) if config.report else None,
+        notes=notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes the weights of a run as a model folder."""
+
+    config: MaceConfig
+
+    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        model_folder.save_model(folder, KIND, to_dict(self.config), state)
+
+
+def _model_path(path: Path) -> Path:
+    if path.is_file():
+        raise ConfigError(
+            f"start_from: '{path}' is a file; `bevatron convert mace-torch {path} FOLDER --trust` "
+            "makes a model folder of a mace-torch checkpoint"
+        )
+    return path
+
+
+def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
+    """Choose how E0 of each head is found; a kept head without data has its own."""
+    choices: dict[str, Any] = dict(data.e0)
+    if source is not None:
+        old = old_energies(source, range(1, 119))
+        choices |= {head: old[head] for head in data.heads if head not in choices}
+    return choices
+
+
+def _with_statistics(
+    config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
+) -> MaceConfig:
+    """Fill in what depends on the data."""
+    ones, zeros = (1.0,) * len(heads), (0.0,) * len(heads)
+    return config.with_data(
+        atomic_numbers=found.atomic_numbers,
+        atomic_energies=found.atomic_energies,
+        avg_num_neighbors=found.avg_num_neighbors,
+        scale=ones if scaling == "none" else found.force_rms,
+        shift=found.mean_shift if scaling == "rms_forces" else zeros,
+        heads=heads,
+    )
+
+
+def _without_isolated(train: Any, found: Statistics) -> Any:
+    """Leave out isolated atoms: they gave E0 and have nothing else to teach."""
+    if not found.isolated:
+        return train
+    import numpy as np
+
+    from bevatron.data.dataset import Subset
+
+    return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
+
+
+def _check_labels(config: MaceRun, data: StructureData) -> None:
+    """Refuse a loss of which no structure has the label."""
+    lengths = data.train.lengths("forces")
+    if config.loss.forces_weight > 0 and not lengths.any():
+        raise DataError(
+            "the training data have no forces but loss.forces_weight is "
+            f"{config.loss.forces_weight:g}; set it to 0 to train on energies alone, or name the "
+            "forces with data.labels.forces_key"
+        )
+
+
+def _freeze(model: MACE, patterns: tuple[str, ...]) -> None:
+    """Stop the training of parameters whose names match."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError(
+                f"finetune.frozen: no parameter matches '{pattern}' (there are: "
+                f"{', '.join(sorted({name.split('.')[0] for name in names}))}.*)"
+            )
+    for name, parameter in model.named_parameters():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            parameter.requires_grad = False
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("finetune.frozen: all parameters are frozen, nothing would be learnt")
+
+
+def _monitor(config: MaceRun, data: StructureData) -> str:
+    """Name the error by which the best epoch is chosen."""
+    forces = data.valid is not None and bool(data.valid.lengths("forces").any())
+    return "forces_rmse" if forces and config.loss.forces_weight > 0 else "energy_per_atom_rmse"
+
+
+def _report(config: MaceRun, data: StructureData) -> Any:
+    def write(result: FitResult, folder: Path) -> None:
+        from bevatron.recipes.mace_report import report_of_run
+
+        report_of_run(folder, data, config.batch, result)
+
+    return write

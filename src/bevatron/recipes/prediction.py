@@ -1,0 +1,190 @@
+"""Prediction and relaxation of structures in files: extended XYZ out, order and columns kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bevatron import files
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.samples import unlabelled_structure
+from bevatron.errors import DataError
+from bevatron.recipes.potential import Potential, Results
+from bevatron.recipes.relax import Relaxation, relax
+
+CHUNK = 256
+"""Structures that are read before they are put into batches."""
+
+
+def predict_file(
+    models: Sequence[torch.nn.Module | Path | str],
+    source: Path | str,
+    out: Path | str,
+    *,
+    prefix: str = "predicted_",
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    capacity: int = 1024,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Predict every structure of a file and write it with the results beside what it had.
+
+    ``PREFIX + energy`` (eV), ``forces`` (eV/Å), ``energies`` (eV per atom) and, with a cell,
+    ``stress`` (eV/Å^3) are added; with several models their mean, and ``energy_std`` and
+    ``forces_std`` for the spread.
+
+    Parameters
+    ----------
+    models
+        Potentials, one or a committee.
+    source
+        Anything that ASE reads; read piece by piece.
+    out
+        Extended XYZ; appears only when it is complete.
+    prefix
+        Begins the names of the results, so that labels in the input stay what they are.
+    progress
+        Called with the number of structures done.
+
+    Returns
+    -------
+    How many structures were predicted.
+
+    Raises
+    ------
+    DataError
+        Naming the file and frame, for what cannot be read or has elements unknown to the model.
+    """
+    import ase.io
+
+    potentials = [Potential(model, device, dtype, head) for model in models]
+    out, done = Path(out), 0
+    if out.is_dir():
+        raise DataError(f"{out}: is a folder, expected the name of a file to write")
+    structures = _read(Path(source))
+    with files.atomic_write(out, DataError) as raw:
+        file = TextIOWrapper(raw, "utf-8")
+        while chunk := list(islice(structures, CHUNK)):
+            for potential in potentials:
+                for number, atoms in chunk:
+                    potential.check_elements(atoms.numbers, f"{source}, frame {number}")
+            results = [_evaluate(potential, chunk, capacity) for potential in potentials]
+            for (_, atoms), *found in zip(chunk, *results, strict=True):
+                _annotate(atoms, found, prefix)
+                ase.io.write(file, atoms, format="extxyz")
+            done += len(chunk)
+            if progress is not None:
+                progress(done)
+        if not done:
+            raise DataError(f"{source}: holds no structures")
+        file.flush()
+        file.detach()  # the file below is closed by atomic_write, after fsync
+    return done
+
+
+def relax_file(
+    model: torch.nn.Module | Path | str,
+    source: Path | str,
+    out: Path | str,
+    fmax: float = 0.05,
+    steps: int = 500,
+    cell: bool = False,
+    *,
+    device: str = "cpu",
+    dtype: str = "float64",
+) -> Relaxation:
+    """Relax all structures of a file and write them with energy, forces and stress.
+
+    See `bevatron.recipes.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
+
+    Raises
+    ------
+    DataError
+        Naming file and frame, for what cannot be read or has elements unknown to the model.
+    """
+    import ase.io
+
+    potential = Potential(model, device, dtype)
+    structures = []
+    for number, atoms in _read(Path(source)):
+        potential.check_elements(atoms.numbers, f"{source}, frame {number}")
+        structures.append(atoms)
+    if not structures:
+        raise DataError(f"{source}: holds no structures")
+    result = relax(potential, structures, fmax, steps, cell)
+    with files.atomic_write(Path(out), DataError) as raw:
+        file = TextIOWrapper(raw, "utf-8")
+        for i, atoms in enumerate(result.structures):
+            atoms.info["relax_converged"] = bool(result.converged[i])
+            atoms.info["relax_steps"] = int(result.steps[i])
+            ase.io.write(file, atoms, format="extxyz")
+        file.flush()
+        file.detach()
+    return result
+
+
+def _read(path: Path) -> Iterator[tuple[int, Any]]:
+    import ase.io
+
+    if not path.exists():
+        raise DataError(f"{path}: the file does not exist")
+    frame = 0
+    structures = ase.io.iread(path, index=":")
+    while True:
+        try:
+            atoms = next(structures)
+        except StopIteration:
+            return
+        except Exception as error:
+            # ASE's parsers raise whatever they meet.
+            raise DataError(f"{path}, frame {frame}: cannot be read ({error})") from error
+        if atoms.calc is not None:
+            _keep_labels(atoms)
+        yield frame, atoms
+        frame += 1
+
+
+def _keep_labels(atoms: Any) -> None:
+    """Move what a calculator of the input holds into plain columns, which are written again."""
+    for name, value in atoms.calc.results.items():
+        per_atom = np.ndim(value) > 0 and len(value) == len(atoms)
+        (atoms.arrays if per_atom else atoms.info).setdefault(name, value)
+    atoms.calc = None
+
+
+def _evaluate(
+    potential: Potential, chunk: Sequence[tuple[int, Any]], capacity: int
+) -> list[Results]:
+    samples = [
+        add_neighbours(
+            unlabelled_structure(
+                atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
+            ),
+            potential.cutoff,
+        )
+        for _, atoms in chunk
+    ]
+    compute = ["energy", "forces", "node_energy"]
+    if any(atoms.cell.rank == 3 for _, atoms in chunk):
+        compute.append("stress")
+    return list(potential.evaluate(samples, compute, capacity))
+
+
+def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:
+    """Write the mean of all models' results, and their spread, into a structure."""
+    mean = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+    atoms.info[f"{prefix}energy"] = float(mean["energy"])
+    atoms.arrays[f"{prefix}forces"] = mean["forces"]
+    atoms.arrays[f"{prefix}energies"] = mean["node_energy"]
+    if "stress" in mean and atoms.cell.rank == 3:
+        atoms.info[f"{prefix}stress"] = mean["stress"]
+    if len(found) > 1:
+        energies = [float(one["energy"]) for one in found]
+        forces = np.stack([one["forces"] for one in found])
+        atoms.info[f"{prefix}energy_std"] = float(np.std(energies))
+        atoms.arrays[f"{prefix}forces_std"] = np.linalg.norm(forces.std(axis=0), axis=1)

@@ -1,0 +1,347 @@
+"""Data sets of labelled structures for a recipe: from paths in a configuration to samples.
+
+A path is a prepared store or a file of structures; files are prepared on the fly. Heads with data
+of their own are joined into one data set whose samples carry the number of their head.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from bevatron.config import to_dict
+from bevatron.data.dataset import Concatenated, Dataset, Subset, split
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.prepare import prepare
+from bevatron.data.readers import LabelOptions, open_reader
+from bevatron.data.samples import STRUCTURE_FIELDS
+from bevatron.data.store import MANIFEST, Store
+from bevatron.data.summary import summarise_structures
+from bevatron.errors import ConfigError, DataError
+from bevatron.typing import IntArray
+
+E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
+"""Where the energies of isolated atoms come from; given ones are by chemical symbol, in eV."""
+
+ISOLATED_GROUP = "IsolatedAtom"
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Files or stores and how to divide them.
+
+    Attributes
+    ----------
+    train, valid, test
+        Files of structures or prepared stores.
+    valid_fraction, test_fraction
+        Share of ``train`` that is set aside where there are no such files.
+    labels
+        Under which names the labels are found.
+    e0
+        Energies of isolated atoms, eV: ``auto`` (isolated atoms in the data if every element has
+        one, else least squares), one of both, or one value for each element.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    valid_fraction: float = 0.1
+    test_fraction: float = 0.0
+    labels: LabelOptions = field(default_factory=LabelOptions)
+    e0: E0Choice = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing to train on."""
+        shares = (self.valid_fraction, self.test_fraction)
+        if any(not 0 <= share < 1 for share in shares) or sum(shares) >= 1:
+            raise ConfigError(
+                f"valid_fraction and test_fraction: expected shares that leave something to train "
+                f"on, got {shares[0]} and {shares[1]}"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig(SourceConfig):
+    """Data of one model; several data sets with heads of their own stand under ``heads``.
+
+    Attributes
+    ----------
+    heads
+        Head name -> its files. Without it there is one head, named ``default``.
+    split_seed
+        Of the random division.
+    prepared
+        Where files are prepared; the run's folder by default.
+    prepare_workers
+        Processes that prepare; all usable cores by default.
+    """
+
+    heads: Annotated[dict[str, SourceConfig], tyro.conf.Suppress] = field(default_factory=dict)
+    split_seed: int = 0
+    prepared: Path | None = None
+    prepare_workers: int | None = None
+
+    def sources(self) -> dict[str, SourceConfig]:
+        """Head name -> its files.
+
+        Raises
+        ------
+        ConfigError
+            If there is nothing to train on, or both ``train`` and ``heads``.
+        """
+        if self.heads and self.train:
+            raise ConfigError("data: give either 'train' or 'heads', which have 'train' each")
+        if self.heads:
+            sources = dict(self.heads)
+        else:
+            plain = {item.name: getattr(self, item.name) for item in fields(SourceConfig)}
+            sources = {"default": SourceConfig(**plain)}
+        for name, source in sources.items():
+            if not source.train:
+                where = f"data.heads.{name}.train" if self.heads else "data.train"
+                raise ConfigError(
+                    f"{where}: expected a file of structures or a store (--data FILE)"
+                )
+        return sources
+
+
+@dataclass(frozen=True)
+class StructureData:
+    """The data sets of a run.
+
+    Attributes
+    ----------
+    train, valid, test
+        ``valid`` and ``test`` are None where nothing was set aside.
+    heads
+        Names; a sample's ``head`` is an index into them.
+    e0
+        For each head with data: how E0 is found, given energies by atomic number.
+    report
+        Lines for the log: what the readers found.
+    """
+
+    train: Dataset
+    valid: Dataset | None
+    test: Dataset | None
+    heads: tuple[str, ...]
+    e0: Mapping[str, Literal["auto", "least_squares", "isolated"] | Mapping[int, float]]
+    report: tuple[str, ...]
+
+
+def open_structures(
+    paths: Sequence[str | Path],
+    cutoff: float,
+    labels: LabelOptions,
+    prepared: Path,
+    workers: int | None = None,
+) -> list[Store]:
+    """Open stores and prepare files.
+
+    Parameters
+    ----------
+    paths
+        Stores and files of structures; the files become one store in ``prepared``.
+    cutoff
+        Of the neighbours, Å.
+    labels
+        Under which names the labels are found in files.
+    prepared
+        Folder for what is prepared; one that is already there is used if it is the same.
+    workers
+        Processes; None = all usable cores.
+
+    Raises
+    ------
+    DataError
+        If a store was prepared with another cutoff, or a file cannot be trained on.
+    """
+    stores, files = [], []
+    for path in map(Path, paths):
+        if path.is_dir() and ((path / MANIFEST).exists() or (path / "preparation.json").exists()):
+            store = Store.open(path)
+            found = store.manifest["settings"].get("cutoff")
+            if found != cutoff:
+                raise DataError(
+                    f"{path}: prepared with a cutoff of {found} Å, the model needs {cutoff} Å; "
+                    f"prepare it again with --cutoff {cutoff}"
+                )
+            stores.append(store)
+        else:
+            files.append(path)
+    if files:
+        stores.append(prepare_structures(files, prepared, cutoff, labels, workers=workers))
+    return stores
+
+
+def prepare_structures(
+    files: Sequence[str | Path],
+    out: Path,
+    cutoff: float,
+    labels: LabelOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> Store:
+    """Prepare files of structures: labels checked, neighbours within ``cutoff`` Å, one store."""
+    if not cutoff > 0:
+        raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
+    reader = open_reader([Path(file) for file in files], labels or LabelOptions())
+    return prepare(
+        reader,
+        partial(add_neighbours, cutoff=cutoff),
+        out,
+        STRUCTURE_FIELDS,
+        {"cutoff": cutoff, "labels": to_dict(labels or LabelOptions())},
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        summarise=summarise_structures,
+        overwrite=overwrite,
+    )
+
+
+def load_structures(
+    config: DataConfig, cutoff: float, prepared: Path, first_heads: Sequence[str] = ()
+) -> StructureData:
+    """Open or prepare all data of a run and divide them.
+
+    Isolated atoms (group ``IsolatedAtom``) never leave the training set: they only give E0.
+
+    Parameters
+    ----------
+    config
+        The files.
+    cutoff
+        Of the neighbours, Å.
+    prepared
+        Where files are prepared unless the configuration says.
+    first_heads
+        Heads that a model has already; those of the data follow unless they are among them.
+
+    Raises
+    ------
+    DataError, ConfigError
+        For data that must not be trained on and configurations that contradict each other.
+    """
+    sources = config.sources()
+    own = _head_names(sources)
+    names = (*first_heads, *(name for name in own if name not in first_heads))
+    if first_heads and own != tuple(sources):
+        raise ConfigError("data.labels.heads: give data.heads instead, old heads are kept")
+    prepared = config.prepared or prepared
+    parts: dict[str, list[tuple[Dataset, int]]] = {"train": [], "valid": [], "test": []}
+    report: list[str] = []
+    for name, source in sources.items():
+        opened = {
+            role: _open(getattr(source, role), cutoff, source, prepared / f"{name}-{role}", config)
+            for role in parts
+        }
+        for stores in opened.values():
+            report += [line for store in stores for line in store.manifest.get("report", ())]
+        for role, dataset in _divide(opened, source, config.split_seed).items():
+            if dataset is not None:
+                parts[role].append((dataset, names.index(name) if name in names else 0))
+    numbered = len(names) > 1 and own == tuple(sources)
+    joined = {role: _join(found, numbered) for role, found in parts.items()}
+    train = joined["train"]
+    if train is None:
+        raise DataError("data.train: there are no structures")
+    return StructureData(
+        train=train,
+        valid=joined["valid"],
+        test=joined["test"],
+        heads=names,
+        e0={name: _e0(sources.get(name, next(iter(sources.values()))).e0) for name in own},
+        report=tuple(report),
+    )
+
+
+def batch_sizes(dataset: Dataset) -> dict[str, IntArray]:
+    """Count what each structure uses of a batch's capacity.
+
+    Returns
+    -------
+    ``atoms``, ``edges``, ``squared_atoms`` and ``graphs``, [n] each.
+    """
+    atoms = dataset.lengths("atomic_numbers")
+    return {
+        "atoms": atoms,
+        "edges": dataset.lengths("edges"),
+        "squared_atoms": atoms**2,
+        "graphs": np.ones_like(atoms),
+    }
+
+
+def isolated_atoms(dataset: Dataset) -> IntArray:
+    """Find the samples that are isolated atoms of the group that gives E0."""
+    single = np.flatnonzero(dataset.lengths("atomic_numbers") == 1)
+    marked = ISOLATED_GROUP.encode()
+    return np.array([i for i in single if bytes(dataset[int(i)]["group"]) == marked], np.int64)
+
+
+def _head_names(sources: Mapping[str, SourceConfig]) -> tuple[str, ...]:
+    if len(sources) == 1:
+        only = next(iter(sources.values()))
+        if only.labels.heads:
+            return only.labels.heads
+    return tuple(sources)
+
+
+def _open(
+    paths: Sequence[Path], cutoff: float, source: SourceConfig, prepared: Path, config: DataConfig
+) -> list[Store]:
+    if not paths:
+        return []
+    return open_structures(paths, cutoff, source.labels, prepared, config.prepare_workers)
+
+
+def _divide(
+    opened: Mapping[str, list[Store]], source: SourceConfig, seed: int
+) -> dict[str, Dataset | None]:
+    """Set aside what has no files of its own."""
+    found: dict[str, Dataset | None] = {
+        role: _join([(store, 0) for store in stores], several_heads=False)
+        for role, stores in opened.items()
+    }
+    train = found["train"]
+    wanted = {
+        "valid": source.valid_fraction if found["valid"] is None else 0.0,
+        "test": source.test_fraction if found["test"] is None else 0.0,
+    }
+    if train is None or not any(wanted.values()):
+        return found
+    single = isolated_atoms(train)
+    others = np.setdiff1d(np.arange(len(train)), single)
+    shares = (1 - sum(wanted.values()), *wanted.values())
+    indices = split(len(others), shares, seed)
+    found["train"] = Subset(train, np.sort(np.concatenate([others[indices[0]], single])))
+    for role, chosen in zip(wanted, indices[1:], strict=True):
+        if wanted[role]:
+            found[role] = Subset(train, others[chosen])
+    return found
+
+
+def _join(parts: Sequence[tuple[Dataset, int]], several_heads: bool) -> Dataset | None:
+    if not parts:
+        return None
+    datasets, heads = [part[0] for part in parts], [part[1] for part in parts]
+    if several_heads:
+        return Concatenated(datasets, heads)
+    return datasets[0] if len(datasets) == 1 else Concatenated(datasets)
+
+
+def _e0(choice: E0Choice) -> Literal["auto", "least_squares", "isolated"] | dict[int, float]:
+    if not isinstance(choice, dict):
+        return choice
+    from ase.data import atomic_numbers
+
+    for symbol in choice:
+        if symbol not in atomic_numbers:
+            raise ConfigError(f"data.e0: '{symbol}' is no chemical symbol")
+    return {atomic_numbers[symbol]: energy for symbol, energy in choice.items()}

@@ -1,0 +1,105 @@
+"""Starting a training run from a recipe's name or a YAML file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from bevatron.config import load_yaml
+from bevatron.errors import CheckpointError, ConfigError
+from bevatron.parallel.mesh import open_mesh
+from bevatron.recipes import RECIPES, recipe
+from bevatron.train.loop import fit
+from bevatron.train.run import Run, describe
+
+
+def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
+    """Make the configuration that command-line arguments then change.
+
+    Parameters
+    ----------
+    name
+        A recipe, or a YAML file whose key ``recipe`` names one (default mace).
+    arguments
+        Of these only ``--preset`` is looked at: it decides the defaults.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown recipe or key.
+    """
+    if name in RECIPES:
+        values: dict[str, Any] = {"recipe": name}
+    elif Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
+        values = load_yaml(Path(name))
+    else:
+        recipe(name)  # says which there are
+        values = {}
+    cls, _ = recipe(str(values.pop("recipe", "mace")))
+    preset = _value_of("--preset", arguments)
+    if preset is not None:
+        values["preset"] = preset
+    try:
+        return cls.from_values(values)
+    except ConfigError as error:
+        raise ConfigError(str(error) if name in RECIPES else f"{name}: {error}") from None
+
+
+def start(
+    config: Any, *, resume: Literal["never", "auto", "must"] = "never", dry_run: bool = False
+) -> int:
+    """Build the run, walk it and return the exit code.
+
+    Raises
+    ------
+    CheckpointError
+        If the run must be resumed and there is none.
+    BevatronError
+        Whatever a user can mend.
+    """
+    folder = Path(config.output)
+    there = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir())
+    if resume == "must" and not there:
+        raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
+    if resume == "never" and (there or (folder / "metrics.jsonl").exists()) and not dry_run:
+        raise ConfigError(
+            f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
+            "begins a new one"
+        )
+    _, build = recipe(config.recipe)
+    run: Run = build(config, resume=resume != "never")
+    if dry_run:
+        _print_description(run)
+        return 0
+    return fit(run).exit_code
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    for i, argument in enumerate(arguments):
+        if argument == flag and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _print_description(run: Run) -> None:
+    """Print what a run would be."""
+    with open_mesh(run.settings.train.device) as mesh:
+        if not mesh.is_main:
+            return
+        found = describe(run, mesh.world)
+        rows = {
+            "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
+            "training structures": f"{len(run.train):,}",
+            "validation structures": f"{len(run.valid) if run.valid is not None else 0:,}",
+            "ranks": f"{mesh.world}",
+            "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
+            "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
+            "fill of the batches": f"{found['fill']:.1%}",
+            "largest over mean cost of a step": f"{found['imbalance']:.3f}",
+            "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
+            "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
+        }
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")  # noqa: T201
