@@ -1,0 +1,233 @@
+"""Batches of a plan, made ahead of time by worker processes."""
+
+import os
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from bevatron.data.loader.pool import Pool, loader_error, name_of
+from bevatron.data.loader.worker import (
+    Dataset,
+    SampleError,
+    failure_of,
+    make_batch,
+)
+from bevatron.errors import LoaderError
+from bevatron.task import Collate
+from bevatron.typing import FloatArray, IntArray
+
+__all__ = ["Dataset", "LoadedBatch", "Loader", "default_workers"]
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class LoadedBatch(Generic[B]):
+    """A batch that is ready.
+
+    Attributes
+    ----------
+    batch
+        What ``collate`` returned.
+    position
+        Its place in the plan.
+    waited_seconds
+        How long it had to be waited for.
+    """
+
+    batch: B
+    position: int
+    waited_seconds: float
+
+
+class Loader:
+    """Make the batches of a plan ahead of time in worker processes.
+
+    Unlike torch's DataLoader it knows which batch every worker holds. A worker that dies is
+    noticed at once and started again for the same batch; if that batch ends a second one, or a
+    sample raises an exception or takes too long twice, a `LoaderError` names the samples. Batches
+    come through anonymous shared memory without a copy.
+
+    Workers are started with the first batch and live until `close`, over as many epochs as
+    `set_batches` brings. They are started afresh (not forked), so a script that uses them needs
+    ``if __name__ == "__main__":``.
+
+    Parameters
+    ----------
+    dataset
+        Picklable: every worker opens it again. ``dataset[i]`` gives a sample, ``describe(i)`` its
+        name.
+    batches
+        (indices, weights) of every batch in order, such as ``plan.flat(rank)``.
+    collate
+        (samples, indices, weights) -> batch; picklable.
+    workers
+        Processes; 0 makes the batches in this process when they are asked for, None asks
+        `default_workers`.
+    window
+        1 keeps to the order of the plan. With w > 1 a batch that is ready may come before others
+        that are not, as long as it is less than w places ahead of the first missing one.
+    prefetch
+        Batches under way or ready at most; None is two for each worker.
+    sample_timeout
+        Seconds that reading one sample may take; the worker is then killed. Without workers it is
+        noticed only once the sample is there. None is no limit.
+    pin_memory
+        Copy batches to page-locked memory, in the background; ignored without CUDA.
+    start_method
+        ``forkserver`` (starts fast) or ``spawn``.
+
+    Raises
+    ------
+    LoaderError
+        While iterating, for the batch that cannot be made; batches before it come first.
+
+    Examples
+    --------
+    >>> from bevatron.data.packing import pack
+    >>> plan = pack([3, 1, 2, 2], capacity=4, num_ranks=1)
+    >>> class Squares:
+    ...     def __len__(self): return 4
+    ...     def __getitem__(self, i): return {"x": i * i}
+    ...     def describe(self, i): return f"number {i}"
+    >>> def add(samples, indices, weights): return sum(s["x"] for s in samples)
+    >>> with Loader(Squares(), plan.flat(0), add, workers=0) as loader:
+    ...     sum(loaded.batch for loaded in loader)
+    14
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batches: Sequence[tuple[IntArray, FloatArray]],
+        collate: Collate,
+        *,
+        workers: int | None = None,
+        window: int = 1,
+        prefetch: int | None = None,
+        sample_timeout: float | None = None,
+        pin_memory: bool = False,
+        start_method: str = "forkserver",
+    ) -> None:
+        self.workers = default_workers() if workers is None else workers
+        if self.workers < 0 or window < 1 or (prefetch is not None and prefetch < 1):
+            raise LoaderError(
+                f"the loader needs workers >= 0, window >= 1 and prefetch >= 1, "
+                f"got {self.workers}, {window} and {prefetch}"
+            )
+        if sample_timeout is not None and sample_timeout <= 0:
+            raise LoaderError(f"the time limit of a sample must be above 0, got {sample_timeout}")
+        self._dataset, self._collate, self._batches = dataset, collate, batches
+        self._sample_timeout = sample_timeout
+        self._pin = pin_memory and torch.cuda.is_available()
+        self._settings: dict[str, Any] = {
+            "window": window,
+            # A window that is wider than what is under way would have no effect.
+            "prefetch": max(prefetch or 2 * self.workers, window if prefetch is None else 1),
+            "sample_timeout": sample_timeout,
+            "pin_memory": self._pin,
+            "start_method": start_method,
+        }
+        self._pool: Pool | None = None
+        self._end: weakref.finalize[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def set_batches(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> None:
+        """Set the batches of the next epoch; the workers stay."""
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[LoadedBatch[Any]]:
+        return self._in_process() if self.workers == 0 else self._from_workers()
+
+    def close(self) -> None:
+        """End the workers; iterating again would start new ones."""
+        if self._end is not None:
+            self._end()
+        self._pool = self._end = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process numbers of the workers that run now."""
+        processes = self._pool.processes if self._pool is not None else []
+        return [process.pid for process in processes if process.pid is not None]
+
+    def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
+        if self._pool is None:
+            self._pool = Pool(self._dataset, self._collate, self.workers, **self._settings)
+            self._end = weakref.finalize(self, self._pool.close)
+        pool = self._pool
+        generation = pool.begin(self._batches)
+        while True:
+            begin = time.perf_counter()
+            try:
+                taken = pool.take(generation)
+            except BaseException:
+                self.close()
+                raise
+            if taken is None:
+                return
+            yield LoadedBatch(taken[1], taken[0], time.perf_counter() - begin)
+
+    def _in_process(self) -> Iterator[LoadedBatch[Any]]:
+        for position, (indices, weights) in enumerate(self._batches):
+            begin = time.perf_counter()
+            progress = _Stopwatch(self._dataset, self._sample_timeout)
+            try:
+                batch = make_batch(self._dataset, self._collate, indices, weights, progress)
+            except SampleError as error:
+                failure = failure_of(error)
+                raise loader_error(self._dataset, position, indices, failure) from error.__cause__
+            if self._pin and hasattr(batch, "pin_memory"):
+                batch = batch.pin_memory()
+            yield LoadedBatch(batch, position, time.perf_counter() - begin)
+
+
+class _Stopwatch(list[float]):
+    """Progress cells that notice, when the next sample begins, that the last took too long."""
+
+    def __init__(self, dataset: Dataset, limit: float | None) -> None:
+        super().__init__([-1.0, 0.0])
+        self._dataset, self._limit = dataset, limit
+
+    def __setitem__(self, cell: Any, value: Any) -> None:
+        if self._limit is not None and self[0] >= 0:
+            seconds = time.monotonic() - self[1]
+            if seconds > self._limit:
+                name = name_of(self._dataset, int(self[0]))
+                super().__setitem__(0, -1.0)
+                raise LoaderError(
+                    f"{name}: reading it took {seconds:.3g} s, longer than {self._limit:g} s; mend "
+                    f"or leave out the sample or raise the time limit of a sample"
+                )
+        super().__setitem__(cell, value)
+
+
+def default_workers() -> int:
+    """Return how many workers suit: the CPUs this process may use, shared by the node's ranks.
+
+    One CPU is left to the training process; at most 16.
+    """
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cpus = os.cpu_count() or 1
+    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(min(cpus // ranks - 1, 16), 1)

@@ -1,0 +1,408 @@
+"""Worker processes and the thread that watches them.
+
+Each worker has a socket of its own, so it is always known which batches a worker holds. One thread
+of the main process waits for results, for workers that die and for samples that take too long; it
+gives out batches, maps results into memory and pins them. The consumer only waits for the batch it
+wants.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection as connections
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from bevatron.data.loader import transfer
+from bevatron.data.loader.worker import Dataset, Failure, serve
+from bevatron.errors import LoaderError
+from bevatron.task import Collate
+from bevatron.typing import FloatArray, IntArray
+
+logger = logging.getLogger(__name__)
+
+_PRELOADED = ["torch", "bevatron.data.loader.worker", "bevatron.data.samples"]
+_MAX_NAMED = 8
+
+
+@dataclass
+class Task:
+    """A batch to be made."""
+
+    key: tuple[int, int]
+    indices: IntArray
+    weights: FloatArray
+    deaths: int = 0
+
+
+@dataclass
+class Worker:
+    """A process and the batches that it holds, the one in work first.
+
+    ``overdue`` is the sample that it was killed for, if it was.
+    """
+
+    process: BaseProcess
+    connection: Connection
+    progress: Any
+    tasks: deque[Task] = field(default_factory=deque)
+    overdue: int | None = None
+
+
+class Pool:
+    """Workers that make the batches of one plan after the other.
+
+    Parameters
+    ----------
+    dataset, collate
+        Pickled once for all workers.
+    num_workers
+        Processes.
+    window, prefetch, sample_timeout, pin_memory, start_method
+        As for `bevatron.data.loader.Loader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        collate: Collate,
+        num_workers: int,
+        *,
+        window: int,
+        prefetch: int,
+        sample_timeout: float | None,
+        pin_memory: bool,
+        start_method: str,
+    ) -> None:
+        self._dataset = dataset
+        self._payload = _pickled(dataset, collate)
+        self._window, self._prefetch = window, prefetch
+        self._sample_timeout = sample_timeout
+        self._device = torch.cuda.current_device() if pin_memory else None
+        self._context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            self._context.set_forkserver_preload(_PRELOADED)
+        # A batch queued behind a slow one cannot overtake it, so none is queued if that may happen.
+        self._tasks_per_worker = 2 if window == 1 else 1
+        self._changed = threading.Condition()
+        self._closed = False
+        self._generation = 0
+        self._batches: Sequence[tuple[IntArray, FloatArray]] = ()
+        self._next = self._oldest = 0
+        self._delivered: set[int] = set()
+        self._ready: dict[int, Any] = {}
+        self._workers: list[Worker | None] = [None] * num_workers
+        self._bell, self._ring = self._context.Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._watch, name="bevatron-loader", daemon=True)
+        self._thread.start()
+
+    def begin(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> int:
+        """Begin with the first of ``batches``; what was under way before is dropped.
+
+        Returns
+        -------
+        int
+            Number of this round, for `take`.
+        """
+        with self._changed:
+            self._generation += 1
+            self._batches = batches
+            self._next = self._oldest = 0
+            self._delivered.clear()
+            self._ready.clear()
+        self._wake()
+        return self._generation
+
+    def take(self, generation: int) -> tuple[int, Any] | None:
+        """Wait for a batch that is due; return it with its position, or None after the last.
+
+        Raises
+        ------
+        LoaderError
+            If the batch could not be made, or if another round has begun.
+        """
+        with self._changed:
+            if generation != self._generation:
+                raise LoaderError("the loader is being iterated anew; use one loader for each loop")
+            if self._oldest >= len(self._batches):
+                return None
+            while (position := self._due()) is None:
+                if self._closed:
+                    raise LoaderError("the loader was closed while a batch was waited for")
+                self._changed.wait()
+            batch = self._ready.pop(position)
+            self._delivered.add(position)
+            while self._oldest in self._delivered:
+                self._delivered.remove(self._oldest)
+                self._oldest += 1
+        if isinstance(batch, LoaderError):
+            raise batch
+        self._wake()
+        return position, batch
+
+    def close(self) -> None:
+        """End all workers; safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=10)
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The processes that run now."""
+        return [worker.process for worker in self._workers if worker is not None]
+
+    def _due(self) -> int | None:
+        """Return the first finished batch that is at most window - 1 ahead of the oldest."""
+        for position in range(self._oldest, self._oldest + self._window):
+            if position in self._ready:
+                return position
+        return None
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._ring.send_bytes(b"!")
+
+    # What follows runs in the watching thread.
+
+    def _watch(self) -> None:
+        try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+            while not self._closed:
+                self._give_out()
+                self._wait_for_events()
+                self._stop_slow_samples()
+        except BaseException as error:  # the consumer must not wait for ever
+            logger.exception("the loader's thread failed")
+            problem = LoaderError(f"the loader failed: {type(error).__name__}: {error}")
+            with self._changed:
+                self._ready.update(dict.fromkeys(range(len(self._batches)), problem))
+                self._changed.notify_all()
+        finally:
+            self._end_workers()
+
+    def _give_out(self) -> None:
+        """Give the next batches to the workers that hold the fewest."""
+        while True:
+            with self._changed:
+                held = sum(len(w.tasks) for w in self._workers if w is not None)
+                if self._next >= len(self._batches) or held + len(self._ready) >= self._prefetch:
+                    return
+                loads = [len(w.tasks) if w is not None else 0 for w in self._workers]
+                slot = loads.index(min(loads))
+                if loads[slot] >= self._tasks_per_worker:
+                    return
+                indices, weights = self._batches[self._next]
+                task = Task((self._generation, self._next), indices, weights)
+                self._next += 1
+            worker = self._workers[slot]
+            if worker is None:
+                worker = self._workers[slot] = self._start()
+            worker.tasks.append(task)
+            _send(worker, task)
+
+    def _start(self) -> Worker:
+        ours, theirs = self._context.Pipe(duplex=True)
+        progress = self._context.RawArray("d", [-1.0, 0.0])
+        process = self._context.Process(
+            target=serve,
+            args=(theirs, self._payload, progress),
+            name="bevatron-loader-worker",
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours, progress)
+
+    def _wait_for_events(self) -> None:
+        workers = [worker for worker in self._workers if worker is not None]
+        by_event: dict[Any, Worker] = {}
+        for worker in workers:
+            by_event[worker.connection] = worker
+            by_event[worker.process.sentinel] = worker
+        timeout = None
+        if self._sample_timeout is not None and any(worker.tasks for worker in workers):
+            timeout = min(self._sample_timeout / 4, 0.25)
+        seen = set()
+        for event in connections.wait([self._bell, *by_event], timeout):
+            if event is self._bell:
+                while self._bell.poll():
+                    self._bell.recv_bytes()
+            elif id(by_event[event]) not in seen:
+                seen.add(id(by_event[event]))
+                self._attend(by_event[event])
+
+    def _attend(self, worker: Worker) -> None:
+        """Take what a worker has sent, and see whether it is dead."""
+        try:
+            while worker.connection.poll():
+                self._accept(worker)
+        except (EOFError, OSError, RuntimeError, pickle.UnpicklingError):
+            worker.process.kill()
+            worker.process.join(timeout=5)
+        if worker.process.exitcode is not None:
+            self._replace(worker)
+
+    def _accept(self, worker: Worker) -> None:
+        key, answer = worker.connection.recv()
+        if isinstance(answer, Failure):
+            result = self._failed(worker.tasks[0], answer)
+        else:
+            result = transfer.receive(worker.connection, answer)
+            if self._device is not None and hasattr(result, "pin_memory"):
+                result = result.pin_memory()
+        worker.tasks.popleft()
+        self._put(key, result)
+
+    def _put(self, key: tuple[int, int], result: Any) -> None:
+        with self._changed:
+            if key[0] == self._generation:
+                self._ready[key[1]] = result
+                self._changed.notify_all()
+
+    def _replace(self, worker: Worker) -> None:
+        """Start a new process in place of a dead one, once for the same batch."""
+        slot = self._workers.index(worker)
+        self._workers[slot] = None
+        worker.connection.close()
+        tasks = worker.tasks
+        if tasks:
+            tasks[0].deaths += 1
+            cause = self._cause_of_death(worker)
+            if tasks[0].deaths > 1:
+                self._put(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
+            else:
+                logger.warning("a loader worker died: %s; it is started again", cause)
+        current = deque(task for task in tasks if task.key[0] == self._generation)
+        if current:
+            fresh = self._workers[slot] = self._start()
+            fresh.tasks = current
+            for task in current:
+                _send(fresh, task)
+
+    def _stop_slow_samples(self) -> None:
+        """Kill workers that have been reading one sample for too long."""
+        if self._sample_timeout is None:
+            return
+        for worker in self._workers:
+            if worker is None or not worker.tasks or worker.progress[0] < 0:
+                continue
+            sample, begin = int(worker.progress[0]), worker.progress[1]
+            if worker.overdue is None and time.monotonic() - begin > self._sample_timeout:
+                worker.overdue = sample
+                worker.process.kill()
+
+    def _cause_of_death(self, worker: Worker) -> str:
+        if worker.overdue is not None:
+            return f"reading {self._name(worker.overdue)} took over {self._sample_timeout:g} s"
+        sample = int(worker.progress[0])
+        reading = f" while reading {self._name(sample)}" if sample >= 0 else ""
+        return f"{_exit_text(worker.process.exitcode)}{reading}"
+
+    def _deadly(self, task: Task, worker: Worker, cause: str) -> LoaderError:
+        if worker.overdue is not None:
+            return LoaderError(
+                f"{self._name(worker.overdue)}: reading it took longer than "
+                f"{self._sample_timeout:g} s, also at the second attempt; mend or leave out the "
+                f"sample or raise the time limit of a sample"
+            )
+        return LoaderError(
+            f"batch {task.key[1]} ended two worker processes ({cause}); "
+            f"its samples: {self._names(task.indices)}"
+        )
+
+    def _failed(self, task: Task, failure: Failure) -> LoaderError:
+        return loader_error(self._dataset, task.key[1], task.indices, failure)
+
+    def _name(self, sample: int) -> str:
+        return name_of(self._dataset, sample)
+
+    def _names(self, indices: IntArray) -> str:
+        return names_of(self._dataset, indices)
+
+    def _end_workers(self) -> None:
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join(timeout=2)
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join(timeout=2)
+            if worker.process.exitcode is not None:
+                worker.process.close()
+        self._workers = []
+        self._ring.close()
+        self._bell.close()
+        with self._changed:
+            self._ready.clear()
+            self._closed = True
+            self._changed.notify_all()
+
+
+def loader_error(
+    dataset: Dataset, position: int, indices: IntArray, failure: Failure
+) -> LoaderError:
+    """Turn a failure into an error that names the sample, the traceback as a note."""
+    if failure.sample is not None:
+        text = f"{name_of(dataset, failure.sample)}: {failure.message}"
+    else:
+        names = names_of(dataset, indices)
+        text = f"batch {position} could not be put together: {failure.message}; samples: {names}"
+    error = LoaderError(text)
+    error.add_note(f"In the loader's worker:\n{failure.traceback}")
+    return error
+
+
+def name_of(dataset: Dataset, sample: int) -> str:
+    """Return a sample's name, or its number if the data set cannot tell."""
+    try:
+        return dataset.describe(sample)
+    except Exception:  # noqa: BLE001  a message about an error must not fail
+        return f"sample {sample}"
+
+
+def names_of(dataset: Dataset, indices: IntArray) -> str:
+    """Return the names of a batch's samples, the first few if there are many."""
+    named = [name_of(dataset, int(index)) for index in indices[:_MAX_NAMED]]
+    more = [f"and {len(indices) - _MAX_NAMED} more"] if len(indices) > _MAX_NAMED else []
+    return "; ".join(named + more)
+
+
+def _pickled(dataset: Dataset, collate: Collate) -> bytes:
+    try:
+        return pickle.dumps((dataset, collate))
+    except Exception as error:
+        raise LoaderError(
+            f"the data set or the collate function cannot be sent to worker processes "
+            f"({type(error).__name__}: {error}); define them at the top level of a module or use "
+            f"workers=0"
+        ) from error
+
+
+def _send(worker: Worker, task: Task) -> None:
+    # A worker that is gone is noticed by its sentinel, and its tasks are given out again.
+    with contextlib.suppress(OSError):
+        worker.connection.send((task.key, task.indices, task.weights))
+
+
+def _exit_text(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = ", perhaps out of memory" if exitcode == -signal.SIGKILL else ""
+        return f"killed by {name}{hint}"
+    return f"exit code {exitcode}"

@@ -1,0 +1,96 @@
+"""Handing a batch from one process to another through anonymous shared memory.
+
+The worker pickles the batch with its tensors and arrays out of band and writes everything into
+one anonymous file in memory (memfd), whose descriptor is all that goes through the socket. The
+receiver maps it: its tensors are views, nothing is copied. The memory has no name and so cannot
+outlive the processes that hold it, however they die, and it needs no space in /dev/shm.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64
+_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+
+def send(connection: Connection, key: Any, batch: Any) -> None:
+    """Send a batch under a key."""
+    header, buffers = _dump(batch)
+    views = [memoryview(header), *(buffer.raw() for buffer in buffers)]
+    descriptor = _anonymous_file()
+    try:
+        extents = _write(descriptor, views)
+        connection.send((key, extents))
+        send_handle(connection, descriptor, None)
+    finally:
+        os.close(descriptor)
+
+
+def receive(connection: Connection, extents: Sequence[tuple[int, int]]) -> Any:
+    """Receive the batch whose ``(key, extents)`` was read from the connection just before."""
+    descriptor = recv_handle(connection)
+    try:
+        total = sum(extents[-1])
+        memory = memoryview(mmap.mmap(descriptor, max(total, 1), flags=_MAP_FLAGS))
+    finally:
+        os.close(descriptor)
+    header, *buffers = (memory[start : start + length] for start, length in extents)
+    return pickle.loads(header, buffers=buffers)  # noqa: S301  from our own worker process
+
+
+class _BatchPickler(pickle.Pickler):
+    """Pickles tensors by their memory, out of band, instead of through torch's own files."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_sparse:
+            flat = value.detach().contiguous().reshape(-1)
+            raw: Any = flat.view(torch.uint8).numpy()
+            return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+        return NotImplemented
+
+
+def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Rebuild a tensor on the memory of ``raw``."""
+    if not memoryview(raw).nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def _dump(batch: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    keep: Callable[[pickle.PickleBuffer], None] = buffers.append
+    _BatchPickler(file, protocol=5, buffer_callback=keep).dump(batch)
+    return file.getvalue(), buffers
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("bevatron-batch", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _write(descriptor: int, views: Sequence[memoryview]) -> list[tuple[int, int]]:
+    """Write one view after the other, aligned; return where each begins and its length."""
+    extents = []
+    start = 0
+    for view in views:
+        extents.append((start, view.nbytes))
+        start += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
+    os.ftruncate(descriptor, max(start, 1))
+    for (begin, length), view in zip(extents, views, strict=True):
+        done = 0
+        while done < length:
+            done += os.pwrite(descriptor, view[done:], begin + done)
+    return extents

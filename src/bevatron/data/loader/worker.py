@@ -1,0 +1,159 @@
+"""What a worker process does: read the samples of a batch, put them together, hand them over."""
+
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+
+from bevatron.data.loader import transfer
+from bevatron.task import Collate
+from bevatron.typing import Arrays, FloatArray, IntArray
+
+IDLE, COLLATING = -1.0, -2.0
+"""In the first cell of a worker's progress: no sample is being read."""
+
+
+class Dataset(Protocol):
+    """Samples by number."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Arrays:
+        """Read a sample."""
+
+    def describe(self, index: int) -> str:
+        """Return where a sample comes from: "train.xyz, frame 12"."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on the way to a batch.
+
+    Attributes
+    ----------
+    sample
+        Which sample was read; None if all were there and were put together.
+    message
+        Type and text of the exception.
+    traceback
+        As Python prints it.
+    """
+
+    sample: int | None
+    message: str
+    traceback: str
+
+
+class SampleError(Exception):
+    """A sample could not be read; its cause says why."""
+
+    def __init__(self, sample: int | None) -> None:
+        super().__init__(sample)
+        self.sample = sample
+
+
+def make_batch(
+    dataset: Dataset,
+    collate: Collate,
+    indices: IntArray,
+    weights: FloatArray,
+    progress: MutableSequence[float],
+) -> Any:
+    """Read samples and put them together.
+
+    Parameters
+    ----------
+    progress
+        Two cells where the sample being read and the time of its begin are noted.
+
+    Raises
+    ------
+    SampleError
+        Around any exception.
+    """
+    samples = []
+    for index in indices.tolist():
+        progress[1] = time.monotonic()
+        progress[0] = float(index)
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            raise SampleError(index) from error
+    progress[0] = COLLATING
+    try:
+        return collate(samples, indices, weights)  # type: ignore[arg-type]
+    except Exception as error:
+        raise SampleError(None) from error
+    finally:
+        progress[0] = IDLE
+
+
+def failure_of(error: SampleError) -> Failure:
+    """Describe the cause of a failure so that it can travel to another process."""
+    cause = error.__cause__
+    text = "".join(traceback.format_exception(cause))
+    message = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    return Failure(error.sample, message.replace("\n", " "), text)
+
+
+def serve(connection: Connection, payload: bytes, progress: MutableSequence[float]) -> None:
+    """Make batches until the connection closes; the body of a worker process."""
+    # Ctrl-C reaches the whole process group; the main process decides what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    dataset, collate, broken = _open(payload)
+    while True:
+        try:
+            task: tuple[Any, IntArray, FloatArray] | None = connection.recv()
+        except (EOFError, OSError):
+            return
+        if task is None:
+            return
+        try:
+            _answer(connection, dataset, collate, broken, task, progress)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _open(payload: bytes) -> tuple[Any, Any, Failure | None]:
+    """Open the data set again in this process."""
+    try:
+        dataset, collate = pickle.loads(payload)  # noqa: S301  made by our own main process
+    except Exception as error:  # noqa: BLE001  whatever it is, the main process reports it
+        wrapped = SampleError(None)
+        wrapped.__cause__ = error
+        return None, None, failure_of(wrapped)
+    return dataset, collate, None
+
+
+def _answer(
+    connection: Connection,
+    dataset: Any,
+    collate: Any,
+    broken: Failure | None,
+    task: Sequence[Any],
+    progress: MutableSequence[float],
+) -> None:
+    key, indices, weights = task
+    if broken is not None:
+        connection.send((key, broken))
+        return
+    try:
+        batch = make_batch(dataset, collate, indices, weights, progress)
+    except SampleError as error:
+        progress[0] = IDLE
+        connection.send((key, failure_of(error)))
+        return
+    try:
+        transfer.send(connection, key, batch)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        wrapped = SampleError(None)
+        wrapped.__cause__ = error
+        connection.send((key, failure_of(wrapped)))
