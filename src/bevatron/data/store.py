@@ -27,7 +27,7 @@ PREPARATION = "preparation.json"
 STORE_KIND = "bevatron store"
 STORE_FORMAT = 1
 
-_SAMPLES_BETWEEN_PAGE_COUNTS = 64
+_SAMPLES_BETWEEN_PAGE_COUNTS = 16
 
 
 class Store:

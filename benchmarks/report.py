@@ -1,0 +1,111 @@
+"""Writes the result of a benchmark as JSON and as a Markdown table, stamped with what it ran on."""
+
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bevatron.files import write_text_atomically
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("bevatron", "torch", "triton", "numpy", "pyarrow", "xxhash")
+
+
+def hardware(device: str = "cpu") -> str:
+    """Describe the machine in general words: ``cpu-2core``, ``nvidia-h200``, ``nvidia-h200-x2``."""
+    if device != "cpu":
+        import torch
+
+        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+        count = torch.cuda.device_count()
+        return name if count == 1 else f"{name}-x{count}"
+    affinity = getattr(os, "sched_getaffinity", None)
+    return f"cpu-{len(affinity(0)) if affinity else os.cpu_count()}core"
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of Python and of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_result(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    notes: str = "",
+    *,
+    device: str = "cpu",
+    extra: Mapping[str, Any] | None = None,
+    folder: Path = RESULTS,
+) -> Path:
+    """Write ``<name>_<hardware>_<date>.json`` and ``.md`` and print the table.
+
+    Parameters
+    ----------
+    name
+        What was measured.
+    rows
+        One mapping per row of the table; columns in the order of first appearance.
+    notes
+        Text under the table: what is compared, how it was timed, what to keep in mind.
+    device
+        ``cpu`` or ``cuda``, for the hardware's name.
+    extra
+        More plain values for the JSON alone (raw timings, configuration).
+    folder
+        Where the files go.
+
+    Returns
+    -------
+    Path
+        The JSON file.
+    """
+    now = datetime.now(UTC)
+    machine = hardware(device)
+    stem = f"{name}_{machine}_{now:%Y-%m-%d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "name": name,
+        "hardware": machine,
+        "date": f"{now:%Y-%m-%d}",
+        "versions": versions(),
+        "notes": notes,
+        "rows": [dict(row) for row in rows],
+        **({"extra": dict(extra)} if extra else {}),
+    }
+    path = folder / f"{stem}.json"
+    write_text_atomically(path, json.dumps(result, indent=1, default=_plain) + "\n")
+    text = markdown(rows)
+    listed = ", ".join(f"{package} {number}" for package, number in versions().items())
+    page = f"# {name}\n\n{machine}, {now:%Y-%m-%d}, {listed}\n\n{text}\n\n{notes}".rstrip() + "\n"
+    write_text_atomically(folder / f"{stem}.md", page)
+    print(f"{text}\n\n{path}")
+    return path
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(key, "")) for key in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
