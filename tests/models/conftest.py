@@ -77,7 +77,7 @@ def _tiny(dtype, seed, changes):
         "avg_num_neighbors": 4.0,
         "atomic_numbers": (1, 6, 8),
         "atomic_energies": ((-13.6, -1029.0, -2041.0),),
-        "scale": (0.8,),
+        "scale": (1.0,),
         "shift": (0.1,),
         **dict(changes),
     }

@@ -68,7 +68,7 @@ def test_other_coefficients_are_kept_and_saved(tiny, structures, tmp_path):
     assert converted.config.coefficients == "stored"
     name = "products.0.contraction.0.weights.2"
     assert converted.state_dict()[name].shape[1] == 2 < model.state_dict()[name].shape[1]
-    assert float((converted(batch)["forces"] - model(batch)["forces"]).abs().max()) > 1e-3
+    assert float((converted(batch)["forces"] - model(batch)["forces"]).abs().max()) > 1e-5
     save_model(converted, tmp_path / "m")
     again = load_model(tmp_path / "m")
     assert torch.equal(converted(batch)["forces"], again(batch)["forces"])
@@ -186,7 +186,7 @@ def test_a_missing_mace_torch_is_said(tmp_path):
 
 
 def test_a_folder_that_is_no_model_is_said(tmp_path, model):
-    with pytest.raises(CheckpointError, match="no model.json"):
+    with pytest.raises(CheckpointError, match=r"no model.json"):
         load_model(tmp_path)
     save_model(model, tmp_path)
     (tmp_path / "weights.safetensors").write_bytes(b"nonsense")
