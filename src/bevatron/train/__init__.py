@@ -1,1 +1,34 @@
-"""Training: loop, optimisers, checkpoints, evaluation, reports."""
+"""Training: loop, optimisers, checkpoints, evaluation, reports.
+
+`Run` is a complete run, `fit` walks it, `describe` says what it would be; `evaluate` and `predict`
+use a trained model.
+"""
+
+from bevatron.train.evaluate import evaluate, predict
+from bevatron.train.loop import fit
+from bevatron.train.run import FitResult, Run, describe
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "FitResult",
+    "LoaderConfig",
+    "OptimConfig",
+    "Run",
+    "ScheduleConfig",
+    "Settings",
+    "TrainConfig",
+    "describe",
+    "evaluate",
+    "fit",
+    "predict",
+]

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from bevatron.errors import CheckpointError
-from bevatron.files import atomic_folder, remove_folder, remove_leftovers, write_bytes_atomically
+from bevatron.files import atomic_folder, remove_folder, remove_leftovers, step
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
@@ -115,7 +115,8 @@ def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Me
     try:
         with atomic_folder(path, CheckpointError) as unfinished:
             for name, data in files.items():
-                write_bytes_atomically(unfinished / name, data, CheckpointError)
+                step("write", unfinished / name)
+                (unfinished / name).write_bytes(data)
     except CheckpointError as error:
         intact = f" ({older[-1].name} is intact)" if older else ""
         raise CheckpointError(f"{error}{intact}") from error.__cause__

@@ -227,7 +227,8 @@ def _left_over(plan: Plan, samples: IntArray | None, segment: Segment) -> IntArr
 
 
 def _counted(plan: Plan, rank: int, step: int) -> IntArray:
-    return plan.batch(rank, step)[plan.weights(rank, step) != 0]
+    counted: IntArray = plan.batch(rank, step)[plan.weights(rank, step) != 0]
+    return counted
 
 
 def segments_to_json(segments: Sequence[Segment]) -> list[dict[str, Any]]:

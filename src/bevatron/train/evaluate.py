@@ -1,6 +1,6 @@
 """Evaluation and prediction with a task's model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bevatron.data.dataset import Dataset
-from bevatron.data.loader import Loader
+from bevatron.data.loader import LoadedBatch, Loader
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Collate, Task
@@ -33,7 +33,6 @@ def evaluate(
     loader: LoaderConfig | None = None,
     mesh: Mesh | None = None,
     dtype: torch.dtype = torch.float64,
-    interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Compute the metrics of a model over a data set, each sample once over all ranks.
 
@@ -44,28 +43,51 @@ def evaluate(
     dataset, sizes
         Samples and what each uses of a batch's capacity, ``{"atoms": [n], ...}``.
     batch, loader
-        How to batch and load. A sample above capacity gets a batch of its own.
+        How to batch and load.
     mesh
         The ranks that share the work; None = this process alone.
-    interrupted
-        Asked before every batch, on all ranks.
 
     Returns
     -------
     dict
         The task's metrics by name, the same on every rank.
+    """
+    mesh = mesh or Mesh()
+    batches = evaluation_batches(sizes, batch or BatchConfig(), mesh)
+    with make_loader(dataset, batches, task.collate, loader, mesh) as loaded:
+        return evaluate_batches(task, model, loaded, mesh, dtype)
+
+
+def evaluation_batches(
+    sizes: Mapping[str, IntArray], batch: BatchConfig, mesh: Mesh
+) -> Sequence[IndexedBatch]:
+    """Pack this rank's part of a data set; a sample above capacity gets a batch of its own."""
+    config = replace(batch, oversized="alone")
+    return pack_samples(sizes, None, config, mesh.world, 0, 0).flat(mesh.rank)
+
+
+def evaluate_batches(
+    task: Task[Any],
+    model: nn.Module,
+    batches: Iterable[LoadedBatch[Any]],
+    mesh: Mesh,
+    dtype: torch.dtype,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, float]:
+    """Compute the metrics over this and all other ranks' batches.
+
+    Parameters
+    ----------
+    interrupted
+        Asked before every batch, on all ranks.
 
     Raises
     ------
     Interrupted
         If ``interrupted`` said so.
     """
-    mesh = mesh or Mesh()
-    config = replace(batch or BatchConfig(), oversized="alone")
-    plan = pack_samples(sizes, None, config, mesh.world, 0, 0, dataset.describe)
     metrics = task.metrics()
     with in_eval_mode(model):
-        batches = make_loader(dataset, plan.flat(mesh.rank), task.collate, loader, mesh)
         for loaded in batches:
             if interrupted():
                 raise Interrupted
@@ -103,8 +125,9 @@ def predict(
         batches = ordered_batches({"samples": ones}, {"samples": config.size})
     else:
         batches = ordered_batches(sizes, config.capacities())
-    with in_eval_mode(model):
-        for loaded in make_loader(dataset, batches, task.collate, strict, mesh):
+    made = make_loader(dataset, batches, task.collate, strict, mesh)
+    with in_eval_mode(model), made as loaded_batches:
+        for loaded in loaded_batches:
             moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
             yield moved, task.predict(model, moved)
 
@@ -142,7 +165,7 @@ def make_loader(
     collate: Collate,
     config: LoaderConfig | None,
     mesh: Mesh,
-) -> Loader[Any]:
+) -> Loader:
     """Make a loader as a `LoaderConfig` says."""
     config = config or LoaderConfig()
     pin = config.pin if config.pin is not None else mesh.device.type == "cuda"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bevatron.data.loader import Loader
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
@@ -20,7 +21,12 @@ from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
 from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
-from bevatron.train.evaluate import Interrupted, evaluate, make_loader
+from bevatron.train.evaluate import (
+    Interrupted,
+    evaluate_batches,
+    evaluation_batches,
+    make_loader,
+)
 from bevatron.train.folder import RunFolder
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, dtype_of
@@ -69,7 +75,9 @@ def fit(run: Run) -> FitResult:
             records.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, records, mesh)
-        return Trainer(run, mesh, state, records, saver, stops).walk()
+        trainer = Trainer(run, mesh, state, records, saver, stops)
+        stack.callback(trainer.close)
+        return trainer.walk()
 
 
 def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:
@@ -104,11 +112,26 @@ class Trainer:
         self.model: torch.nn.Module = torch.compile(state.model) if compiled else state.model  # type: ignore[assignment]
         self.metrics: dict[str, float] = {}
         self.stopped_by: str | None = None
+        collate, loader = run.task.collate, run.settings.loader
+        self.loader = make_loader(run.train, [], collate, loader, mesh)
+        self.valid_loader: Loader | None = None
+        if run.valid is not None:
+            sizes = run.valid_sizes if run.valid_sizes is not None else {}
+            batches = evaluation_batches(sizes, run.settings.batch, mesh)
+            self.valid_loader = make_loader(run.valid, batches, collate, loader, mesh)
+
+    def close(self) -> None:
+        """End the loaders' workers."""
+        self.loader.close()
+        if self.valid_loader is not None:
+            self.valid_loader.close()
 
     def walk(self) -> FitResult:
         """Walk the epochs that are left, save, and write the final weights if it was the last."""
         progress, settings = self.state.progress, self.run.settings
         progress.finished = None  # it may be resumed with more epochs or patience
+        for line in self.run.notes:
+            self.records.console.say(line)
         while self.stopped_by is None and not self._is_over():
             if progress.epoch == settings.schedule.stage_two_start and not progress.step_in_epoch:
                 self._begin_second_stage()
@@ -158,9 +181,8 @@ class Trainer:
         self.records.begin_batches()
         group: list[Any] = []
         places: list[int] = []
-        for loaded in make_loader(
-            run.train, epoch.batches, run.task.collate, run.settings.loader, mesh
-        ):
+        self.loader.set_batches(epoch.batches)
+        for loaded in self.loader:
             group.append(loaded)
             places.append(loaded.position)
             if len(group) < accumulate and len(places) < len(epoch.batches):
@@ -244,12 +266,12 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Validate, decide, tell of the epoch and save."""
-        run, progress, settings = self.run, self.state.progress, self.run.settings
+        progress, settings = self.state.progress, self.run.settings
         number = progress.epoch + 1
         due = number % settings.train.evaluate_every == 0 or number == settings.train.epochs
         improved, began = False, time.monotonic()
         valid: dict[str, float] = {}
-        if run.valid is not None and due:
+        if self.valid_loader is not None and due:
             try:
                 valid = self._validate()
             except Interrupted:
@@ -265,14 +287,12 @@ class Trainer:
         progress.epoch += 1
         progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
         every = settings.checkpoint.every_epochs
-        if improved or self._is_over() or (every and number % every == 0):
+        if self._is_over() or improved or (every and number % every == 0):
             self.saver.checkpoint()
 
     def _validate(self) -> dict[str, float]:
         """Compute the metrics of the (averaged) weights over all ranks."""
-        run, settings = self.run, self.run.settings
-        if run.valid is None or run.valid_sizes is None:
-            raise ValueError("a run with a validation set needs valid_sizes")
+        settings = self.run.settings
 
         def interrupted() -> bool:
             totals = sum_scalars(self.stops.notes(), self.mesh)
@@ -280,16 +300,13 @@ class Trainer:
             return self.stopped_by is not None
 
         with averaged(self.state.model, self.state.ema), _explained_memory(settings.batch):
-            self.metrics = evaluate(
-                run.task,
+            self.metrics = evaluate_batches(
+                self.run.task,
                 self.model,
-                run.valid,
-                run.valid_sizes,
-                batch=settings.batch,
-                loader=settings.loader,
-                mesh=self.mesh,
-                dtype=dtype_of(settings.train.dtype),
-                interrupted=interrupted,
+                self.valid_loader or [],
+                self.mesh,
+                dtype_of(settings.train.dtype),
+                interrupted,
             )
         return self.metrics
 

@@ -1,6 +1,6 @@
 """A complete run: model, task, data and settings. Recipes make it, `fit` walks it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ class Run:
         Go on from this checkpoint of ``folder`` instead; newer ones are removed.
     save_model
         Writes a model folder.
+    notes
+        Lines for the beginning of the log: what was found in the data.
     on_end
         Called on rank 0 when the run is over and its weights are written, e.g. for the report.
     """
@@ -125,6 +127,7 @@ class Run:
     resume: bool = False
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights
+    notes: Sequence[str] = ()
     on_end: Callable[[FitResult, Path], None] | None = None
 
 

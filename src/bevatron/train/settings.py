@@ -162,33 +162,37 @@ class LoaderConfig:
     Attributes
     ----------
     workers
-        Processes that read and collate; 0 = in the training process.
+        Processes that read and collate; 0 = in the training process, None = as many as the CPUs
+        allow.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
     prefetch
-        Batches kept ready per worker.
+        Batches under way or ready at most; None = two per worker.
     sample_timeout
-        Seconds after which a sample counts as hanging.
+        Seconds after which a sample counts as hanging; None = never.
     pin
         Page-locked batches for transfers that overlap with work; None = on a GPU.
     stage_to
         Node-local folder to copy the store to first, once per machine.
     """
 
-    workers: int = 0
+    workers: int | None = 0
     window: int = 1
-    prefetch: int = 2
-    sample_timeout: float = 120.0
+    prefetch: int | None = None
+    sample_timeout: float | None = 120.0
     pin: bool | None = None
     stage_to: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _require(self.workers >= 0, "loader.workers: expected 0 or more")
+        _require(self.workers is None or self.workers >= 0, "loader.workers: expected 0 or more")
         _require(self.window >= 1, "loader.window: expected 1 or more")
-        _require(self.prefetch >= 1, "loader.prefetch: expected 1 or more")
-        _require(self.sample_timeout > 0, "loader.sample_timeout: expected more than 0 seconds")
+        _require(self.prefetch is None or self.prefetch >= 1, "loader.prefetch: expected 1 or more")
+        _require(
+            self.sample_timeout is None or self.sample_timeout > 0,
+            "loader.sample_timeout: expected more than 0 seconds",
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Who is who among the processes, and collectives on one process."""
+
+import pytest
+import torch
+
+from bevatron.errors import ConfigError
+from bevatron.parallel import collectives
+from bevatron.parallel.data_parallel import _buckets, sum_gradients
+from bevatron.parallel.mesh import (
+    Mesh,
+    choose_device,
+    first_node,
+    open_mesh,
+    ranks_from_environment,
+)
+
+
+def test_torchrun_sets_the_ranks():
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert ranks_from_environment(environment) == (5, 8, 1, 4)
+
+
+def test_a_slurm_step_sets_the_ranks_but_a_batch_script_is_one_process():
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert ranks_from_environment(job) == (0, 1, 0, 1)
+    step = {
+        **job,
+        "SLURM_PROCID": "6",
+        "SLURM_LOCALID": "2",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    }
+    assert ranks_from_environment(step) == (6, 8, 2, 4)
+
+
+def test_an_incomplete_environment_is_named():
+    with pytest.raises(ConfigError, match="SLURM_PROCID is not set"):
+        ranks_from_environment({"SLURM_STEP_NUM_TASKS": "2"})
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'two'"):
+        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "two"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a1", "a1"), ("a[3-5]", "a3"), ("n[08,10-11]-ib,m2", "n08-ib"), ("a1,a2", "a1"), ("", "")],
+)
+def test_the_first_node_of_a_slurm_list(nodes, first):
+    assert first_node(nodes) == first
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):
+        choose_device("gpu", 0)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="offers 0"):
+            choose_device("cuda", 0)
+        assert choose_device("auto", 0) == torch.device("cpu")
+
+
+def test_on_one_process_collectives_return_their_argument(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    with open_mesh("cpu") as mesh:
+        assert mesh == Mesh()
+        assert collectives.sum_over_ranks(torch.ones(2), mesh).tolist() == [1, 1]
+        assert collectives.gather_json({"a": [1, None]}, mesh) == [{"a": [1, None]}]
+        assert collectives.broadcast_json("text", mesh) == "text"
+        collectives.barrier(mesh)
+
+
+def test_scalars_are_added_up_in_float64_and_keep_their_order():
+    values = {"b": torch.tensor(1.0, dtype=torch.float32), "a": 2**53 + 1}
+    total = collectives.sum_scalars(values, Mesh())
+    assert list(total) == ["b", "a"]
+    assert {value.dtype for value in total.values()} == {torch.float64}
+
+
+def test_a_parameter_without_gradient_counts_as_zero_unless_frozen():
+    model = torch.nn.Linear(2, 1)
+    model.bias.requires_grad_(requires_grad=False)
+    sum_gradients(model.parameters(), Mesh())
+    assert model.weight.grad.tolist() == [[0, 0]]
+    assert model.bias.grad is None
+
+
+def test_buckets_hold_every_gradient_once_and_one_type_each(monkeypatch):
+    monkeypatch.setattr("bevatron.parallel.data_parallel.BUCKET_BYTES", 40)
+    gradients = [torch.zeros(n, dtype=d) for n in (3, 9, 1) for d in (torch.float32, torch.float64)]
+    buckets = list(_buckets(gradients))
+    assert sorted(id(g) for bucket in buckets for g in bucket) == sorted(map(id, gradients))
+    assert all(len({g.dtype for g in bucket}) == 1 for bucket in buckets)
+    assert len(buckets) > 2
