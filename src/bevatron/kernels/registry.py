@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from bevatron.errors import ConfigError, KernelError
 log = logging.getLogger("bevatron.kernels")
 
 ENVIRONMENT_VARIABLE = "BEVATRON_KERNELS"
-CHOICES = ("auto", "reference", "triton")
+Choice = Literal["auto", "reference", "triton"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 PREFERENCE = ("triton", "reference")
 """Implementations from the fastest to the plainest: what ``auto`` tries in turn."""
 
@@ -48,16 +49,12 @@ class KernelConfig:
         Operator -> choice.
     """
 
-    default: Literal["auto", "reference", "triton"] = "auto"
+    default: Choice = "auto"
     ops: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, choice in (("default", self.default), *self.ops.items()):
-            if choice not in CHOICES:
-                raise ConfigError(
-                    f"kernels: '{name}' is '{choice}', expected one of {', '.join(CHOICES)}"
-                )
-        for name in self.ops:
+        for name, choice in self.ops.items():
+            _check_choice(name, choice)
             if name not in _operators:
                 known = ", ".join(sorted(_operators))
                 raise ConfigError(f"kernels: there is no operator '{name}' (known: {known})")
@@ -130,7 +127,7 @@ def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Sett
     elif default is None:
         base = current()
     else:
-        base = KernelConfig(default=default)  # type: ignore[arg-type]
+        base = KernelConfig(default=_check_choice("default", default))
     return Setting(KernelConfig(default=base.default, ops={**base.ops, **operators}))
 
 
@@ -267,6 +264,13 @@ def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype
     return implementation.obstacle(device, dtype) if implementation.obstacle else None
 
 
+def _check_choice(name: str, choice: str) -> Choice:
+    for known in CHOICES:
+        if choice == known:
+            return known
+    raise ConfigError(f"kernels: '{name}' is '{choice}', expected one of {', '.join(CHOICES)}")
+
+
 def _set(config: KernelConfig) -> None:
     global _current  # noqa: PLW0603  the one place where the choice is kept
     _current = config
@@ -282,7 +286,7 @@ def _parse(text: str) -> KernelConfig:
         else:
             default = name
     try:
-        return KernelConfig(default=default, ops=operators)  # type: ignore[arg-type]
+        return KernelConfig(default=_check_choice("default", default), ops=operators)
     except ConfigError as error:
         raise ConfigError(
             f"environment variable {ENVIRONMENT_VARIABLE}='{text}': {error}"

@@ -18,7 +18,7 @@ registry.register(
 
 def symmetric_contraction(
     a: Float[Tensor, "N K S"],
-    weights: Mapping[int, Sequence[Float[Tensor, "Z paths K"]]],
+    weights: Mapping[int, Sequence[Float[Tensor, "Z _ K"]]],
     elements: Int[Tensor, "N"],
     irreps_out: Irreps | str,
     correlation: int,

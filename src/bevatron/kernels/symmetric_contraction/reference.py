@@ -37,7 +37,9 @@ def symmetric_contraction(
     parts = []
     for element, a_kns in zip(present.tolist(), groups, strict=True):
         c = _fold(table, [weight[element] for weight in stacked])
-        inner = (_monomials(a_kns, table.order - 1) @ c).unflatten(2, (table.num_m, -1))
+        inner = (_monomials(a_kns, table.order - 1) @ c).unflatten(
+            2, (table.num_m, table.num_components)
+        )
         parts.append((inner * a_kns.unsqueeze(2)).sum(3))
     if not parts:
         return a.new_zeros(0, a.shape[1] * table.num_m)
