@@ -4,19 +4,20 @@ Needs tblite (``pip install "bevatron[tblite]"``) and a few minutes on one core:
 
     OMP_NUM_THREADS=1 python tools/make_demo_data.py
 
-Geometries are frames of short Langevin dynamics with GFN2-xTB itself, from relaxed starting
-structures, far enough apart to differ. Positions are rounded as they are written before the label
-is computed, so energy, forces and stress belong exactly to the coordinates of the file. All random
-numbers derive from one seed; another machine or version of tblite follows other trajectories after
-some hundred steps, but the same distribution.
+Geometries of molecules are frames of short Langevin dynamics with GFN2-xTB itself, from relaxed
+starting structures, far enough apart to differ; those of ice are shaken. Positions are rounded as
+they are written before the label is computed, so energy, forces and stress belong exactly to the
+coordinates of the file. All random numbers derive from one seed; another machine or version of
+tblite follows other trajectories after some hundred steps, but the same distribution.
 """
 
 import argparse
 import gzip
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ase.io
@@ -26,6 +27,7 @@ from ase.build import molecule
 from ase.md.langevin import Langevin
 from ase.neighborlist import neighbor_list
 from ase.optimize import FIRE
+from scipy.spatial.transform import Rotation
 from tblite.ase import TBLite
 
 OUT = Path(__file__).parents[1] / "src/bevatron/recipes/demo_data/structures.extxyz.gz"
@@ -166,17 +168,28 @@ def _ordered_hydrogens(oxygen: Atoms) -> Atoms:
     return oxygen + Atoms(f"H{len(owner)}", oxygen.positions[owner] + along)
 
 
-def ice_frames(rng: np.random.Generator) -> Iterator[Atoms]:
-    """Yield ice at five cells, each strained at random by up to 3 %, at 150 and 250 K."""
-    start = ice()
-    for index in range(5):
+def ice_frames(rng: np.random.Generator, number: int = 40) -> Iterator[Atoms]:
+    """Yield relaxed ice, strained by up to 3 % and shaken about as much as at 250 K.
+
+    Dynamics would take an hour here: GFN2-xTB needs seconds for each step of a small periodic cell.
+    Molecules are moved and turned as a whole, and their atoms a little within them.
+    """
+    relaxed = ice()
+    relaxed.calc = calculator()
+    FIRE(relaxed, logfile=None).run(fmax=0.1, steps=50)
+    to_oxygen = relaxed.get_all_distances(mic=True)
+    for _ in range(number):
         strain = rng.uniform(-0.03, 0.03, size=(3, 3))
-        strained = start.copy()
-        strained.set_cell(
-            start.cell.array @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True
-        )
-        temperature = (150, 250)[index % 2]
-        yield from sample(strained, Sampling(temperature, 8, 30, warm_up=60), rng)
+        frame = Atoms(relaxed.symbols, cell=relaxed.cell, pbc=True)
+        frame.set_cell(relaxed.cell.array @ (np.eye(3) + (strain + strain.T) / 2))
+        centres = relaxed.get_scaled_positions() @ frame.cell.array
+        for oxygen in np.flatnonzero(relaxed.numbers == 8):
+            molecule_atoms = np.argsort(to_oxygen[oxygen])[:3]
+            arms = relaxed.get_distances(oxygen, molecule_atoms, mic=True, vector=True)
+            turned = Rotation.from_rotvec(rng.normal(0, 0.1, 3)).apply(arms)
+            place = centres[oxygen] + rng.normal(0, 0.08, 3)
+            frame.positions[molecule_atoms] = place + turned + rng.normal(0, 0.025, (3, 3))
+        yield frame
 
 
 def molecule_frames(name: str, rng: np.random.Generator) -> Iterator[Atoms]:
@@ -197,14 +210,15 @@ def make() -> list[Atoms]:
     frames = []
     for symbol, multiplicity in MULTIPLICITY.items():
         frames.append(label(Atoms(symbol, [(0, 0, 0)]), "IsolatedAtom", multiplicity))
-    groups = {name: (molecule_frames, formula) for name, formula in MOLECULES.items()}
-    groups |= {f"water_cluster_{n}": (cluster_frames, n) for n in WATER_CLUSTERS}
-    for index, (group, (source, what)) in enumerate(groups.items()):
+    groups: dict[str, Callable[[np.random.Generator], Iterator[Atoms]]] = {
+        name: partial(molecule_frames, formula) for name, formula in MOLECULES.items()
+    }
+    groups |= {f"water_cluster_{n}": partial(cluster_frames, n) for n in WATER_CLUSTERS}
+    groups["ice"] = ice_frames
+    for index, (group, source) in enumerate(groups.items()):
         begin = time.perf_counter()
-        rng = np.random.default_rng([SEED, index])
-        frames += [label(atoms, group) for atoms in source(what, rng)]
+        frames += [label(atoms, group) for atoms in source(np.random.default_rng([SEED, index]))]
         print(f"{group}: {len(frames)} frames so far, {time.perf_counter() - begin:.0f} s")
-    frames += [label(atoms, "ice") for atoms in ice_frames(np.random.default_rng([SEED, 99]))]
     return frames
 
 

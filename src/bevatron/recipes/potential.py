@@ -1,0 +1,165 @@
+"""A trained interatomic potential, ready to be evaluated on structures.
+
+What the ASE calculator, relaxation and prediction share: finding the weights in a folder, device
+and precision, the head, a sentence for an element that the model does not know, batching and
+taking the results apart again.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bevatron.data.samples import collate_structures
+from bevatron.errors import ConfigError, DataError
+from bevatron.models.mace import load_model
+from bevatron.typing import Arrays
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+PER_ATOM = ("forces", "node_energy", "descriptors")
+PER_STRUCTURE = ("energy", "stress", "virials")
+
+Results = dict[str, npt.NDArray[np.float64]]
+
+
+class Potential:
+    """A model on a device, in a precision, with frozen weights.
+
+    Parameters
+    ----------
+    model
+        A model object (copied, so that later training or conversion does not touch it), a model
+        folder or a run folder.
+    device
+        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+    dtype
+        ``"float64"`` or ``"float32"``.
+    head
+        Which read-out of a multi-head model; not needed where there is one.
+
+    Raises
+    ------
+    BevatronError
+        If there is no model at that place, dtype or head are unknown, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Path | str,
+        device: torch.device | str = "cpu",
+        dtype: str = "float64",
+        head: str | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
+        self.device, self.dtype = _device(device), DTYPES[dtype]
+        module = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else load_model(model)
+        self.model = module.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+        config: Any = self.model.config
+        self.cutoff = float(config.r_max)
+        self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
+        self.head = _head_index(tuple(config.heads), head)
+
+    def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
+        """Refuse an element that the model was not trained on.
+
+        Raises
+        ------
+        DataError
+            Naming the elements and those that are known.
+        """
+        unknown = sorted(
+            set(np.unique(np.asarray(atomic_numbers)).tolist()) - set(self.atomic_numbers)
+        )
+        if unknown:
+            known = ", ".join(_symbols(self.atomic_numbers))
+            raise DataError(
+                f"{name} holds {', '.join(_symbols(unknown))}, which the model does not know "
+                f"(it knows {known})"
+            )
+
+    def evaluate(
+        self,
+        samples: Sequence[Arrays],
+        compute: Collection[str] = ("energy", "forces"),
+        max_atoms: int = 2048,
+    ) -> Iterator[Results]:
+        """Evaluate structures in batches and yield the results of each, in order.
+
+        Parameters
+        ----------
+        samples
+            With `bevatron.data.samples.STRUCTURE_FIELDS`, edges of this model's cutoff included.
+        compute
+            Any of energy, forces, stress, virials, node_energy, descriptors.
+        max_atoms
+            Atoms of a batch at most; a larger structure is a batch of its own.
+
+        Yields
+        ------
+        energy [], forces [N, 3], stress [3, 3] and so on, float64.
+        """
+        for batch_samples in _in_batches(samples, max_atoms):
+            indices = np.arange(len(batch_samples))
+            batch = collate_structures(batch_samples, indices, np.ones(len(batch_samples)).tolist())
+            outputs = self.model(batch.to(self.device, self.dtype), compute=tuple(compute))
+            arrays = {
+                name: outputs[name].detach().to("cpu", torch.float64).numpy()
+                for name in (*PER_ATOM, *PER_STRUCTURE)
+                if name in outputs
+            }
+            first = batch.graph_ptr.tolist()
+            for g in range(len(batch_samples)):
+                own = slice(first[g], first[g + 1])
+                yield {
+                    name: value[own] if name in PER_ATOM else np.asarray(value[g])
+                    for name, value in arrays.items()
+                }
+
+
+def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arrays]]:
+    batch: list[Arrays] = []
+    atoms = 0
+    for sample in samples:
+        size = len(sample["atomic_numbers"])
+        if batch and atoms + size > max_atoms:
+            yield batch
+            batch, atoms = [], 0
+        batch.append(sample)
+        atoms += size
+    if batch:
+        yield batch
+
+
+def _head_index(heads: tuple[str, ...], head: str | None) -> int:
+    names = ", ".join(heads)
+    if head is None:
+        if len(heads) > 1:
+            raise ConfigError(f"head: the model has several ({names}); say which is meant")
+        return 0
+    if head not in heads:
+        raise ConfigError(f"head: the model has no '{head}' (it has {names})")
+    return heads.index(head)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
+    return found
+
+
+def _symbols(atomic_numbers: Collection[int]) -> list[str]:
+    from ase.data import chemical_symbols
+
+    return [
+        chemical_symbols[z] if 0 <= z < len(chemical_symbols) else str(z) for z in atomic_numbers
+    ]

@@ -1,0 +1,224 @@
+"""The ASE calculator gives what the model gives, with every property consistent with the energy."""
+
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
+
+from bevatron.ase import BevatronCalculator
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.samples import collate_structures, unlabelled_structure
+from bevatron.errors import BevatronError, CheckpointError, ConfigError, DataError
+from bevatron.models.mace import MACE, MaceConfig, save_model
+
+CUTOFF = 3.5
+
+
+def tiny_mace(seed=0, **changes):
+    """A smooth random potential, about as stiff as molecules are, with repulsive nuclei."""
+    torch.manual_seed(seed)
+    heads = changes.get("heads", ("default",))
+    config = MaceConfig(
+        num_channels=8, l_max=1, max_L=1, correlation=2, r_max=changes.pop("r_max", CUTOFF),
+        num_bessel=6, radial_mlp=(16,), pair_repulsion=True, heads=heads,
+    ).with_data(
+        atomic_numbers=(1, 6, 8), atomic_energies=((-13.6, -1030.0, -2040.0),) * len(heads),
+        avg_num_neighbors=8.0, scale=(changes.get("scale", 3.0),), shift=(0.1,),
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return MACE(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_mace()
+
+
+@pytest.fixture
+def ethanol():
+    atoms = molecule("CH3CH2OH")
+    atoms.rattle(0.05, seed=1)
+    return atoms
+
+
+@pytest.fixture
+def crystal():
+    atoms = bulk("CO", "rocksalt", a=3.4)
+    atoms.rattle(0.05, seed=2)
+    return atoms
+
+
+def direct(model, atoms, compute):
+    sample = unlabelled_structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    batch = collate_structures([add_neighbours(sample, CUTOFF)], np.arange(1), [1.0])
+    return {name: value.detach().numpy() for name, value in model(batch, compute=compute).items()}
+
+
+def test_properties_are_those_of_the_model(model, crystal):
+    crystal.calc = BevatronCalculator(model)
+    expected = direct(model, crystal, ("energy", "forces", "stress"))
+    assert crystal.get_potential_energy() == pytest.approx(expected["energy"][0], abs=1e-10)
+    assert crystal.get_potential_energy(force_consistent=True) == crystal.get_potential_energy()
+    np.testing.assert_allclose(crystal.get_forces(), expected["forces"], atol=1e-10)
+    np.testing.assert_allclose(crystal.get_stress(voigt=False), expected["stress"][0], atol=1e-12)
+    np.testing.assert_allclose(crystal.get_potential_energies(), expected["node_energy"])
+    assert crystal.get_potential_energies().sum() == pytest.approx(crystal.get_potential_energy())
+
+
+def test_forces_are_the_slope_of_the_energy(model, ethanol):
+    ethanol.calc = BevatronCalculator(model)
+    numeric = calculate_numerical_forces
+    analytic = ethanol.get_forces()
+    np.testing.assert_allclose(analytic, numeric(ethanol, eps=1e-4), atol=1e-6)
+    assert np.abs(analytic).max() > 0.1
+
+
+def test_stress_is_the_slope_of_the_energy(model, crystal):
+    crystal.calc = BevatronCalculator(model)
+    numeric = calculate_numerical_stress(crystal, eps=1e-5)
+    np.testing.assert_allclose(crystal.get_stress(), numeric, atol=1e-7)
+    assert np.abs(numeric).max() > 1e-3
+
+
+def test_skin_changes_nothing_but_the_number_of_lists(model, crystal):
+    rng = np.random.default_rng(0)
+    with_skin, without = BevatronCalculator(model, skin=0.6), BevatronCalculator(model, skin=0)
+    moving = crystal.repeat((2, 1, 1))
+    for step in range(12):
+        if step == 8:
+            moving.set_cell(moving.cell * 1.01, scale_atoms=True)
+        results = []
+        for calculator in (with_skin, without):
+            moving.calc = calculator
+            results.append(
+                [moving.get_potential_energy(), moving.get_forces(), moving.get_stress()]
+            )
+        for ours, fresh in zip(*results, strict=True):
+            np.testing.assert_array_equal(ours, fresh)
+        moving.positions += rng.normal(0, 0.02, moving.positions.shape)
+    assert without.neighbours[CUTOFF].num_builds == 12
+    assert 2 <= with_skin.neighbours[CUTOFF].num_builds <= 5
+
+
+def test_calculator_can_go_from_one_structure_to_another(model, ethanol, crystal):
+    shared = BevatronCalculator(model)
+    for atoms in (ethanol, crystal, ethanol, molecule("H2O")):
+        own = atoms.copy()
+        atoms.calc, own.calc = shared, BevatronCalculator(model)
+        assert atoms.get_potential_energy() == own.get_potential_energy()
+
+
+def test_nothing_is_computed_twice(model, crystal):
+    calculator = BevatronCalculator(model)
+    crystal.calc = calculator
+    calls = []
+    inner = calculator.calculate
+    calculator.calculate = lambda *args: (calls.append(args), inner(*args))
+    crystal.get_potential_energy(), crystal.get_forces(), crystal.get_stress()
+    crystal.set_initial_charges([0.1] * len(crystal))
+    crystal.get_forces()
+    assert len(calls) == 1
+
+
+def test_committee_gives_mean_and_spread(ethanol):
+    members = [tiny_mace(seed) for seed in range(3)]
+    members[2] = tiny_mace(2, r_max=3.0)
+    energies, forces = [], []
+    for member in members:
+        ethanol.calc = BevatronCalculator(member)
+        energies.append(ethanol.get_potential_energy())
+        forces.append(ethanol.get_forces())
+    ethanol.calc = BevatronCalculator(members)
+    assert ethanol.get_potential_energy() == pytest.approx(np.mean(energies), abs=1e-9)
+    np.testing.assert_allclose(ethanol.get_forces(), np.mean(forces, axis=0), atol=1e-12)
+    results = ethanol.calc.results
+    assert results["energy_std"] == pytest.approx(np.std(energies), abs=1e-9)
+    np.testing.assert_allclose(results["forces_std"], np.std(forces, axis=0), atol=1e-12)
+    assert results["energies_std"].shape == (len(ethanol),)
+
+
+def test_model_folders_are_accepted_and_committees_of_them(model, ethanol, tmp_path):
+    ethanol.calc = BevatronCalculator(model)
+    expected = ethanol.get_potential_energy()
+    save_model(model, tmp_path / "run")
+    for source in (tmp_path / "run", str(tmp_path / "run"), [tmp_path / "run"] * 2):
+        ethanol.calc = BevatronCalculator(source)
+        assert ethanol.get_potential_energy() == pytest.approx(expected, abs=1e-10)
+    assert ethanol.calc.results["energy_std"] == pytest.approx(0, abs=1e-10)
+
+
+def test_single_precision_is_close_and_leaves_the_model_alone(model, ethanol):
+    ethanol.calc = BevatronCalculator(model)
+    exact = ethanol.get_forces()
+    ethanol.calc = BevatronCalculator(model, dtype="float32")
+    rough = ethanol.get_forces()
+    np.testing.assert_allclose(rough, exact, atol=2e-4)
+    assert np.abs(rough - exact).max() > 0
+    assert rough.dtype == np.float64
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_head_is_chosen_by_name(ethanol):
+    two = tiny_mace(heads=("dft", "xtb"))
+    energies = []
+    for head in ("dft", "xtb"):
+        ethanol.calc = BevatronCalculator(two, head=head)
+        energies.append(ethanol.get_potential_energy())
+    assert energies[0] != energies[1]
+    with pytest.raises(ConfigError, match="dft, xtb"):
+        BevatronCalculator(two)
+    with pytest.raises(ConfigError, match="no 'ccsd'"):
+        BevatronCalculator(two, head="ccsd")
+
+
+def test_isolated_atom_and_slab(model):
+    atom = molecule("O")
+    atom.calc = BevatronCalculator(model)
+    np.testing.assert_array_equal(atom.get_forces(), 0)
+    slab = bulk("CO", "rocksalt", a=3.4).repeat((2, 2, 1))
+    slab.pbc = (True, True, False)
+    slab.calc = BevatronCalculator(model)
+    numeric = calculate_numerical_forces(slab, eps=1e-4)
+    np.testing.assert_allclose(slab.get_forces(), numeric, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda m: BevatronCalculator(m, dtype="half"), ConfigError, "float32"),
+        (lambda m: BevatronCalculator(m, device="cuda:77"), ConfigError, "cuda:77"),
+        (lambda m: BevatronCalculator(m, skin=-1), ConfigError, "skin"),
+        (lambda m: BevatronCalculator([]), ConfigError, "at least one"),
+        (lambda _: BevatronCalculator("/nowhere/at/all"), CheckpointError, "/nowhere/at/all"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(model, make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_element_is_named(model):
+    atoms = molecule("CH3Cl")
+    atoms.calc = BevatronCalculator(model)
+    with pytest.raises(DataError, match=r"CClH3.*Cl.*knows H, C, O"):
+        atoms.get_potential_energy()
+
+
+def test_broken_geometry_is_refused(model, ethanol):
+    ethanol.calc = BevatronCalculator(model)
+    ethanol.positions[0] = np.nan
+    with pytest.raises(BevatronError, match="NaN"):
+        ethanol.get_forces()
+
+
+def test_stress_of_a_molecule_is_not_there(model, ethanol):
+    ethanol.calc = BevatronCalculator(model)
+    with pytest.raises(NotImplementedError, match="lattice"):
+        ethanol.get_stress()
