@@ -68,7 +68,7 @@ class EquivariantLinear(nn.Module):
             for k_in, k_out in zip(channels_in, channels_out, strict=True)
         )
 
-    def forward(self, x: Float[Tensor, "N D"]) -> list[Float[Tensor, "N K M"]]:
+    def forward(self, x: Float[Tensor, "N D"]) -> list[Float[Tensor, "N K _"]]:
         """Return one [N, K, 2l+1] per degree."""
         return [
             mix_channels(part, weight * (1.0 / sqrt(weight.shape[0])))
@@ -136,8 +136,8 @@ class ElementLinear(nn.Module):
         )
 
     def forward(
-        self, parts: Sequence[Float[Tensor, "N K M"]], groups: ElementGroups
-    ) -> list[Float[Tensor, "N K M"]]:
+        self, parts: Sequence[Float[Tensor, "N K _"]], groups: ElementGroups
+    ) -> list[Float[Tensor, "N K _"]]:
         """Return one [N, K, 2l+1] per degree of the output."""
         mixed = []
         for degree in range(self.l_out + 1):
