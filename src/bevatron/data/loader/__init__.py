@@ -54,7 +54,8 @@ class Loader:
     come through anonymous shared memory without a copy.
 
     Workers are started with the first batch and live until `close`, over as many epochs as
-    `set_batches` brings. They are started afresh (not forked), so a script that uses them needs
+    `set_batches` brings. They are started afresh (not forked from this process); only where the
+    data set or ``collate`` is defined in the main script, that script is imported again and needs
     ``if __name__ == "__main__":``.
 
     Parameters

@@ -88,7 +88,7 @@ def make_batch(
             raise SampleError(index) from error
     progress[0] = COLLATING
     try:
-        return collate(samples, indices, weights)  # type: ignore[arg-type]
+        return collate(samples, indices, weights.tolist())
     except Exception as error:
         raise SampleError(None) from error
     finally:

@@ -1,6 +1,6 @@
 """What samples cost, and the packing problem in whole numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,6 +10,9 @@ import numpy.typing as npt
 from bevatron.data.packing.randomness import RandomStream
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray, IntArray
+
+Numbers: TypeAlias = float | np.number[Any] | Sequence[Any] | npt.NDArray[Any]
+"""A number or numbers, in any form that numpy reads."""
 
 CostTable: TypeAlias = npt.NDArray[Any]
 """Costs [n, d] of any real type."""
@@ -32,7 +35,7 @@ class CostModel:
     edges: float = 0.0
     constant: float = 0.0
 
-    def __call__(self, num_nodes: npt.ArrayLike, num_edges: npt.ArrayLike = 0.0) -> FloatArray:
+    def __call__(self, num_nodes: Numbers, num_edges: Numbers = 0.0) -> FloatArray:
         """Compute the cost of each graph.
 
         Parameters
@@ -103,7 +106,7 @@ def batch_sums(values: IntArray, batch_of: IntArray, num_batches: int) -> IntArr
     return np.bincount(batch_of, weights=values, minlength=num_batches).astype(np.int64)
 
 
-def cost_columns(costs: npt.ArrayLike) -> CostTable:
+def cost_columns(costs: Numbers) -> CostTable:
     """Return costs [n] or [n, d] as [n, d], checked.
 
     Raises
@@ -126,7 +129,7 @@ def cost_columns(costs: npt.ArrayLike) -> CostTable:
     return table
 
 
-def capacities(capacity: npt.ArrayLike | None, num_columns: int) -> FloatArray | None:
+def capacities(capacity: Numbers | None, num_columns: int) -> FloatArray | None:
     """Return one positive capacity for each column of the costs.
 
     Raises
@@ -168,7 +171,7 @@ def whole_units(table: CostTable, limits: FloatArray) -> tuple[IntArray, IntArra
     return units, whole_limits
 
 
-def whole_balance(values: npt.ArrayLike, num_samples: int) -> IntArray:
+def whole_balance(values: Numbers, num_samples: int) -> IntArray:
     """Turn the balanced quantity into whole numbers."""
     column = cost_columns(values)
     if column.shape != (num_samples, 1):
@@ -210,4 +213,5 @@ def refuse_oversized(
 
 def _scale(largest: float) -> float:
     """Return the power of two that brings ``largest`` just below 2^32."""
-    return float(2.0 ** (_RESOLUTION_BITS - np.frexp(largest)[1]))
+    # Below 2^-960 everything counts as zero.
+    return float(2.0 ** min(_RESOLUTION_BITS - int(np.frexp(largest)[1]), 992))

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from bevatron.data.packing import costs as costing
 from bevatron.data.packing.algorithm1 import Order, algorithm1
 from bevatron.data.packing.balanced import balanced
 from bevatron.data.packing.baselines import fixed_count, streaming
-from bevatron.data.packing.costs import Problem, batch_sums
+from bevatron.data.packing.costs import Numbers, Problem, batch_sums
 from bevatron.data.packing.plan import Plan
 from bevatron.data.packing.randomness import RandomStream, sorting_order
 from bevatron.errors import DataError
@@ -22,14 +21,14 @@ Algorithm = Literal["balanced", "algorithm1", "streaming", "fixed_count"]
 
 
 def pack(
-    costs: npt.ArrayLike,
-    capacity: npt.ArrayLike | None,
+    costs: Numbers,
+    capacity: Numbers | None,
     num_ranks: int,
     seed: int = 0,
     epoch: int = 0,
     algorithm: Algorithm = "balanced",
     *,
-    balance: int | npt.ArrayLike = 0,
+    balance: int | Numbers = 0,
     batch_size: int | None = None,
     order: Order = "emptiest",
     oversized: Literal["refuse", "alone"] = "refuse",
@@ -181,7 +180,7 @@ def _run(
     return fixed_count(problem, batch_size or 1)
 
 
-def _balance(table: costing.CostTable, balance: int | npt.ArrayLike) -> tuple[IntArray, FloatArray]:
+def _balance(table: costing.CostTable, balance: int | Numbers) -> tuple[IntArray, FloatArray]:
     """Return the balanced quantity in whole units and as given, [n]."""
     if isinstance(balance, int | np.integer):
         if not -table.shape[1] <= balance < table.shape[1]:
@@ -199,7 +198,7 @@ def _check_arguments(
     seed: int,
     epoch: int,
     algorithm: str,
-    capacity: npt.ArrayLike | None,
+    capacity: Numbers | None,
     batch_size: int | None,
 ) -> None:
     if num_ranks < 1:

@@ -11,7 +11,38 @@ from bevatron.typing import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Sequence["RankPlan"]):
+class RankPlan(Sequence[IntArray]):
+    """The batches of one rank; each is an int64 array of sample indices.
+
+    Attributes
+    ----------
+    indices, offsets, num_ranks
+        Of the `Plan`.
+    rank
+        Whose batches these are.
+    """
+
+    indices: IntArray
+    offsets: IntArray
+    num_ranks: int
+    rank: int
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // self.num_ranks
+
+    @overload
+    def __getitem__(self, step: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, step: slice) -> list[IntArray]: ...
+    def __getitem__(self, step: int | slice) -> IntArray | list[IntArray]:
+        if isinstance(step, slice):
+            return [self[s] for s in range(len(self))[step]]
+        place = range(len(self))[step] * self.num_ranks + self.rank
+        return self.indices[self.offsets[place] : self.offsets[place + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Sequence[RankPlan]):
     """The batches of an epoch; ``plan[rank][step]`` are the indices of one batch's samples.
 
     Batch ``step * num_ranks + rank`` holds ``indices[offsets[b]:offsets[b + 1]]``, so a million
@@ -50,13 +81,14 @@ class Plan(Sequence["RankPlan"]):
         return self.num_ranks
 
     @overload
-    def __getitem__(self, rank: int) -> "RankPlan": ...
+    def __getitem__(self, rank: int) -> RankPlan: ...
     @overload
-    def __getitem__(self, rank: slice) -> "list[RankPlan]": ...
-    def __getitem__(self, rank: int | slice) -> "RankPlan | list[RankPlan]":
+    def __getitem__(self, rank: slice) -> list[RankPlan]: ...
+    def __getitem__(self, rank: int | slice) -> RankPlan | list[RankPlan]:
         if isinstance(rank, slice):
-            return [RankPlan(self, r) for r in range(self.num_ranks)[rank]]
-        return RankPlan(self, range(self.num_ranks)[rank])
+            return [self[r] for r in range(self.num_ranks)[rank]]
+        place = range(self.num_ranks)[rank]
+        return RankPlan(self.indices, self.offsets, self.num_ranks, place)
 
     @property
     def num_batches(self) -> int:
@@ -85,8 +117,7 @@ class Plan(Sequence["RankPlan"]):
 
     def batch(self, rank: int, step: int) -> IntArray:
         """Return the samples of one batch, ascending; a view."""
-        place = step * self.num_ranks + rank
-        return self.indices[self.offsets[place] : self.offsets[place + 1]]
+        return self[rank][step]
 
     def weights(self, rank: int, step: int) -> FloatArray:
         """Return the weight of each sample of a batch: 1, or 0 for a repeat."""
@@ -130,26 +161,6 @@ class Plan(Sequence["RankPlan"]):
         """Straggler factor: time of the slowest ranks over the time of a perfect split."""
         mean = float(self.costs.mean(axis=1).sum()) if self.num_batches else 0.0
         return float(self.costs.max(axis=1).sum()) / mean if mean > 0 else 1.0
-
-
-@dataclass(frozen=True)
-class RankPlan(Sequence[IntArray]):
-    """The batches of one rank; each is an int64 array of sample indices."""
-
-    plan: Plan
-    rank: int
-
-    def __len__(self) -> int:
-        return self.plan.num_steps
-
-    @overload
-    def __getitem__(self, step: int) -> IntArray: ...
-    @overload
-    def __getitem__(self, step: slice) -> list[IntArray]: ...
-    def __getitem__(self, step: int | slice) -> IntArray | list[IntArray]:
-        if isinstance(step, slice):
-            return [self.plan.batch(self.rank, s) for s in range(len(self))[step]]
-        return self.plan.batch(self.rank, range(len(self))[step])
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from bevatron.config import from_dict
 from bevatron.data.packing.algorithm1 import Order
-from bevatron.data.packing.costs import CostTable, cost_columns
+from bevatron.data.packing.costs import CostTable, Numbers, cost_columns
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Plan
 from bevatron.errors import DataError
@@ -69,7 +68,7 @@ class Segment:
 
 
 def remaining(
-    costs: npt.ArrayLike, segments: Sequence[Segment], balance: npt.ArrayLike | None = None
+    costs: Numbers, segments: Sequence[Segment], balance: Numbers | None = None
 ) -> IntArray:
     """Return the samples of an epoch that no step of ``segments`` has used, ascending.
 
@@ -96,9 +95,9 @@ def remaining(
 
 
 def replan(
-    costs: npt.ArrayLike,
+    costs: Numbers,
     segments: Sequence[Segment],
-    balance: npt.ArrayLike | None = None,
+    balance: Numbers | None = None,
     names: Callable[[int], str] | None = None,
 ) -> Plan:
     """Plan the last segment over the samples that the earlier ones have not used.
@@ -122,7 +121,7 @@ def replan(
     return replace(plan, indices=left[plan.indices])
 
 
-def _values(balance: npt.ArrayLike | None) -> FloatArray | None:
+def _values(balance: Numbers | None) -> FloatArray | None:
     return None if balance is None else np.asarray(balance, dtype=np.float64)
 
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from bevatron.data.packing.costs import Numbers
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Plan
 from bevatron.errors import DataError
@@ -42,14 +42,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        costs: npt.ArrayLike,
-        capacity: npt.ArrayLike | None,
+        costs: Numbers,
+        capacity: Numbers | None,
         *,
         num_ranks: int | None = None,
         rank: int | None = None,
         seed: int = 0,
         algorithm: Algorithm = "balanced",
-        balance: int | npt.ArrayLike = 0,
+        balance: int | Numbers = 0,
         batch_size: int | None = None,
         oversized: Literal["refuse", "alone"] = "refuse",
         names: Callable[[int], str] | None = None,
