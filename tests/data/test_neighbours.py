@@ -99,7 +99,7 @@ def test_isolated_atom_and_empty_structure_have_no_edges():
 
 @pytest.mark.parametrize("third", [[0, 0, 0], [0, 0, 20.0], [0, 0, 0.5], [1.0, 1.0, 0]])
 def test_slab_does_not_depend_on_the_vector_of_its_open_axis(third):
-    positions = np.array([[0.1, 0.2, 0.0], [0.4, 1.7, 1.4], [1.0, 0.3, 5.0], [1, 1, -30.0]])
+    positions = np.random.default_rng(5).uniform(-1, 1, (30, 3)) * [4, 4, 30]
     cell = np.array([[2.5, 0, 0], [0.3, 2.5, 0], third])
     pbc = [True, True, False]
     edges, shifts = neighbour_list(positions, cell, pbc, 3.0)

@@ -74,9 +74,7 @@ def neighbour_list(
         raise DataError("the cell has zero volume along its periodic axes")
     # One thread: whole structures are what is done in parallel.
     finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
-    pairs, shifts, distances = finder.compute(
-        r, _without_open_axes(box, periodic), periodic, "PSd", copy=False
-    )
+    pairs, shifts, distances = finder.compute(r, box, periodic, "PSd", copy=False)
     _refuse_one_spot(pairs, distances)
     order = _order(pairs, shifts, len(r))
     return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
@@ -127,24 +125,6 @@ def span_volume(
 
 def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
     return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
-
-
-def _without_open_axes(
-    box: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.float64]:
-    """Replace the lattice vectors of open axes by unit vectors at right angles to the others.
-
-    Those of a file may be zero or lie in the plane of the periodic ones, and a search over cells
-    needs a box with volume. The result does not depend on them.
-    """
-    if periodic.all():
-        return box
-    full = box.copy()
-    if not periodic.any():
-        return np.eye(3)
-    _, _, axes = np.linalg.svd(box[periodic])
-    full[~periodic] = axes[periodic.sum() :]
-    return full
 
 
 def _refuse_one_spot(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:

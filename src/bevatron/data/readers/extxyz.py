@@ -13,8 +13,9 @@ import os
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,7 @@ class ExtxyzFile:
     def __init__(self, path: Path, watched: frozenset[str]) -> None:
         self.name = str(path)
         self._state = FileState.of(path)
-        self._handle: tuple[int, BinaryIO] | None = None
+        self._handle: tuple[int, BufferedIOBase] | None = None
         scan = _Scan(self.name, watched)
         try:
             with _open(path) as stream:
@@ -89,7 +90,7 @@ class ExtxyzFile:
                     raise DataError(f"{self.name}, frame {frame}: {error}") from None
             first = past
 
-    def _stream(self) -> BinaryIO:
+    def _stream(self) -> BufferedIOBase:
         # A forked process shares the place in an inherited file, so each opens its own.
         if self._handle is None or self._handle[0] != os.getpid():
             self._state.refuse_change()
@@ -97,8 +98,8 @@ class ExtxyzFile:
         return self._handle[1]
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast("BinaryIO", _OPENERS.get(path.suffix.lower(), open)(path, "rb"))
+def _open(path: Path) -> BufferedIOBase:
+    return cast("BufferedIOBase", _OPENERS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 class _Scan:
@@ -113,7 +114,7 @@ class _Scan:
         self._watch: dict[Signature, list[str]] = {}
         self._symbols: set[bytes] = set()
 
-    def run(self, stream: BinaryIO) -> None:
+    def run(self, stream: BufferedIOBase) -> None:
         """Scan all of a stream."""
         data, offset, line = b"", 0, 0
         while True:

@@ -173,7 +173,7 @@ class StructureReader:
             return False
         for index, frame in enumerate(file.frames(0, file.num_frames, keys.columns)):
             forces = self._checked(file, index, frame, keys).forces
-            if len(forces) > 1 and (forces != 0).any():
+            if (forces != 0).any():
                 return False
         return True
 
