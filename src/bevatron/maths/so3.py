@@ -170,8 +170,11 @@ def _legendre(
 
 def _harmonic_norm(degree: int, m: int) -> float:
     """Factor that gives the harmonic (l, m) a mean square of 1 over the sphere."""
-    ratio = Fraction((2 * degree + 1) * factorial(degree - m), factorial(degree + m))
-    return sqrt(ratio if m == 0 else 2 * ratio)
+    # Plain arithmetic, so that torch.compile can fold it.
+    squared = 2.0 * degree + 1.0 if m == 0 else 4.0 * degree + 2.0
+    for factor in range(degree - m + 1, degree + m + 1):
+        squared /= factor
+    return sqrt(squared)
 
 
 def _double_factorial(n: int) -> float:
