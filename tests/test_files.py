@@ -41,6 +41,15 @@ def test_file_appears_whole_after_write_fsync_rename_and_folder_fsync(tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_the_very_file_that_was_synced_takes_the_place_of_the_old_one(tmp_path, hook):
+    path = tmp_path / "a.bin"
+    files.write_bytes_atomically(path, b"old")
+    synced = []
+    hook(lambda name, _: synced.extend(p.stat().st_ino for p in tmp_path.glob("*.tmp")))
+    files.write_bytes_atomically(path, b"new")
+    assert path.stat().st_ino == synced[-1]
+
+
 def test_error_in_the_body_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "a.bin"
     files.write_bytes_atomically(path, b"old")

@@ -283,6 +283,24 @@ def test_overwrite_replaces_everything_and_uses_no_stale_shard(tmp_path):
     assert contents(out) == contents(fresh)
 
 
+def test_overwriting_that_stops_half_way_leaves_no_store_of_mixed_shards(tmp_path, hook, expected):
+    out = run(tmp_path / "s", settings={"cutoff": 4.0}).path
+
+    def full(name, path):
+        if "shard-000001" in path.name:
+            raise OSError(errno.ENOSPC, "full")
+
+    hook(full)
+    with pytest.raises(StoreError, match="disk is full"):
+        run(out, overwrite=True)
+    with pytest.raises(StoreError, match="did not finish"):
+        Store.open(out)
+    files.crash_hooks.remove(full)
+    run(out)
+    files.crash_hooks.append(full)
+    assert contents(out) == expected
+
+
 def test_stale_shards_under_an_unfinished_preparation_are_not_used(tmp_path, expected):
     """Killed right after overwriting began: old shards lie beside the new plan."""
     out = run(tmp_path / "s", settings={"cutoff": 4.0}).path

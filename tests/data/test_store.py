@@ -202,6 +202,18 @@ def test_lengths_that_shift_between_samples_are_noticed(store):
         damaged.lengths("numbers")
 
 
+def test_checksum_covers_where_one_field_ends_and_the_next_begins(tmp_path):
+    fields = (Field("a", "int64", (), True), Field("b", "int64", (), True))
+    found = []
+    for k in (1, 2):
+        sample = {"a": np.arange(3)[:k], "b": np.arange(3)[k:]}
+        out = tmp_path / f"s{k}"
+        path = write_store(out, fields, [concatenate([sample], fields)]).path
+        with pa.memory_map(str(path / "shard-000000.arrow")) as file:
+            found += pa.ipc.open_file(file).read_all().column("checksum").to_pylist()
+    assert found[0] != found[1]
+
+
 def test_no_flipped_bit_anywhere_gives_wrong_data_silently(store, samples):
     path = store.path / "shard-000001.arrow"
     original = path.read_bytes()

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 import numpy as np
 
@@ -62,10 +62,10 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Arrays:
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
         return self.dataset[int(self.indices[operator.index(index)])]
 
-    def describe(self, index: int) -> str:
+    def describe(self, index: SupportsIndex) -> str:
         """Name where a sample comes from."""
         return self.dataset.describe(int(self.indices[operator.index(index)]))
 
@@ -105,12 +105,12 @@ class Concatenated:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def __getitem__(self, index: int) -> Arrays:
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
         part, row = self.locate(index)
         sample = self.datasets[part][row]
         return sample if self.heads is None else {**sample, "head": self.heads[part]}
 
-    def locate(self, index: int) -> tuple[int, int]:
+    def locate(self, index: SupportsIndex) -> tuple[int, int]:
         """Which part a sample is in and its position there.
 
         Raises
@@ -118,15 +118,15 @@ class Concatenated:
         IndexError
             If there is no such sample.
         """
-        index = operator.index(index)
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
+        place = operator.index(index)
+        if place < 0:
+            place += len(self)
+        if not 0 <= place < len(self):
             raise IndexError(f"the data set holds {len(self)} samples")
-        part = int(np.searchsorted(self.starts, index, side="right")) - 1
-        return part, index - int(self.starts[part])
+        part = int(np.searchsorted(self.starts, place, side="right")) - 1
+        return part, place - int(self.starts[part])
 
-    def describe(self, index: int) -> str:
+    def describe(self, index: SupportsIndex) -> str:
         """Name where a sample comes from."""
         part, row = self.locate(index)
         return self.datasets[part].describe(row)

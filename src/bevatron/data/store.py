@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class Store:
     def __len__(self) -> int:
         return self._num_samples
 
-    def __getitem__(self, index: int) -> dict[str, Array]:
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Array]:
         """One sample: read-only views, verified.
 
         Raises
@@ -107,8 +107,8 @@ class Store:
         sample = rows.sample(row)
         if rows.checksum(row, sample) != shard.checksums[row]:
             raise StoreError(
-                f"{shard.path}: sample {index} ({self.describe(index)}) is damaged, its checksum "
-                f"does not match; {REBUILD}"
+                f"{shard.path}: sample {operator.index(index)} ({self.describe(index)}) is "
+                f"damaged, its checksum does not match; {REBUILD}"
             )
         self._until_page_count -= 1
         if self._until_page_count <= 0:
@@ -119,7 +119,7 @@ class Store:
         for index in range(len(self)):
             yield self[index]
 
-    def describe(self, index: int) -> str:
+    def describe(self, index: SupportsIndex) -> str:
         """Name where a sample comes from: ``train.xyz, frame 12``."""
         number, row = self._locate(index)
         shard = self._shards[number] or self._open_shard(number)
@@ -182,13 +182,13 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, {len(self)} samples)"
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        index = operator.index(index)
-        if index < 0:
-            index += self._num_samples
-        if not 0 <= index < self._num_samples:
+    def _locate(self, index: SupportsIndex) -> tuple[int, int]:
+        place = operator.index(index)
+        if place < 0:
+            place += self._num_samples
+        if not 0 <= place < self._num_samples:
             raise IndexError(f"{self.path} holds {self._num_samples} samples")
-        return divmod(index, self._samples_per_shard)
+        return divmod(place, self._samples_per_shard)
 
     def _field(self, name: str) -> Field:
         if name not in self._by_name:
