@@ -78,9 +78,7 @@ def test_the_weighted_loss_is_what_it_says(tiny, structures):
     per_atom = torch.tensor([1.0] * 3 + [1.0] * 4)[:, None]
     forces = (per_atom * (out["forces"] - batch.forces) ** 2).sum() / (3 * 7)
     stress = 2.0 * ((out["stress"][0] - batch.stress[0]) ** 2).mean()
-    expected = (
-        2.0 * (torch.tensor([6.0, 1.0]) * energy**2).mean() + 10.0 * forces + 5.0 * stress
-    )
+    expected = 2.0 * (torch.tensor([6.0, 1.0]) * energy**2).mean() + 10.0 * forces + 5.0 * stress
     torch.testing.assert_close(value(task, model, batch), expected.detach())
 
 

@@ -11,13 +11,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from bevatron.errors import DataError
-from bevatron.typing import Arrays, FloatArray, IntArray
+from bevatron.typing import Arrays, BoolArray, FloatArray, IntArray
 
 ISOLATED_GROUP = "IsolatedAtom"
 """Group (config_type) of single atoms whose energies are E0, as mace names them."""
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float]
 """How E0 is found: from isolated atoms, by least squares, the first that works, or given."""
+
+
+BLOCK = 2048
+"""Samples that are put together where a data set has no flat columns."""
 
 
 class Dataset(Protocol):
@@ -93,8 +97,8 @@ def statistics(
         If there are no samples, a head has no energies at all, or E0 of an element is missing.
     """
     sums = _Sums(len(heads))
-    for sample_index, sample in _samples(dataset, indices):
-        sums.add(sample_index, sample)
+    for block in _blocks(dataset, indices):
+        sums.add(block)
     if not sums.num_structures:
         raise DataError("the training data hold no structures")
     present = [int(z) for z in np.flatnonzero(sums.element_counts)]
@@ -124,10 +128,25 @@ def statistics(
     )
 
 
+@dataclass(frozen=True)
+class _Block:
+    """What statistics need of many samples at once: flat arrays and where each sample begins."""
+
+    indices: IntArray
+    atomic_numbers: IntArray
+    atom_ptr: IntArray
+    receivers: IntArray
+    edge_ptr: IntArray
+    forces: FloatArray
+    force_ptr: IntArray
+    energy: FloatArray
+    head: IntArray
+    group: bytes
+    group_ptr: IntArray
+
+
 class _Sums:
     """Running sums over samples."""
-
-    block = 4096
 
     def __init__(self, num_heads: int) -> None:
         self.num_structures = 0
@@ -139,52 +158,62 @@ class _Sums:
         # Compositions and energies of a head as the triangular factor of a QR decomposition: the
         # least squares problem of any number of structures in 120 x 120 numbers.
         self._factor = [np.zeros((0, 120)) for _ in range(num_heads)]
-        self._pending: list[list[FloatArray]] = [[] for _ in range(num_heads)]
         self._per_atom = np.zeros((num_heads, 120))
         self.num_energies = np.zeros(num_heads, dtype=np.int64)
         self._force_squares = np.zeros(num_heads)
         self._num_forces = np.zeros(num_heads, dtype=np.int64)
 
-    def add(self, index: int, sample: Arrays) -> None:
-        """Add one sample."""
-        numbers = sample["atomic_numbers"]
-        head = int(sample["head"])
-        if not 0 <= head < len(self.isolated):
-            raise DataError(f"sample {index}: head {head} of {len(self.isolated)} heads")
-        composition = np.bincount(numbers, minlength=119)
-        receivers = sample["edges"][:, 1]
-        self.num_structures += 1
-        self.element_counts += composition
-        self.num_edges += len(receivers)
-        # Edges are sorted by receiver.
-        self.atoms_with_edges += int(np.count_nonzero(np.diff(receivers))) + (len(receivers) > 0)
-        if len(sample["forces"]) == len(numbers):
-            forces = np.asarray(sample["forces"], dtype=np.float64)
-            self._force_squares[head] += float(np.vdot(forces, forces))
-            self._num_forces[head] += forces.size
-        energy = float(sample["energy"])
-        if np.isnan(energy):
-            return
-        if len(numbers) == 1 and bytes(sample["group"]).decode() == ISOLATED_GROUP:
-            self.isolated[head].setdefault(int(numbers[0]), []).append(energy)
-            self.isolated_indices.append(index)
-            return
-        row = np.append(composition, energy).astype(np.float64)
-        self.num_energies[head] += 1
-        self._per_atom[head] += row / len(numbers)
-        self._pending[head].append(row)
-        if len(self._pending[head]) == self.block:
-            self._reduce(head)
-
-    def _reduce(self, head: int) -> None:
-        if self._pending[head]:
-            stacked = np.concatenate([self._factor[head], np.stack(self._pending[head])])
+    def add(self, block: _Block) -> None:
+        """Add many samples."""
+        wrong = np.flatnonzero((block.head < 0) | (block.head >= len(self.isolated)))
+        if len(wrong):
+            raise DataError(
+                f"sample {block.indices[wrong[0]]}: its head is {block.head[wrong[0]]}, but there "
+                f"are {len(self.isolated)} heads"
+            )
+        num_atoms = np.diff(block.atom_ptr)
+        self.num_structures += len(num_atoms)
+        self.num_edges += len(block.receivers)
+        self.atoms_with_edges += _count_receivers(block.receivers, block.edge_ptr)
+        self._add_forces(block)
+        owner = np.repeat(np.arange(len(num_atoms)), num_atoms)
+        flat = np.bincount(owner * 120 + block.atomic_numbers, minlength=120 * len(num_atoms))
+        rows = flat.reshape(-1, 120).astype(np.float64)
+        self.element_counts += rows[:, :119].sum(axis=0).astype(np.int64)
+        rows[:, 119] = block.energy
+        labelled = ~np.isnan(block.energy)
+        alone = self._add_isolated(block, labelled & (num_atoms == 1))
+        for head in range(len(self.isolated)):
+            chosen = (block.head == head) & labelled & ~alone & (num_atoms > 0)
+            self.num_energies[head] += int(chosen.sum())
+            self._per_atom[head] += (rows[chosen] / num_atoms[chosen, None]).sum(axis=0)
+            stacked = np.concatenate([self._factor[head], rows[chosen]])
             self._factor[head] = np.asarray(np.linalg.qr(stacked, mode="r"))
-            self._pending[head] = []
+
+    def _add_forces(self, block: _Block) -> None:
+        """Add the squares of force components by head."""
+        counts = np.diff(block.force_ptr)
+        head = np.repeat(block.head, counts)
+        squares = np.einsum("ni,ni->n", block.forces, block.forces)
+        num_heads = len(self.isolated)
+        self._force_squares += np.bincount(head, weights=squares, minlength=num_heads)
+        self._num_forces += 3 * np.bincount(head, minlength=num_heads)
+
+    def _add_isolated(self, block: _Block, single: BoolArray) -> BoolArray:
+        """Take single atoms of the group of isolated atoms; return which they are."""
+        alone = np.zeros(len(single), dtype=bool)
+        for row in np.flatnonzero(single):
+            name = block.group[block.group_ptr[row] : block.group_ptr[row + 1]]
+            if name.decode(errors="replace") == ISOLATED_GROUP:
+                alone[row] = True
+                z = int(block.atomic_numbers[block.atom_ptr[row]])
+                energies = self.isolated[block.head[row]].setdefault(z, [])
+                energies.append(float(block.energy[row]))
+                self.isolated_indices.append(int(block.indices[row]))
+        return alone
 
     def system(self, head: int, columns: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return matrix and right-hand side whose least squares solution is E0 of ``columns``."""
-        self._reduce(head)
         return self._factor[head][:, columns], self._factor[head][:, 119]
 
     def force_rms(self, head: int) -> float:
@@ -198,6 +227,16 @@ class _Sums:
             return 0.0
         mean = self._per_atom[head] / self.num_energies[head]
         return float(mean[119] - mean[columns] @ e0)
+
+
+def _count_receivers(receivers: IntArray, edge_ptr: IntArray) -> int:
+    """Count atoms with edges; edges are sorted by receiver within a sample."""
+    if not len(receivers):
+        return 0
+    begins = np.zeros(len(receivers), dtype=bool)
+    begins[1:] = receivers[1:] != receivers[:-1]
+    begins[edge_ptr[:-1][np.diff(edge_ptr) > 0]] = True
+    return int(begins.sum())
 
 
 def _atomic_energies(
@@ -243,9 +282,61 @@ def _least_squares(
     return [float(value) for value in solution], notes
 
 
-def _samples(
-    dataset: Dataset, indices: Sequence[int] | IntArray | None
-) -> Iterator[tuple[int, Arrays]]:
-    """Yield samples by number."""
-    for index in range(len(dataset)) if indices is None else indices:
-        yield int(index), dataset[int(index)]
+def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[_Block]:
+    """Read a data set in blocks; what offers flat columns is not read sample by sample."""
+    if indices is None and hasattr(dataset, "flat"):
+        yield from _flat_blocks(dataset)
+        return
+    chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
+    for start in range(0, len(chosen), BLOCK):
+        part = chosen[start : start + BLOCK]
+        yield _joined(part, [dataset[int(index)] for index in part])
+
+
+def _flat_blocks(dataset: Any) -> Iterator[_Block]:
+    """Read whole shards of a store."""
+    names = ("atomic_numbers", "edges", "forces", "energy", "head", "group")
+    start = 0
+    for columns in zip(*(dataset.flat(name) for name in names), strict=True):
+        (numbers, atom_ptr), (edges, edge_ptr), (forces, force_ptr) = columns[:3]
+        (energy, _), (head, _), (group, group_ptr) = columns[3:]
+        yield _Block(
+            np.arange(start, start + len(energy)),
+            numbers.astype(np.int64),
+            atom_ptr,
+            edges[:, 1].astype(np.int64),
+            edge_ptr,
+            forces,
+            force_ptr,
+            energy,
+            head.astype(np.int64),
+            group.tobytes(),
+            group_ptr,
+        )
+        start += len(energy)
+
+
+def _joined(indices: IntArray, samples: Sequence[Arrays]) -> _Block:
+    """Put samples together."""
+
+    def ragged(name: str) -> tuple[Any, IntArray]:
+        ptr = np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64)
+        return np.concatenate([sample[name] for sample in samples]), ptr
+
+    numbers, atom_ptr = ragged("atomic_numbers")
+    edges, edge_ptr = ragged("edges")
+    forces, force_ptr = ragged("forces")
+    group, group_ptr = ragged("group")
+    return _Block(
+        indices,
+        numbers.astype(np.int64),
+        atom_ptr,
+        edges[:, 1].astype(np.int64),
+        edge_ptr,
+        forces,
+        force_ptr,
+        np.array([float(sample["energy"]) for sample in samples]),
+        np.array([int(sample["head"]) for sample in samples], dtype=np.int64),
+        group.astype(np.uint8).tobytes(),
+        group_ptr,
+    )
