@@ -70,7 +70,7 @@ def polynomial_cutoff(
 
 def agnesi_transform(
     r: Float[Tensor, "*batch"],
-    r0: Float[Tensor, "*batch"],
+    r0: Float[Tensor, "*#batch"],
     a: Tensor | float = 1.0805,
     q: Tensor | float = 0.9183,
     p: Tensor | float = 4.5791,
