@@ -30,8 +30,11 @@ GROUPS = {
 def make(folder: Path, **changes):
     """A run over clouds of `SIZES`."""
     task = changes.pop("task", None) or tiny.TinyTask()
-    groups = {key: {**GROUPS.get(key, {}), **value} for key, value in changes.items()
-              if isinstance(value, dict)}
+    groups = {
+        key: {**GROUPS.get(key, {}), **value}
+        for key, value in changes.items()
+        if isinstance(value, dict)
+    }
     run = tiny.make_run(folder, task=task, **{**GROUPS, **groups})
     run.train = tiny.TinyData(len(SIZES), sizes=SIZES)
     run.sizes = run.train.sizes
@@ -39,62 +42,72 @@ def make(folder: Path, **changes):
     return run
 
 
-def main(mode: str, folder: Path) -> int:
-    """Do what a test asks for; return the exit status."""
-    torch.set_num_threads(1)
-    rank = int(os.environ.get("RANK", "0"))
-    if mode == "collectives":
-        with open_mesh("cpu") as mesh:
-            found = {
-                "bytes": [len(b) for b in collectives.gather_bytes(b"x" * rank, mesh)],
-                "json": collectives.gather_json({"rank": rank}, mesh),
-                "broadcast": collectives.broadcast_json(rank + 7, mesh),
-                "sum": float(collectives.sum_scalars({"a": rank + 1.0}, mesh)["a"]),
-            }
-        (folder / f"rank{rank}.json").write_text(json.dumps(found))
-        return 0
-    if mode == "fit":
-        model = tiny.TinyModel(seed=rank)  # rank 0's weights must win
-        run = make(folder)
-        run.model = model
-        fit(run)
-        (folder / f"seen{rank}.json").write_text(json.dumps(run.task.seen))
-        return 0
-    if mode in {"stop", "resume"}:
+def this_rank() -> int:
+    """Number of this process."""
+    return int(os.environ.get("RANK", "0"))
 
-        class Stopped(tiny.TinyTask):
-            def loss(self, *args):
-                if mode == "stop" and rank == 1 and len(self.seen) == 2:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return super().loss(*args)
 
-        task = Stopped()
-        result = fit(make(folder, task=task, resume=mode == "resume", train={"epochs": 1}))
-        (folder / f"{mode}{rank}.json").write_text(json.dumps(task.seen))
-        return 0 if mode == "resume" else result.exit_code - 143
-    if mode == "fail":
+def talk(folder: Path) -> int:
+    """Call every collective."""
+    rank = this_rank()
+    with open_mesh("cpu") as mesh:
+        found = {
+            "bytes": [len(b) for b in collectives.gather_bytes(b"x" * rank, mesh)],
+            "json": collectives.gather_json({"rank": rank}, mesh),
+            "broadcast": collectives.broadcast_json(rank + 7, mesh),
+            "sum": float(collectives.sum_scalars({"a": rank + 1.0}, mesh)["a"]),
+        }
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    return 0
 
-        class Failing(tiny.TinyTask):
-            def loss(self, *args):
-                if rank == 1 and len(self.seen) == 3:
-                    raise BevatronError("the dog ate sample 3")
-                return super().loss(*args)
 
-        return attempt(make(folder, task=Failing()))
-    if mode == "stuck":
+def train(folder: Path) -> int:
+    """Train; rank 0's weights must win."""
+    run = make(folder)
+    run.model = tiny.TinyModel(seed=this_rank())
+    fit(run)
+    (folder / f"seen{this_rank()}.json").write_text(json.dumps(run.task.seen))
+    return 0
 
-        class Stuck(tiny.TinyTask):
-            def loss(self, *args):
-                if rank == 1 and len(self.seen) == 3:
-                    raise BevatronError("the dog ate sample 3")
-                if rank == 0 and len(self.seen) == 3:
-                    time.sleep(600)
-                return super().loss(*args)
 
-        return attempt(make(folder, task=Stuck()))
-    if mode == "diverge":
-        return attempt(make(folder, task=tiny.TinyTask(poison=3)))
-    raise ValueError(mode)
+def stop(folder: Path) -> int:
+    """Train one epoch in which rank 1 gets SIGTERM."""
+
+    class Stopped(tiny.TinyTask):
+        def loss(self, *args):
+            if this_rank() == 1 and len(self.seen) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(*args)
+
+    task = Stopped()
+    result = fit(make(folder, task=task, train={"epochs": 1}))
+    (folder / f"stop{this_rank()}.json").write_text(json.dumps(task.seen))
+    return result.exit_code - 143
+
+
+class Failing(tiny.TinyTask):
+    """Rank 1 fails in its fourth step; perhaps rank 0 is busy with something else then."""
+
+    def __init__(self, busy: float) -> None:
+        super().__init__()
+        self.busy = busy
+
+    def loss(self, *args):
+        if len(self.seen) == 3:
+            if this_rank() == 1:
+                raise BevatronError("the dog ate sample 3")
+            time.sleep(self.busy)
+        return super().loss(*args)
+
+
+MODES = {
+    "talk": talk,
+    "train": train,
+    "stop": stop,
+    "fail": lambda folder: attempt(make(folder, task=Failing(0))),
+    "stuck": lambda folder: attempt(make(folder, task=Failing(600))),
+    "diverge": lambda folder: attempt(make(folder, task=tiny.TinyTask(poison=3))),
+}
 
 
 def attempt(run) -> int:
@@ -108,4 +121,5 @@ def attempt(run) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    torch.set_num_threads(1)
+    sys.exit(MODES[sys.argv[1]](Path(sys.argv[2])))

@@ -1,18 +1,22 @@
-"""Two gloo processes on a CPU, started by torchrun."""
+"""Two gloo processes on a CPU."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import rank as ranks
 import tiny
 
+from bevatron.parallel import mesh as mesh_module
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.epochs import pack_samples
 from bevatron.train.loop import begin_state, fit
@@ -21,28 +25,97 @@ from bevatron.train.step import train_step
 SCRIPT = Path(ranks.__file__)
 
 
-def start(mode: str, folder: Path, world: int = 2) -> subprocess.CompletedProcess:
-    """Run ``rank.py`` under torchrun, or alone."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
-    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+@dataclass(frozen=True)
+class Outcome:
+    codes: list[int]
+    errors: str
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def start(mode: str, folder: Path, world: int = 2, timeout: float = 60.0) -> Outcome:
+    """Run a mode of ``rank.py`` in forked processes (torch is imported already)."""
+    port, children = free_port(), []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+                code = ranks.MODES[mode](folder)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    codes = [wait(child, timeout) for child in children]
+    return Outcome(codes, "".join((folder / f"output{r}").read_text() for r in range(world)))
+
+
+def wait(child: int, timeout: float) -> int:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -9
+
+
+def torchrun(mode: str, folder: Path, world: int = 2) -> tuple[int, str]:
+    """Run a mode of ``rank.py`` under torchrun; return its exit status and output."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={world}"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={port}"]
-    return subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), mode, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    output = folder / "output"
+    with (
+        output.open("w") as file,
+        subprocess.Popen(
+            [sys.executable, *launcher, str(SCRIPT), mode, str(folder)],
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            code = process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    return code, output.read_text()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory):
+    """Let torch import here what every forked process would import again."""
+    fit(tiny.make_run(tmp_path_factory.mktemp("warm"), count=4, train={"epochs": 1}))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(mesh_module, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(mesh_module, "WATCH_SECONDS", 0.3)
 
 
 def test_collectives_between_two_processes(tmp_path):
-    done = start("collectives", tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = start("talk", tmp_path)
+    assert done.codes == [0, 0], done.errors
     for rank in range(2):
         assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == {
             "bytes": [0, 1],
@@ -56,8 +129,8 @@ def test_collectives_between_two_processes(tmp_path):
 def two(tmp_path_factory):
     """A run of two processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = start("fit", folder)
-    assert done.returncode == 0, done.stderr
+    done = start("train", folder)
+    assert done.codes == [0, 0], done.errors
     return folder
 
 
@@ -102,7 +175,7 @@ def test_two_processes_share_every_epoch_and_validation(two):
 
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path):
     done = start("stop", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.codes == [0, 0], done.errors
     task = tiny.TinyTask()
     fit(ranks.make(tmp_path, task=task, resume=True, train={"epochs": 1}))
     seen = [json.loads((tmp_path / f"stop{rank}.json").read_text()) for rank in range(2)]
@@ -115,17 +188,23 @@ def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path):
 
 @pytest.mark.parametrize("mode", ["fail", "stuck"])
 def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
-    """Also a rank that is busy and not in a collective."""
+    """Also one that is busy outside any collective."""
     begin = time.monotonic()
     done = start(mode, tmp_path)
-    assert done.returncode != 0
     assert time.monotonic() - begin < 30
-    assert "the dog ate sample 3" in done.stderr
+    assert 0 not in done.codes
+    assert "rank 1 failed: BevatronError: the dog ate sample 3" in done.errors
+
+
+def test_under_torchrun_a_rank_that_fails_ends_the_run_with_its_error(tmp_path):
+    code, output = torchrun("fail", tmp_path)
+    assert code == 1
+    assert "error: the dog ate sample 3" in output
 
 
 def test_a_loss_that_is_not_a_number_stops_all_ranks_and_names_the_sample(tmp_path):
     done = start("diverge", tmp_path)
-    assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert errors
+    assert done.codes == [2, 2]
+    errors = [line for line in done.errors.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
     assert all("the loss became nan" in line and "cloud 3" in line for line in errors)
