@@ -1,10 +1,16 @@
 """Fixtures for all tests."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from jaxtyping import install_import_hook
+
+# Before anything of bevatron is imported.
+sys.path.insert(0, str(Path(__file__).parent))
+install_import_hook("bevatron", "shape_checks.checked")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -455,9 +455,10 @@ def demo(out: One = Path("demo-run")) -> None:
     out
         Folder for everything that it makes.
     """
+    from bevatron.ase import BevatronCalculator
     from bevatron.recipes.demo import run_demo
 
-    run_demo(out)
+    run_demo(out, BevatronCalculator)
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:

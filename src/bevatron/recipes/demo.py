@@ -1,6 +1,7 @@
 """`bevatron demo`: from bundled structures to molecular dynamics in a few minutes on two cores."""
 
 import time
+from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,15 @@ SETTINGS: dict[str, Any] = {
 """What the demonstration changes of the defaults."""
 
 
-def run_demo(out: Path) -> None:
+def run_demo(out: Path, calculator: Callable[[Path], Any]) -> None:
     """Train, evaluate, draw and simulate; started again, what is done is not done again.
+
+    Parameters
+    ----------
+    out
+        Folder for everything.
+    calculator
+        Makes an ASE calculator of a run's folder.
 
     Raises
     ------
@@ -54,7 +62,7 @@ def run_demo(out: Path) -> None:
     evaluation = evaluate_dataset(Potential(config.output, dtype="float32"), data.test)
     print_tables(evaluation)
     _say("3. molecular dynamics of a water cluster, 1 ps at constant energy, through ASE")
-    drift = run_dynamics(config.output, data.test, out)
+    drift = run_dynamics(calculator(config.output), data.test, out)
     _say(
         f"   drift of the total energy: {drift * 1e3:.3f} meV/atom/ps",
         f"done in {time.monotonic() - began:.0f} s; everything is in {out}:",
@@ -68,7 +76,7 @@ def run_demo(out: Path) -> None:
 
 
 def run_dynamics(
-    model: Path, structures: Dataset, out: Path, steps: int = 2000, timestep_fs: float = 0.5
+    calculator: Any, structures: Dataset, out: Path, steps: int = 2000, timestep_fs: float = 0.5
 ) -> float:
     """Run Verlet dynamics of the largest small cluster; write trajectory and picture.
 
@@ -81,13 +89,11 @@ def run_dynamics(
     from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
     from ase.md.verlet import VelocityVerlet
 
-    from bevatron.ase import BevatronCalculator
-
     sizes = structures.lengths("atomic_numbers")
     chosen = int(np.argmin(np.abs(sizes - 18)))
     sample = structures[chosen]
     atoms = Atoms(sample["atomic_numbers"], sample["positions"])
-    atoms.calc = BevatronCalculator(model, dtype="float64")
+    atoms.calc = calculator
     MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
     Stationary(atoms)
     rows: list[tuple[float, float, float, float]] = []
@@ -105,11 +111,16 @@ def run_dynamics(
     ase.io.write(out / "dynamics.extxyz", frames, format="extxyz")
     values = np.array(rows)
     ps, total = values[:, 0] / 1e3, values[:, 1] + values[:, 2]
-    curves = plots.Curve("kinetic", ps, values[:, 2]), plots.Curve("total - first", ps, total - total[0])
+    energies = (
+        plots.Curve("potential", ps, values[:, 1] - total[0]),
+        plots.Curve("kinetic", ps, values[:, 2]),
+        plots.Curve("total", ps, total - total[0]),
+    )
+    temperature = (plots.Curve("", ps, values[:, 3]),)
     figure = plots.curves(
         [
-            plots.Panel("Energy (eV)", curves),
-            plots.Panel("Temperature (K)", (plots.Curve("temperature", ps, values[:, 3]),)),
+            plots.Panel("Energy", "energy - first total energy (eV)", energies, logarithmic=False),
+            plots.Panel("Temperature", "temperature (K)", temperature, logarithmic=False),
         ],
         "time (ps)",
     )
