@@ -32,6 +32,8 @@ _SPARE = 0.003
 """Share of the capacity left free in large problems, where one batch more costs nothing."""
 _SMALL, _TRIES = 10_000, 12
 """Few samples are dealt several times before one more batch is opened: it would weigh more."""
+_WORTH = 0.01
+"""Share of more batches that equal batches and new company every epoch are worth."""
 _HEIGHT_BITS = 26
 """Bits of a batch's load while dealing; a sample's size is rounded to that."""
 
@@ -58,10 +60,9 @@ def balanced(problem: Problem) -> tuple[IntArray, int]:
                 return fill_empty(batch_of, num_batches), num_batches
         if fallback is None:
             fallback = _without_overflow(problem)
-        if num_batches >= fallback[1]:
+        num_batches = problem.round_up(max(num_batches + 1, int(num_batches * (1 + growth))))
+        if num_batches > fallback[1] * (1 + _WORTH):
             return fallback
-        more = problem.round_up(max(num_batches + 1, int(num_batches * (1 + growth))))
-        num_batches = min(more, fallback[1])
         growth *= 2
     return np.arange(count, dtype=np.int64), count
 
