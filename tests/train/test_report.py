@@ -148,7 +148,6 @@ def test_batch_balance_says_what_the_slowest_rank_costs():
         lambda: plots.histogram({}, "atoms"),
         lambda: plots.histogram({"a": np.geomspace(1, 1e5, 50)}, "edges"),
         lambda: plots.ranges({"a.xyz": [1, 2, 3], "b.xyz": []}, "neighbours"),
-        lambda: plots.shares(["1", "2"], {"steps": [1.0, 2.0], "waiting": [0.1, np.nan]}, "s"),
         lambda: plots.batch_balance({"one": [[3.0]], "idle": [[0.0, 0.0]]}),
     ],
 )

@@ -92,8 +92,16 @@ def render(table: inspect.Table) -> rich_table.Table:
     shown = rich_table.Table(
         title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
+    # On a narrow terminal names stay whole and the other columns fold.
+    longest = max((len(number(row[0])) for row in table.rows), default=0)
     for column, header in enumerate(table.headers):
-        shown.add_column(header, justify="right" if column else "left", overflow="fold")
+        first = column == 0
+        shown.add_column(
+            header,
+            justify="left" if first else "right",
+            overflow="fold",
+            min_width=min(longest, 24) if first else None,
+        )
     for row in table.rows:
         shown.add_row(*(number(value) for value in row))
     return shown

@@ -380,7 +380,7 @@ def _parity(
     values = evaluation.predictions
     offset = _offsets(values, energies)
     groups = values.group if len(set(values.group)) <= len(plots.PALETTE) else None
-    quantity = "energy per atom" + (", E0 subtracted" if offset.any() else "")
+    quantity = "energy per atom" + (" - E0" if offset.any() else "")
     report.figure(
         plots.parity(
             (values.energy - offset) / values.num_atoms,
@@ -389,7 +389,8 @@ def _parity(
             "eV",
             groups,
         ),
-        f"Energies of the {name} set.",
+        f"Energies of the {name} set"
+        + (", less those of the isolated atoms (E0)." if offset.any() else "."),
         "parity_energy",
     )
     elements = np.repeat([chemical_symbols[z] for z in values.atomic_numbers], 3)
@@ -479,8 +480,14 @@ def _timing(report: Report, epochs: Sequence[Record]) -> None:
     report.figure(
         plots.curves(
             [
-                Panel("Time of an epoch", "seconds", parts, logarithmic=False),
-                Panel("Speed", "atoms per second", [Curve("", x, atoms)], logarithmic=False),
+                Panel("Time of an epoch", "seconds", parts, logarithmic=False, from_zero=True),
+                Panel(
+                    "Speed",
+                    "atoms per second",
+                    [Curve("", x, atoms)],
+                    logarithmic=False,
+                    from_zero=True,
+                ),
             ]
         ),
         "Where the time of each epoch went, and how fast training was.",

@@ -1,0 +1,26 @@
+"""Figures in one house style: curves, parity, bars, histograms, ranges and batch balance.
+
+Every function returns a matplotlib figure that belongs to no window and no global state;
+`bevatron.train.report.Report` embeds it and `save` writes it. Colours are those of Okabe and Ito,
+which colour-blind readers can tell apart; every axis says its quantity and unit.
+"""
+
+from bevatron.train.plots.agreement import bars, parity
+from bevatron.train.plots.balance import batch_balance
+from bevatron.train.plots.distributions import Counted, histogram, ranges
+from bevatron.train.plots.lines import Curve, Panel, curves
+from bevatron.train.plots.style import PALETTE, save
+
+__all__ = [
+    "PALETTE",
+    "Counted",
+    "Curve",
+    "Panel",
+    "bars",
+    "batch_balance",
+    "curves",
+    "histogram",
+    "parity",
+    "ranges",
+    "save",
+]

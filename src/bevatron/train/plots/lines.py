@@ -1,0 +1,136 @@
+"""Curves over epochs, steps or time, in one or several panels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from bevatron.train.plots.style import FAINT, Values, colours, new_axes, say
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel: points without a value (NaN) are left out."""
+
+    label: str
+    x: Values
+    y: Values
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes with several curves.
+
+    Attributes
+    ----------
+    title
+        What is shown.
+    ylabel
+        Quantity and unit.
+    curves
+        Drawn in the order of the palette.
+    logarithmic
+        Whether the vertical axis is; falls back to linear where a value is not positive.
+    from_zero
+        Whether a linear vertical axis begins at zero, for quantities whose size matters.
+    """
+
+    title: str
+    ylabel: str
+    curves: Sequence[Curve] = field(default_factory=tuple)
+    logarithmic: bool = True
+    from_zero: bool = False
+
+
+def curves(
+    panels: Sequence[Panel], xlabel: str = "epoch", events: Sequence[tuple[float, str]] = ()
+) -> Figure:
+    """Draw learning curves or any other lines, up to three panels in a row.
+
+    Parameters
+    ----------
+    panels
+        What to draw; at least one.
+    xlabel
+        Quantity of the common horizontal axis.
+    events
+        Places to mark with a thin vertical line and a few words, such as a change of the loss.
+
+    Examples
+    --------
+    >>> figure = curves([Panel("Loss", "loss", [Curve("training", [1, 2, 3], [1.0, 0.3, 0.1])])])
+    >>> len(figure.axes)
+    1
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with new_axes(4.3 * columns + 0.6 * (columns == 1), 3.3 * rows, rows, columns) as (
+        figure,
+        axes,
+    ):
+        for panel, ax in zip(panels, axes.flat, strict=False):
+            _draw_panel(ax, panel, xlabel)
+            for index, (place, words) in enumerate(events):
+                _mark(ax, place, words if ax is axes.flat[0] else "", index)
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
+    return figure
+
+
+def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
+    smallest, longest, whole = np.inf, 0, True
+    for curve, colour in zip(panel.curves, colours(len(panel.curves)), strict=True):
+        x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
+        shown = np.isfinite(x) & np.isfinite(y)
+        x, y = x[shown], y[shown]
+        # A line of one point is invisible, and with a few the points themselves matter.
+        marker = "o" if len(x) <= 15 else ""
+        style = "--" if curve.dashed else "-"
+        ax.plot(x, y, style, color=colour, label=curve.label, marker=marker, markersize=4)
+        smallest = min(smallest, y.min(initial=np.inf))
+        longest = max(longest, len(x))
+        whole = whole and bool((x == np.round(x)).all())
+    if whole:
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if panel.logarithmic and 0 < smallest < np.inf:
+        ax.set_yscale("log")
+        _readable_log_ticks(ax)
+    elif panel.from_zero:
+        ax.set_ylim(bottom=0)
+    ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
+    if longest and len(panel.curves) > 1:
+        ax.legend()
+    elif not longest:
+        say(ax, "no values")
+
+
+def _readable_log_ticks(ax: Axes) -> None:
+    """Write ticks as plain numbers, and label more of them where few decades are shown."""
+    low, high = ax.get_ylim()
+    if low < 1e-4 or high > 1e5:
+        return
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_major_formatter(plain)
+    ax.yaxis.set_minor_formatter(plain if high / low < 100 else NullFormatter())
+    steps = (1.5, 2, 3, 4, 5, 7) if high / low < 6 else (2, 5)
+    ax.yaxis.set_minor_locator(LogLocator(subs=steps))
+
+
+def _mark(ax: Axes, place: float, words: str, index: int) -> None:
+    ax.axvline(place, color=FAINT, linewidth=1, linestyle=":")
+    if words:
+        ax.annotate(
+            words,
+            (place, 0.98 - 0.09 * (index % 4)),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            fontsize=8.5,
+            color="#555555",
+            va="top",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+        )

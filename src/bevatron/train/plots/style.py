@@ -1,0 +1,88 @@
+"""The house style of figures: fonts, lines, colours, and how a figure begins."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B")
+"""Okabe and Ito's colours; black and yellow left out, which print badly as thin lines."""
+
+INK, FAINT, GRID = "#222222", "#8A8F98", "#E4E7EB"
+
+STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelsize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "text.color": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+HEAT = LinearSegmentedColormap.from_list(
+    "fill", ["#FFFFFF", "#D6E6F2", "#7FB2D9", "#0072B2", "#003B5C"]
+)
+
+
+Values = npt.ArrayLike
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, making the folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+@contextmanager
+def new_axes(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, npt.NDArray[Any]]]:
+    """Begin a figure in the house style; gives it and its axes, always as a 2-d array."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(
+            figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
+        )
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
+        # Drawn here, since fonts and paddings are looked up while drawing.
+        figure.canvas.draw()
+
+
+def colours(number: int) -> list[str]:
+    """Return colours for so many curves, from the beginning again after seven."""
+    return [PALETTE[k % len(PALETTE)] for k in range(number)]
+
+
+def say(ax: Axes, words: str) -> None:
+    """Write words in the middle of axes that have nothing to show."""
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=FAINT)
