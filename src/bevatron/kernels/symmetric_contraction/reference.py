@@ -76,11 +76,12 @@ def _fold(table: _Table, weights: Sequence[Tensor]) -> Tensor:
 def _monomials(a: Tensor, order: int) -> Tensor:
     """Return all products of 0, 1, ..., ``order`` components i <= j <= ..., sorted by the last."""
     monomials = [torch.ones_like(a[..., :1])]
+    components = a.split(1, dim=-1)
     for degree in range(1, order + 1):
         shorter = monomials[-1]
         grown = [
-            shorter[..., : comb(i + degree - 1, degree - 1)] * a[..., i : i + 1]
-            for i in range(a.shape[-1])
+            shorter[..., : comb(i + degree - 1, degree - 1)] * component
+            for i, component in enumerate(components)
         ]
         monomials.append(torch.cat(grown, dim=-1) if degree > 1 else a)
     return torch.cat(monomials, dim=-1)
