@@ -3,7 +3,8 @@
 Fill = cost / (batches x capacity). Imbalance = time of the slowest rank of every step over the
 time of a perfect split; the worst step beside it. "Meet again": the probability that two samples
 of one batch share a batch in the next epoch too, over what a random shuffle into batches of these
-sizes gives. Times are processor times of one core: the whole of `pack`, drawing of randomness included.
+sizes gives. Times are processor times of one core: the whole of `pack`, with the drawing of
+randomness.
 
     python benchmarks/packing.py PATH/mptrj_random_1k.extxyz.gz [--scale 1.0]
 """
