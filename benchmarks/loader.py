@@ -204,9 +204,9 @@ def main() -> None:
         rows,
         notes=(
             f"Batches of {GRAPHS} structures, {NUM_ATOMS} atoms and {NUM_EDGES} edges each. 'ms "
-            "waited' is what a training step waits for its batch; core ms is processor time. The load "
-            f"average when the run ended was {os.getloadavg()[0]:.1f}: on a busy machine all times are longer, those of "
-            "torch as well."
+            "waited' is what a training step waits for its batch; core ms is processor time. The "
+            f"load average when the run ended was {os.getloadavg()[0]:.1f}: on a busy machine all "
+            "times are longer, those of torch as well."
         ),
     )
 
