@@ -127,3 +127,9 @@ def test_command_prints_tables_and_writes_figures(store, tmp_path):
 def test_something_else_is_refused(tmp_path):
     with pytest.raises(StoreError):
         inspect_store(tmp_path)
+
+
+def test_files_are_named_without_the_folders_that_they_share():
+    sources = ["/data/set/a/train.xyz", "/data/set/b/train.xyz"]
+    names = [inspect._file_name(sources, number) for number in "012"]
+    assert names == ["a/train.xyz", "b/train.xyz", "file 2"]

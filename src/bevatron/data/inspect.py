@@ -4,9 +4,11 @@ Everything comes from the manifest and from the lengths of samples, so that a st
 structures is described within seconds.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
         histogram = part.get("neighbours", {}).get("histogram", {})
         degrees = np.array([int(degree) for degree in histogram], dtype=np.int64)
         atoms = np.array(list(histogram.values()), dtype=np.int64)
-        result[_file_name(store, number)] = (degrees, atoms)
+        result[_file_name(store.manifest["sources"], number)] = (degrees, atoms)
     return result
 
 
@@ -171,9 +173,12 @@ def _summary(store: Store) -> Mapping[str, Any]:
     return summary
 
 
-def _file_name(store: Store, number: str) -> str:
-    sources = store.manifest["sources"]
-    return str(sources[int(number)]) if int(number) < len(sources) else f"file {number}"
+def _file_name(sources: Sequence[str], number: str) -> str:
+    """Return the name of a file without the folders that all files share."""
+    if int(number) >= len(sources):
+        return f"file {number}"
+    shared = os.path.commonpath([str(Path(source).parent) for source in sources])
+    return os.path.relpath(sources[int(number)], shared) if shared else sources[int(number)]
 
 
 def _overview(store: Store, summary: Mapping[str, Any]) -> Table:
@@ -188,8 +193,9 @@ def _overview(store: Store, summary: Mapping[str, Any]) -> Table:
         ("size on disk (MB)", size / 1e6),
     ]
     rows += [
-        (f"setting {name}", value if isinstance(value, int | float | str) else str(value))
+        (f"setting {name}", value)
         for name, value in store.manifest["settings"].items()
+        if isinstance(value, int | float | str)
     ]
     if len(summary.get("heads", {})) > 1:
         rows += [(f"head {head}: structures", n) for head, n in summary["heads"].items()]
@@ -205,7 +211,7 @@ def _files(store: Store, summary: Mapping[str, Any]) -> Table:
         structures, atoms = part["structures"], part["atoms"]
         rows.append(
             (
-                _file_name(store, number),
+                _file_name(store.manifest["sources"], number),
                 structures,
                 _range(part["sizes"]["atoms"], atoms / structures),
                 _range(neighbours, part["edges"] / atoms) if neighbours else "",

@@ -100,7 +100,7 @@ def render(table: inspect.Table) -> rich_table.Table:
             header,
             justify="left" if first else "right",
             overflow="fold",
-            min_width=min(longest, 24) if first else None,
+            no_wrap=first and longest <= 28,
         )
     for row in table.rows:
         shown.add_row(*(number(value) for value in row))

@@ -73,6 +73,13 @@ def _quantiles(
     return values[np.minimum(places, len(values) - 1)]
 
 
+def _shortened(name: str, most: int = 36) -> str:
+    """Leave out the middle of a long name, of which the ends tell more."""
+    if len(name) <= most:
+        return name
+    return f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
+
+
 def _many_decades(values: npt.NDArray[Any]) -> bool:
     return bool(values.min() > 0 and values.max() > 100 * values.min())
 
@@ -84,7 +91,7 @@ def _bins(values: npt.NDArray[Any], most: int = 50) -> npt.NDArray[Any]:
         return np.geomspace(low, high * 1.0001, most)
     whole = bool((values == np.round(values)).all())
     if whole:
-        step = max(1, int(np.ceil((high - low + 1) / most)))
+        step = max(1, int(np.ceil((high - low + 1) / (2 * most))))
         return np.arange(low - 0.5, high + step, step)
     return np.linspace(low, high if high > low else low + 1, most)
 
@@ -112,7 +119,7 @@ def ranges(
             mean, number = np.average(values, weights=counts), int(counts.sum())
             words = f"  mean {mean:.3g}, {number:,} {counted}"
             ax.text(high, row, words, va="center", fontsize=8.5, color="#555555")
-        ax.set_yticks(range(len(names)), names)
+        ax.set_yticks(range(len(names)), [_shortened(name) for name in names])
         ax.set(xlabel=xlabel, title=title, ylim=(len(names) - 0.4, -0.6))
         ax.set_xlim(0, ax.get_xlim()[1] * 1.3)
         ax.grid(visible=False, axis="y")
