@@ -1,0 +1,117 @@
+"""What is left of an epoch, also after batches overtook each other in the loader."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bevatron.errors import ConfigError, DataError
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.epochs import Segment, plan_epoch, segments_from_json, segments_to_json
+from bevatron.train.settings import BatchConfig
+
+SIZES = {"atoms": np.arange(1, 41, dtype=np.int64), "edges": np.arange(1, 41, dtype=np.int64) ** 2}
+
+
+def plan(segments=(), world=1, rank=0, **config):
+    return plan_epoch(
+        SIZES,
+        BatchConfig(**{"capacity": 60, **config}),
+        Mesh(rank=rank, world=world),
+        seed=3,
+        epoch=2,
+        segments=segments,
+    )
+
+
+def taken(epoch, places):
+    """The samples of some batches that count."""
+    return [int(i) for p in places for i, w in zip(*epoch.batches[p], strict=True) if w]
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_every_sample_once_over_any_history_of_stops(data):
+    """Stops at random places with other ranks, batches and overtaking batches."""
+    segments, seen = [], Counter()
+    for _ in range(data.draw(st.integers(1, 4))):
+        world = data.draw(st.integers(1, 3))
+        config = data.draw(
+            st.sampled_from(
+                [
+                    {"capacity": 60},
+                    {"capacity": {"atoms": 90, "edges": 2500}},
+                    {"algorithm": "fixed_count", "size": 3},
+                    {"algorithm": "algorithm1"},
+                ]
+            )
+        )
+        epochs = [plan(segments, world, rank, **config) for rank in range(world)]
+        count = len(epochs[0].batches)
+        assert {len(epoch.batches) for epoch in epochs} == {count}
+        if not count:
+            break
+        done = data.draw(st.integers(0, count))
+        segments = segments_from_json(segments_to_json(epochs[0].segments))
+        last = segments[-1]
+        last.skipped, last.ahead = [], []
+        for epoch in epochs:
+            places = list(range(done))
+            skipped, ahead = [], []
+            if done and done < count and data.draw(st.booleans()):
+                skipped, ahead = [done - 1], [done]
+                places[-1] = done
+            seen.update(taken(epoch, places))
+            last.skipped.append([epoch.first + place for place in skipped])
+            last.ahead.append([epoch.first + place for place in ahead])
+        last.done = epochs[0].first + done
+    rest = plan(segments)
+    seen.update(taken(rest, range(len(rest.batches))))
+    assert seen == dict.fromkeys(range(40), 1)
+
+
+def test_the_same_settings_go_on_in_the_same_plan():
+    begun = plan()
+    begun.segments[-1].done = 2
+    rest = plan(begun.segments)
+    assert not rest.changed
+    assert rest.first == 2
+    assert rest.num_batches == begun.num_batches
+    for mine, whole in zip(rest.batches, begun.batches[2:], strict=True):
+        assert mine[0].tolist() == whole[0].tolist()
+
+
+def test_an_epoch_stopped_at_its_end_has_nothing_left_for_any_number_of_ranks():
+    begun = plan()
+    begun.segments[-1].done = len(begun.batches)
+    assert len(plan(begun.segments).batches) == 0
+    moved = plan(begun.segments, world=3, rank=2)
+    assert len(moved.batches) == 0
+    assert not moved.changed
+
+
+def test_a_capacity_of_something_that_is_not_counted_is_refused():
+    with pytest.raises(ConfigError, match=r"'bonds' is not counted here \(known: atoms, edges\)"):
+        plan(capacity={"bonds": 3})
+
+
+def test_a_sample_above_capacity_is_named_or_packed_alone():
+    data = tiny.TinyData(5, sizes=[3, 3, 30, 3, 3])
+    arguments = {"seed": 0, "epoch": 0, "describe": data.describe}
+    with pytest.raises(DataError, match="cloud 2"):
+        plan_epoch(data.sizes, BatchConfig(capacity=9), Mesh(), **arguments)
+    epoch = plan_epoch(data.sizes, BatchConfig(capacity=9, oversized="alone"), Mesh(), **arguments)
+    assert [2] in [indices.tolist() for indices, _ in epoch.batches]
+
+
+def test_another_cost_model_balances_otherwise():
+    by_edges = plan(world=4, cost_nodes=0.0, cost_edges=1.0)
+    assert by_edges.plan.costs.sum() == SIZES["edges"].sum()
+
+
+def test_segments_are_plain_numbers():
+    segments = [Segment({"capacity": 3}, 2, 5, [[1], []], [[5], []])]
+    assert segments_from_json(segments_to_json(segments)) == segments
