@@ -1,0 +1,224 @@
+"""A run as a whole: validation, stopping, stages, switches, files."""
+
+import gc
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from bevatron.errors import ConfigError, MissingPackageError
+from bevatron.train import describe
+from bevatron.train.loop import fit
+from bevatron.train.run import WEIGHTS
+
+
+def epochs(folder):
+    return [record for record in tiny.records(folder) if record["kind"] == "epoch"]
+
+
+def test_training_lowers_the_validation_error(tmp_path):
+    result = fit(tiny.make_run(tmp_path, optim={"lr": 0.03, "ema": 0.9}, train={"epochs": 8}))
+    errors = [record["valid"]["energy_mse"] for record in epochs(tmp_path)]
+    assert errors[-1] < 0.2 * errors[0]
+    assert result.finished == "epochs"
+    assert result.epochs == 8
+    assert result.best == min(record["valid"]["loss"] for record in epochs(tmp_path))
+
+
+def test_every_sample_once_an_epoch_in_another_order(tmp_path):
+    run = tiny.make_run(tmp_path)
+    fit(run)
+    half = len(run.task.seen) // 2
+    first, second = run.task.seen[:half], run.task.seen[half:]
+    for part in (first, second):
+        assert Counter(i for batch in part for i in batch) == dict.fromkeys(range(30), 1)
+    assert sorted(map(sorted, first)) != sorted(map(sorted, second))
+    assert run.task.epochs == [0, 1]
+
+
+def test_averaged_weights_are_validated_and_kept(tmp_path):
+    run = tiny.make_run(tmp_path, checkpoint={"final": "last"})
+    fit(run)
+    weights = load_file(tmp_path / WEIGHTS)
+    newest = max((tmp_path / "checkpoints").iterdir())
+    ema, raw = load_file(newest / "ema.safetensors"), load_file(newest / "model.safetensors")
+    for name, value in ema.items():
+        assert torch.equal(weights[name], value)
+        assert not torch.equal(weights[name], raw[name])
+    assert torch.equal(weights["shift"], raw["shift"])
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
+def test_without_averaging_the_weights_themselves_are_kept(tmp_path):
+    fit(tiny.make_run(tmp_path, optim={"ema": None}, checkpoint={"final": "last"}))
+    newest = max((tmp_path / "checkpoints").iterdir())
+    assert not (newest / "ema.safetensors").exists()
+    raw, weights = load_file(newest / "model.safetensors"), load_file(tmp_path / WEIGHTS)
+    assert all(torch.equal(raw[name], weights[name]) for name in raw)
+
+
+class Worsening(tiny.TinyTask):
+    """Validation errors that rise from the third epoch on."""
+
+    def metrics(self):
+        count = len(self.epochs)
+
+        class Metrics(tiny.TinyMetrics):
+            def compute(self):
+                return {**super().compute(), "loss": abs(count - 3.0) + 1}
+
+        return Metrics()
+
+
+def test_patience_ends_the_run_and_the_best_weights_are_its_result(tmp_path):
+    result = fit(tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 20, "patience": 2}))
+    assert result.finished == "patience"
+    assert result.epochs == 5
+    assert (result.best, result.best_epoch) == (1.0, 2)
+    best = load_file(tmp_path / "best" / WEIGHTS)
+    final = load_file(tmp_path / WEIGHTS)
+    assert all(torch.equal(final[name], best[name]) for name in best)
+    note = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert (note["epoch"], note["value"]) == (2, 1.0)
+    assert [record["best"] for record in epochs(tmp_path)] == [True, True, True, False, False]
+
+
+def test_the_plateau_schedule_follows_the_validation(tmp_path):
+    fit(
+        tiny.make_run(
+            tmp_path,
+            task=Worsening(),
+            train={"epochs": 7},
+            schedule={"kind": "plateau", "patience": 1, "factor": 0.5},
+        )
+    )
+    rates = {r["epoch"]: r["lr"] for r in tiny.records(tmp_path) if r["kind"] == "step"}
+    assert [rates[epoch] / rates[0] for epoch in range(7)] == [1, 1, 1, 1, 1, 0.5, 0.5]
+
+
+def test_the_second_stage_begins_anew_and_outlives_patience(tmp_path):
+    result = fit(
+        tiny.make_run(
+            tmp_path,
+            task=Worsening(),
+            train={"epochs": 8, "patience": 1},
+            schedule={"stage_two_start": 6, "stage_two_lr": 0.001},
+        )
+    )
+    rates = {r["epoch"]: r["lr"] for r in tiny.records(tmp_path) if r["kind"] == "step"}
+    assert rates[5] == 0.01
+    assert rates[6] == 0.001
+    assert result.epochs == 8
+    assert result.best_epoch == 6
+
+
+def test_a_monitored_metric_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'forces_mae' is no metric.*energy_mse, graphs, loss"):
+        fit(tiny.make_run(tmp_path, train={"monitor": "forces_mae"}))
+
+
+def test_without_a_validation_set_the_last_weights_are_kept(tmp_path):
+    run = tiny.make_run(tmp_path)
+    run.valid = run.valid_sizes = None
+    result = fit(run)
+    assert result.best is None
+    assert (tmp_path / WEIGHTS).exists()
+    assert not (tmp_path / "best").exists()
+
+
+def test_validation_every_few_epochs_and_at_the_end(tmp_path):
+    fit(tiny.make_run(tmp_path, train={"epochs": 5, "evaluate_every": 2}))
+    assert [bool(record["valid"]) for record in epochs(tmp_path)] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_the_records_tell_what_a_user_looks_for(tmp_path):
+    fit(tiny.make_run(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    step = lines[0]
+    assert {"kind", "step", "epoch", "loss", "terms", "lr", "grad_norm", "sizes", "time"} == set(
+        step
+    )
+    assert {"seconds", "graphs_per_s", "atoms_per_s", "wait_share"} == set(step["time"])
+    epoch = [line for line in lines if line["kind"] == "epoch"][-1]
+    assert epoch["samples"] == 60
+    assert epoch["sizes"]["graphs"] == 30
+    log = (tmp_path / "log.txt").read_text()
+    for word in ("loss", "atoms/s", "wait", "energy_mse", "(best)"):
+        assert word in log
+    assert "epochs: 2" in (tmp_path / "config.yaml").read_text()
+
+
+def test_every_switch_can_be_thrown(tmp_path):
+    before = gc.isenabled()
+    fit(tiny.make_run(tmp_path / "plain", optim={"fused": False}))
+    fit(
+        tiny.make_run(
+            tmp_path / "switched",
+            train={"collect_every": 2, "deterministic": True, "tf32": True, "log_every": 3},
+            optim={"fused": True},
+        )
+    )
+    assert gc.isenabled() == before
+    assert not torch.are_deterministic_algorithms_enabled()
+    plain, switched = tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "switched")
+    assert switched == pytest.approx(plain[2::3], rel=1e-12)
+
+
+def test_worker_processes_do_not_change_a_number(tmp_path):
+    fit(tiny.make_run(tmp_path / "plain"))
+    fit(tiny.make_run(tmp_path / "workers", loader={"workers": 1}))
+    assert tiny.records(tmp_path / "workers") == tiny.records(tmp_path / "plain")
+
+
+def test_single_precision_trains_too(tmp_path):
+    run = tiny.make_run(tmp_path, train={"dtype": "float32"})
+    fit(run)
+    assert {value.dtype for value in run.model.state_dict().values()} == {torch.float32}
+
+
+def test_the_end_is_told_once_the_weights_are_written(tmp_path):
+    found = []
+
+    def on_end(result, folder):
+        found.append((result.finished, (Path(folder) / WEIGHTS).exists()))
+
+    fit(tiny.make_run(tmp_path, on_end=on_end))
+    assert found == [("epochs", True)]
+
+
+def test_tensorboard_gets_the_same_figures(tmp_path):
+    fit(tiny.make_run(tmp_path, train={"tensorboard": True, "epochs": 1}))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    written = [event.value for event in events.Scalars("step/loss")]
+    assert written == pytest.approx(tiny.losses(tmp_path), rel=1e-6)
+    assert "epoch/valid/energy_mse" in events.Tags()["scalars"]
+
+
+def test_a_writer_that_is_not_installed_names_the_extra(tmp_path):
+    with pytest.raises(MissingPackageError, match=r"bevatron\[wandb\]"):
+        fit(tiny.make_run(tmp_path, train={"wandb": True}))
+
+
+def test_a_description_counts_without_training(tmp_path):
+    run = tiny.make_run(tmp_path / "run", optim={"accumulate": 2})
+    found = describe(run, num_ranks=2)
+    assert found["parameters"] == found["trained_parameters"] == 3 * 8 + 8 + 8 + 1
+    assert found["state_bytes"] == 41 * 8 * 6  # weights, gradients, 3 moments, averages
+    assert found["steps"] == 2 * found["steps_per_epoch"]
+    assert found["steps_per_epoch"] == -(-found["batches_per_epoch"] // 2)
+    assert found["activation_bytes"] > 0
+    assert not (tmp_path / "run").exists()
