@@ -200,6 +200,29 @@ def test_a_worker_killed_from_outside_is_noticed_within_a_second():
         assert [item.position for item in iterator] == list(range(1, 10))
 
 
+def test_signals_of_a_scheduler_are_left_to_the_main_process():
+    with Loader(Numbers(delay=0.005), batches(), collate, workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        (worker,) = loader.worker_pids
+        server = psutil.Process(worker).ppid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(worker, number)
+        os.kill(server, signal.SIGUSR1)
+        assert {item.batch["pid"] for item in iterator} == {worker}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_pinned(workers):
+    dataset = Structures(structure())
+    with Loader(
+        dataset, batches(8, 4), collate_structures, workers=workers, pin_memory=True
+    ) as loader:
+        assert all(item.batch.positions.is_pinned() for item in loader)
+
+
 def test_a_sample_that_takes_too_long_is_named():
     begin = time.monotonic()
     with (
@@ -300,11 +323,16 @@ def test_workers_end_with_the_main_process(tmp_path, how):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_structures_come_through(shared):
-    del shared
-    sample = {}
-    for f in STRUCTURE_FIELDS:
-        sample[f.name] = np.zeros((2, *f.shape) if f.ragged else f.shape, dtype=f.dtype)
+def structure():
+    """Two atoms on one spot, with two edges."""
+    return {
+        field.name: np.zeros((2, *field.shape) if field.ragged else field.shape, dtype=field.dtype)
+        for field in STRUCTURE_FIELDS
+    }
+
+
+def test_structures_come_through():
+    sample = structure()
     dataset = Structures(sample)
     with Loader(dataset, batches(8, 4), collate_structures, workers=1) as loader:
         loaded = [item.batch for item in loader]

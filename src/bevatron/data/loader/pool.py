@@ -180,6 +180,9 @@ class Pool:
     # What follows runs in the watching thread.
 
     def _watch(self) -> None:
+        # Schedulers announce the end of a job by signals to all its processes. The main process
+        # decides what to do; what this thread starts (also the fork server) inherits the mask.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
@@ -340,12 +343,9 @@ class Pool:
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
             worker.connection.close()
-            worker.process.terminate()
+            worker.process.kill()
         for worker in workers:
-            worker.process.join(timeout=2)
-            if worker.process.exitcode is None:
-                worker.process.kill()
-                worker.process.join(timeout=2)
+            worker.process.join(timeout=5)
             if worker.process.exitcode is not None:
                 worker.process.close()
         self._workers = []

@@ -105,8 +105,10 @@ def failure_of(error: SampleError) -> Failure:
 
 def serve(connection: Connection, payload: bytes, progress: MutableSequence[float]) -> None:
     """Make batches until the connection closes; the body of a worker process."""
-    # Ctrl-C reaches the whole process group; the main process decides what to do.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and a scheduler's notice reach all processes; the main process decides what to do, and
+    # when it ends, so does this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     dataset, collate, broken = _open(payload)
     while True:
