@@ -1,7 +1,7 @@
 """Side by side with mace-torch: speed, the first losses, and what is learned from real data.
 
     python benchmarks/mace_torch.py speed                    about 3 minutes on 2 cores
-    python benchmarks/mace_torch.py learn --work FOLDER      about 45 minutes on one core
+    python benchmarks/mace_torch.py learn --work FOLDER      about 30 minutes on one core
 
 Both sides have the same data, split, batches, architecture, first weights, loss and optimiser
 (`mace_torch_plan.py`). mace-torch (`mace_torch_peer.py`) runs in a virtual environment of its own,
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SIDES = {
     "bevatron": (Path(sys.executable), HERE / "mace_torch_ours.py"),
 }
 NUM_LOSSES = 50
-SPEED_BATCHES = 20
+SPEED_BATCHES = 45
 WARM_UP_BATCHES = 4
 TOLERANCE = {"float64": 1e-9, "float32": 2e-3}
 """Largest difference of forces, eV/Å, above which timings are void."""
@@ -151,7 +152,7 @@ def write_speed(
     count = SPEED_BATCHES * int(TRAINING["batch_size"])
     before, after = extra["load_average"]
     notes = (
-        f"One pass over {count} structures of {dataset} in batches of "
+        f"One epoch of {count} structures of {dataset} in batches of "
         f"{TRAINING['batch_size']}: medians of {extra['repeats']} alternating repetitions, ratio = "
         f"mace-torch / bevatron (above 1: ours is faster). {architecture()} Training: collation, "
         "forward, double backward, clipping, Adam, averaged weights. Before timing, forces of "
@@ -162,27 +163,25 @@ def write_speed(
     write_result("mace_torch_speed", rows, notes, extra={"peer_versions": versions, **extra})
 
 
-def learn(work: Path) -> None:
-    """Run what is missing of both sides' trainings and compare."""
+def learn(work: Path, jobs: int) -> None:
+    """Run what is missing of both sides' trainings, some at once, and compare."""
     plan = json.loads((work / "plan.json").read_text())
-    results: list[dict[str, Any]] = []
-    for dataset in DATASETS:
-        for seed in SEEDS:
-            folder = work / f"{dataset}-{seed}"
-            for side, file in (("mace-torch", "learn.json"), ("bevatron", "bevatron.json")):
-                if not (folder / file).exists():
-                    print(f"{side}: {dataset}, seed {seed}", flush=True)
-                    arguments = command(side, "learn", work, dataset, seed)
-                    subprocess.run(arguments, env=environment(1), check=True)
-            results.append(
-                {
-                    "dataset": dataset,
-                    "seed": seed,
-                    "mace-torch": json.loads((folder / "learn.json").read_text()),
-                    "bevatron": json.loads((folder / "bevatron.json").read_text()),
-                }
-            )
+    pairs = [(dataset, seed) for dataset in DATASETS for seed in SEEDS]
+    with ThreadPoolExecutor(jobs) as pool:
+        results = list(pool.map(lambda pair: train_both(work, *pair), pairs))
     write_learning(results, plan)
+
+
+def train_both(work: Path, dataset: str, seed: int) -> dict[str, Any]:
+    """Train mace-torch, then bevatron from the same weights, unless that is done already."""
+    folder, result = work / f"{dataset}-{seed}", {"dataset": dataset, "seed": seed}
+    for side, file in (("mace-torch", "learn.json"), ("bevatron", "bevatron.json")):
+        if not (folder / file).exists():
+            print(f"{side}: {dataset}, seed {seed}", flush=True)
+            arguments = command(side, "learn", work, dataset, seed)
+            subprocess.run(arguments, env=environment(1), check=True, stdout=subprocess.DEVNULL)
+        result[side] = json.loads((folder / file).read_text())
+    return result
 
 
 def largest_loss_difference(result: dict[str, Any]) -> float:
@@ -272,7 +271,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data/mace")
     parser.add_argument("--work", type=Path, help="folder for plan, weights and trainings")
     parser.add_argument("--dataset", choices=tuple(DATASETS), default="acac")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, of one thread each")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
@@ -282,7 +282,7 @@ def main() -> None:
         if args.what == "speed":
             speed(work, args.dataset, args.repeats)
         else:
-            learn(work)
+            learn(work, args.jobs)
         print(f"{time.monotonic() - begin:.0f} s")
 
 
