@@ -142,11 +142,49 @@ def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
         module = torch.load(path, map_location="cpu", weights_only=False)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    config = extract_config_mace_model(module) if isinstance(module, torch.nn.Module) else {}
-    if "error" in config or not config:
-        raise CheckpointError(f"{path}: holds a {type(module).__name__}, expected a ScaleShiftMACE")
-    config["class"] = type(module).__name__
+    kind = type(module).__name__
+    if kind not in {"MACE", "ScaleShiftMACE"}:
+        raise CheckpointError(f"{path}: holds a {kind}, expected a MACE or ScaleShiftMACE")
+    # mace-torch itself reads the settings of the one class only.
+    scaled = kind == "ScaleShiftMACE"
+    config = extract_config_mace_model(module) if scaled else _plain_settings(module)
+    config["class"] = kind
     return from_mace_torch(module.state_dict(), config)
+
+
+def _plain_settings(module: Any) -> dict[str, Any]:
+    """Read the settings off a plain ``MACE`` of mace-torch, with the keys of its own function."""
+    heads = getattr(module, "heads", None) or ["default"]
+    radial, readout = module.radial_embedding, module.readouts[-1]
+    transform = getattr(radial, "distance_transform", None)
+    nonlinear = hasattr(readout, "hidden_irreps")
+    width = readout.hidden_irreps.num_irreps if nonlinear else len(heads)
+    plain = {
+        name: getattr(module, name, None)
+        for name in ("edge_irreps", "use_so3", "use_agnostic_product", "use_last_readout_only")
+    }
+    return {
+        **plain,
+        "readout_cls": type(readout) if nonlinear else None,
+        "gate": readout.non_linearity.acts[0].f if nonlinear else None,
+        "r_max": module.r_max.item(),
+        "num_bessel": len(radial.bessel_fn.bessel_weights),
+        "num_polynomial_cutoff": radial.cutoff_fn.p.item(),
+        "max_ell": round(module.spherical_harmonics.irreps_out.dim**0.5) - 1,
+        "interaction_cls": type(module.interactions[-1]),
+        "interaction_cls_first": type(module.interactions[0]),
+        "num_interactions": module.num_interactions.item(),
+        "hidden_irreps": str(module.products[0].linear.irreps_out),
+        "MLP_irreps": f"{width // len(heads)}x0e",
+        "avg_num_neighbors": module.interactions[0].avg_num_neighbors,
+        "atomic_numbers": module.atomic_numbers,
+        "correlation": len(module.products[0].symmetric_contractions.contractions[0].weights) + 1,
+        "apply_cutoff": getattr(module, "apply_cutoff", True),
+        "radial_MLP": list(module.interactions[0].conv_tp_weights.hs[1:-1]),
+        "pair_repulsion": hasattr(module, "pair_repulsion_fn"),
+        "distance_transform": None if transform is None else type(transform).__name__,
+        "heads": heads,
+    }
 
 
 def save_mace_torch_file(model: MACE, path: Path | str) -> None:

@@ -130,7 +130,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         if value not in allowed and str(value) not in {str(choice) for choice in allowed}:
             raise ConfigError(f"{key}: {value!r} is not supported, only {allowed[0]!r}")
     readout = config.get("readout_cls")
-    if readout is not None and _class_name(readout) != "NonLinearReadoutBlock":
+    # A model of one layer has the linear read-out only.
+    known = {"NonLinearReadoutBlock"}
+    known |= {"LinearReadoutBlock"} if config.get("num_interactions") == 1 else set()
+    if readout is not None and _class_name(readout) not in known:
         raise ConfigError(
             f"readout_cls: {_class_name(readout)} is not supported, only NonLinearReadoutBlock"
         )
