@@ -12,7 +12,6 @@ from bevatron import __version__
 OPTIONAL_PACKAGES: dict[str, str] = {
     "triton": "comes with a CUDA build of torch",
     "ase-db-backends": "pip install 'bevatron[aselmdb]'",
-    "submitit": "pip install 'bevatron[slurm]'",
     "tensorboard": "pip install 'bevatron[tensorboard]'",
     "wandb": "pip install 'bevatron[wandb]'",
     "mace-torch": "only to read and write mace-torch's pickled .model files",
