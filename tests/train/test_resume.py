@@ -206,6 +206,62 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_random_numbers_of_a_loss_go_on_where_they_were(tmp_path):
+    class Noisy(tiny.TinyTask):
+        def loss(self, *args):
+            found = super().loss(*args)
+            # Not Python's own numbers: the checks of shapes in tests draw from those.
+            noise = 1 + torch.rand(()).item() + float(np.random.rand())  # noqa: NPY002
+            return tiny.Loss(found.total * noise, found.terms)
+
+    class Signalled(Noisy):
+        def loss(self, *args):
+            if len(self.seen) == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(*args)
+
+    fit(tiny.make_run(tmp_path / "whole", task=Noisy(), **SEVEN_STEPS))
+    fit(tiny.make_run(tmp_path / "cut", task=Signalled(), **SEVEN_STEPS))
+    fit(tiny.make_run(tmp_path / "cut", task=Noisy(), resume=True, **SEVEN_STEPS))
+    same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_batches_that_overtook_others_are_not_forgotten(tmp_path, monkeypatch):
+    """A loader with a window hands over every second batch before the one it follows."""
+    from bevatron.train import loop
+
+    class Overtaking:
+        def __init__(self, *args):
+            self.inner = make_loader(*args)
+            self.set_batches, self.close = self.inner.set_batches, self.inner.close
+
+        def __iter__(self):
+            loaded = list(self.inner)
+            for i in range(0, len(loaded), 2):
+                yield from reversed(loaded[i : i + 2])
+
+    make_loader = loop.make_loader
+    monkeypatch.setattr(loop, "make_loader", Overtaking)
+    groups = {"train": {"epochs": 1}, "loader": {"window": 2}}
+    first = stopped_run(tmp_path, 2, **groups)
+    assert len(first.seen) == 3
+    second = tiny.TinyTask()
+    fit(tiny.make_run(tmp_path, task=second, resume=True, **groups))
+    seen = Counter(index for batch in first.seen + second.seen for index in batch)
+    assert seen == dict.fromkeys(range(30), 1)
+
+
+def test_checkpoints_by_the_clock(tmp_path):
+    fit(
+        tiny.make_run(
+            tmp_path,
+            train={"epochs": 1},
+            checkpoint={"every_minutes": 1e-9, "every_epochs": None, "keep": 99},
+        )
+    )
+    assert len(list((tmp_path / "checkpoints").iterdir())) == len(tiny.losses(tmp_path))
+
+
 def stopped_run(folder: Path, after: int, **groups) -> tiny.TinyTask:
     """A run that SIGTERM stops after some batches; returns its task."""
 

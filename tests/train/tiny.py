@@ -75,7 +75,8 @@ class TinyBatch:
         )
 
     def pin_memory(self):
-        return self
+        names = ("points", "graph", "energy", "forces", "weight")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
 
 
 def collate(samples, indices, weights):

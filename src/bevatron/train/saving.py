@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bevatron.errors import BevatronError
 from bevatron.files import explained
-from bevatron.parallel.collectives import barrier
+from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import RunRecord, prune_checkpoints, save_checkpoint
 from bevatron.train.folder import RunFolder, harmless_settings, identity_of
@@ -79,16 +79,15 @@ class Saver:
         """Write the weights of a finished run, put them into the model and call ``on_end``."""
         decisions = self.state.progress.decisions
         self.records.console.say(f"the run is over ({result.finished}), writing its weights")
-        barrier(self.mesh)  # rank 0 has written the best weights that the others read now
-        weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
-        self.state.model.load_state_dict(weights)
         if self.mesh.is_main:
+            weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
+            self.state.model.load_state_dict(weights)
             with explained(self.run.folder, BevatronError):
                 self.run.save_model(self.run.folder, weights)
             self.records.console.say(f"weights: {which}; all is in {self.run.folder}")
             if self.run.on_end is not None:
                 self.run.on_end(result, self.run.folder)
-        barrier(self.mesh)
+        equalise(self.state.model, self.mesh)
         return result
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:

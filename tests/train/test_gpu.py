@@ -1,0 +1,70 @@
+"""The trainer on a GPU."""
+
+import os
+import signal
+
+import pytest
+import tiny
+import torch
+
+from bevatron.errors import OutOfMemoryError
+from bevatron.train.loop import fit
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+GPU = {"train": {"epochs": 2, "device": "cuda"}}
+
+
+def test_a_gpu_gives_the_losses_of_a_cpu(tmp_path):
+    fit(tiny.make_run(tmp_path / "cpu"))
+    fit(tiny.make_run(tmp_path / "gpu", **GPU))
+    found, expected = tiny.losses(tmp_path / "gpu"), tiny.losses(tmp_path / "cpu")
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_fused_and_plain_optimisers_agree(tmp_path):
+    fit(tiny.make_run(tmp_path / "plain", **GPU, optim={"fused": False}))
+    fit(tiny.make_run(tmp_path / "fused", **GPU, optim={"fused": True}))
+    plain = tiny.losses(tmp_path / "plain")
+    assert tiny.losses(tmp_path / "fused") == pytest.approx(plain, rel=1e-10)
+
+
+def test_a_stopped_run_goes_on_with_the_same_random_numbers(tmp_path):
+    class Noisy(tiny.TinyTask):
+        stop_at = None
+
+        def loss(self, model, batch, normalisers):
+            if len(self.seen) == self.stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            noise = torch.rand((), device=batch.points.device, dtype=batch.points.dtype)
+            found = super().loss(model, batch, normalisers)
+            return tiny.Loss(found.total * (1 + noise), found.terms)
+
+    fit(tiny.make_run(tmp_path / "whole", task=Noisy(), **GPU))
+    stopped = Noisy()
+    stopped.stop_at = 5
+    fit(tiny.make_run(tmp_path / "cut", task=stopped, **GPU))
+    fit(tiny.make_run(tmp_path / "cut", task=Noisy(), resume=True, **GPU))
+    assert tiny.losses(tmp_path / "cut") == pytest.approx(
+        tiny.losses(tmp_path / "whole"), rel=1e-12
+    )
+
+
+def test_too_little_memory_is_one_sentence(tmp_path):
+    class Hungry(tiny.TinyTask):
+        def loss(self, *args):
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+            return super().loss(*args)
+
+    with pytest.raises(OutOfMemoryError, match=r"cuda:0 ran out of memory at a batch of"):
+        fit(tiny.make_run(tmp_path, task=Hungry(), **GPU))
+
+
+def test_workers_and_pinned_batches(tmp_path):
+    fit(tiny.make_run(tmp_path / "plain", **GPU))
+    fit(tiny.make_run(tmp_path / "workers", **GPU, loader={"workers": 2, "pin": True}))
+    plain = tiny.losses(tmp_path / "plain")
+    assert tiny.losses(tmp_path / "workers") == pytest.approx(plain, rel=1e-12)
