@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from ase import Atoms, units
 from ase.build import bulk, molecule
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
+from ase.md.verlet import VelocityVerlet
 
 from bevatron.ase import BevatronCalculator
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import collate_structures, unlabelled_structure
 from bevatron.errors import BevatronError, CheckpointError, ConfigError, DataError
 from bevatron.models.mace import MACE, MaceConfig, save_model
+from bevatron.recipes.relax import relax
 
 CUTOFF = 3.5
 
@@ -222,3 +225,27 @@ def test_stress_of_a_molecule_is_not_there(model, ethanol):
     ethanol.calc = BevatronCalculator(model)
     with pytest.raises(NotImplementedError, match="lattice"):
         ethanol.get_stress()
+
+
+@pytest.mark.slow
+def test_dynamics_at_constant_energy_does_not_drift(model):
+    """2 ps at 0.5 fs and about 300 K: the total energy drifts by less than 1e-5 eV/atom/ps."""
+    start = Atoms()
+    for number, place in enumerate(np.ndindex(2, 2, 1)):
+        water = molecule("H2O")
+        water.rotate(77 * number, (1, 0.3 * number, 1))
+        water.translate(3.0 * np.array(place))
+        start += water
+    atoms = relax(model, [start], fmax=0.02, steps=300).structures[0]
+    atoms.calc = BevatronCalculator(model)
+    # Twice 300 K at a minimum, where half of it becomes potential energy.
+    speeds = np.sqrt(2 * 300 * units.kB / atoms.get_masses())
+    atoms.set_velocities(np.random.default_rng(0).normal(size=(len(atoms), 3)) * speeds[:, None])
+    dynamics, energies = VelocityVerlet(atoms, 0.5 * units.fs), []
+    dynamics.attach(lambda: energies.append(atoms.get_total_energy() / len(atoms)))
+    dynamics.run(4000)
+    picoseconds = 0.5e-3 * np.arange(len(energies))
+    assert abs(np.polyfit(picoseconds, energies, 1)[0]) < 1e-5
+    assert np.std(energies) < 1e-4
+    assert 150 < atoms.get_temperature() < 800
+    assert 10 < atoms.calc.neighbours[CUTOFF].num_builds < 1000

@@ -34,7 +34,6 @@ OUT = Path(__file__).parents[1] / "src/bevatron/recipes/demo_data/structures.ext
 SEED = 20250
 LEVEL = "GFN2-xTB"
 DECIMALS = 6
-MULTIPLICITY = {"H": 2, "C": 3, "N": 4, "O": 3}
 
 MOLECULES = {
     "methanol": "CH3OH",
@@ -68,8 +67,8 @@ class Sampling:
     warm_up: int = 100
 
 
-def calculator(accuracy: float = 1.0, multiplicity: int | None = None) -> TBLite:
-    return TBLite(method=LEVEL, accuracy=accuracy, multiplicity=multiplicity, verbosity=0)
+def calculator(accuracy: float = 1.0) -> TBLite:
+    return TBLite(method=LEVEL, accuracy=accuracy, verbosity=0)
 
 
 def sample(start: Atoms, how: Sampling, rng: np.random.Generator) -> Iterator[Atoms]:
@@ -93,7 +92,7 @@ def sample(start: Atoms, how: Sampling, rng: np.random.Generator) -> Iterator[At
         yield atoms.copy()
 
 
-def label(atoms: Atoms, group: str, multiplicity: int | None = None) -> Atoms:
+def label(atoms: Atoms, group: str) -> Atoms:
     """Return the structure, rounded as it will be written, with energy, forces and stress."""
     frame = Atoms(
         numbers=atoms.numbers,
@@ -101,7 +100,7 @@ def label(atoms: Atoms, group: str, multiplicity: int | None = None) -> Atoms:
         cell=np.round(atoms.cell.array, DECIMALS),
         pbc=atoms.pbc,
     )
-    frame.calc = calculator(accuracy=0.05, multiplicity=multiplicity)
+    frame.calc = calculator(accuracy=0.05)
     energy, forces = frame.get_potential_energy(), frame.get_forces()
     stress = frame.get_stress(voigt=False) if frame.pbc.all() else None
     frame.calc = None
@@ -207,9 +206,7 @@ def cluster_frames(size: int, rng: np.random.Generator) -> Iterator[Atoms]:
 
 def make() -> list[Atoms]:
     """Build all frames, group by group; each group has random numbers of its own."""
-    frames = []
-    for symbol, multiplicity in MULTIPLICITY.items():
-        frames.append(label(Atoms(symbol, [(0, 0, 0)]), "IsolatedAtom", multiplicity))
+    frames: list[Atoms] = []
     groups: dict[str, Callable[[np.random.Generator], Iterator[Atoms]]] = {
         name: partial(molecule_frames, formula) for name, formula in MOLECULES.items()
     }

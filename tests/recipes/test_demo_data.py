@@ -26,11 +26,10 @@ def test_file_is_small_and_states_its_level_of_theory(frames):
 
 def test_groups_and_sizes_are_mixed(frames):
     counts = Counter(frame.info["config_type"] for frame in frames)
-    assert len(frames) == 328
+    assert len(frames) == 324
     assert counts["ice"] == 40
-    assert counts["IsolatedAtom"] == 4
     assert counts["water_cluster_20"] == 12
-    assert {len(frame) for frame in frames} >= {1, 3, 6, 9, 24, 60}
+    assert {len(frame) for frame in frames} >= {3, 6, 9, 24, 60}
     assert f"{sum(map(len, frames))} atoms" in (FOLDER / "README.md").read_text()
 
 

@@ -133,7 +133,7 @@ def evaluate_dataset(
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
     potential.check_elements(names.atomic_numbers, "the data")
-    heads: tuple[str, ...] = tuple(potential.model.config.heads)
+    heads = potential.heads
     task = MaceTask(heads=heads)
     batches = predict(
         task,
@@ -146,7 +146,7 @@ def evaluate_dataset(
         dtype=potential.dtype,
     )
     rows: dict[str, list[torch.Tensor]] = {}
-    parts: dict[str, list[np.ndarray]] = {}  # type: ignore[type-arg]
+    parts: dict[str, list[np.ndarray]] = {}
     head_index: list[int] = []
     for batch, outputs in batches:
         for name, values in per_structure_errors(batch, outputs).items():
@@ -172,10 +172,11 @@ def evaluate_dataset(
         head=[heads[i] for i in head_index],
         **arrays,
     )
-    return _summarise({name: torch.cat(values) for name, values in rows.items()}, predictions)
+    return summarise({name: torch.cat(values) for name, values in rows.items()}, predictions)
 
 
-def _summarise(rows: Mapping[str, torch.Tensor], predictions: Predictions) -> Evaluation:
+def summarise(rows: Mapping[str, torch.Tensor], predictions: Predictions) -> Evaluation:
+    """Make tables of the errors of single structures (rows of `error_rows` by quantity)."""
     total = ErrorSums(list(rows))
     total.add(rows)
     tables: dict[str, Mapping[str, Errors]] = {}

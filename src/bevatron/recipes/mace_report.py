@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from ase.data import chemical_symbols
 
@@ -17,7 +18,7 @@ from bevatron.data.packing import Plan
 from bevatron.models.mace import load_model
 from bevatron.recipes.evaluation import Errors, Evaluation, Predictions, evaluate_dataset
 from bevatron.recipes.potential import Potential
-from bevatron.recipes.structures import StructureData, batch_sizes
+from bevatron.recipes.structures import StructureData, batch_sizes, isolated_atoms
 from bevatron.train import plots
 from bevatron.train.epochs import pack_samples
 from bevatron.train.journal import read_journal
@@ -78,23 +79,25 @@ def report_of_run(
         chosen["test"] = data.test
     if data.valid is not None:
         chosen["validation"] = data.valid
-    number = min(MOST_TRAINING_STRUCTURES, len(data.train))
-    some = np.sort(np.random.default_rng(0).permutation(len(data.train))[:number])
-    name = "training" if number == len(data.train) else f"training ({number} of {len(data.train)})"
+    # Isolated atoms only give E0.
+    trained = np.setdiff1d(np.arange(len(data.train)), isolated_atoms(data.train))
+    number = min(MOST_TRAINING_STRUCTURES, len(trained))
+    some = np.sort(np.random.default_rng(0).permutation(trained)[:number])
+    name = "training" if number == len(trained) else f"training ({number} of {len(trained)})"
     chosen[name] = Subset(data.train, some)
     capacity = max(batch.capacities().get("atoms", 0), 512)
     evaluations = {
         name: evaluate_dataset(potential, dataset, capacity) for name, dataset in chosen.items()
     }
     seed = int(config["train"].get("seed", 0))
-    plan = pack_samples(batch_sizes(data.train), None, batch, num_ranks, seed, 0)
+    plan = pack_samples(batch_sizes(Subset(data.train, trained)), None, batch, num_ranks, seed, 0)
     notes = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
     return write_report(
         folder,
         evaluations,
         plan=plan,
         batch=batch,
-        energies=isolated_energies(potential),
+        energies=isolated_energies(model),
         summary={
             "epochs": result.epochs,
             "best epoch": result.best_epoch + 1 if result.best is not None else None,
@@ -174,9 +177,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return {"train": {}, **values}
 
 
-def isolated_energies(potential: Potential) -> dict[str, dict[int, float]]:
+def isolated_energies(model: torch.nn.Module) -> dict[str, dict[int, float]]:
     """Return E0 of each head and element of a model."""
-    config: Any = potential.model.config
+    config: Any = model.config
     return {
         head: dict(zip(config.atomic_numbers, row, strict=True))
         for head, row in zip(config.heads, config.atomic_energies, strict=True)
@@ -200,8 +203,6 @@ def duration(seconds: float) -> str:
 
 
 def _device(config: Mapping[str, Any]) -> str:
-    import torch
-
     asked = config["train"].get("device") or "auto"
     if asked != "auto":
         return str(asked)

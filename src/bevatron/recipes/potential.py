@@ -63,7 +63,8 @@ class Potential:
         config: Any = self.model.config
         self.cutoff = float(config.r_max)
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
-        self.head = _head_index(tuple(config.heads), head)
+        self.heads: tuple[str, ...] = tuple(config.heads)
+        self.head = _head_index(self.heads, head)
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
         """Refuse an element that the model was not trained on.

@@ -6,7 +6,6 @@ archived alone; nothing is loaded from elsewhere and no script runs.
 
 import base64
 import html
-import io
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from bevatron.files import write_text_atomically
+from bevatron.train.plots import png
 
 Cell = str | int | float | None
 
@@ -96,13 +96,12 @@ class Report:
 
     def figure(self, figure: Figure, caption: str = "", name: str = "") -> Self:
         """Embed a figure; ``name`` is that of its PNG in the folder of figures."""
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=150)
+        picture = png(figure)
         if self._folder is not None and name:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / f"{name}.png").write_bytes(stream.getvalue())
+            (self._folder / f"{name}.png").write_bytes(picture)
         width = round(figure.get_figwidth() * 96)
-        data = base64.b64encode(stream.getvalue()).decode()
+        data = base64.b64encode(picture).decode()
         words = html.escape(caption)
         self._body.append(
             f'<figure><img alt="{words or html.escape(name)}" width="{width}" '

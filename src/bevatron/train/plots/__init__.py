@@ -9,7 +9,7 @@ from bevatron.train.plots.agreement import bars, parity
 from bevatron.train.plots.balance import batch_balance
 from bevatron.train.plots.distributions import Counted, histogram, ranges
 from bevatron.train.plots.lines import Curve, Panel, curves
-from bevatron.train.plots.style import PALETTE, save
+from bevatron.train.plots.style import PALETTE, png, save
 
 __all__ = [
     "PALETTE",
@@ -21,6 +21,7 @@ __all__ = [
     "curves",
     "histogram",
     "parity",
+    "png",
     "ranges",
     "save",
 ]

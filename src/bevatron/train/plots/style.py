@@ -1,5 +1,6 @@
 """The house style of figures: fonts, lines, colours, and how a figure begins."""
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,10 +57,19 @@ HEAT = LinearSegmentedColormap.from_list(
 Values = npt.ArrayLike
 
 
+def png(figure: Figure, dpi: int = 130) -> bytes:
+    """Render a figure in the house style."""
+    stream = io.BytesIO()
+    # Ticks are made while drawing and take their style from the settings of that moment.
+    with mpl.rc_context(STYLE):
+        figure.savefig(stream, format="png", dpi=dpi)
+    return stream.getvalue()
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG, making the folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    path.write_bytes(png(figure))
     return path
 
 
@@ -74,8 +84,6 @@ def new_axes(
         )
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns, squeeze=False, **options)
-        # Drawn here, since fonts and paddings are looked up while drawing.
-        figure.canvas.draw()
 
 
 def colours(number: int) -> list[str]:
