@@ -188,13 +188,17 @@ class StructureBatch:
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
     ) -> Self:
-        """Copy to a device; floating-point tensors to ``dtype``."""
+        """Copy to a device; floating-point tensors to ``dtype``.
+
+        Energies stay in float64: of 10 keV in float32 only 1 meV would be left.
+        """
 
         def move(value: Tensor) -> Tensor:
             target = dtype if dtype is not None and value.is_floating_point() else value.dtype
             return value.to(device=device, dtype=target, non_blocking=non_blocking)
 
-        return self._map(move)
+        energy = self.energy.to(device=device, non_blocking=non_blocking)
+        return replace(self._map(move), energy=energy)
 
     def pin_memory(self) -> Self:
         """Copy to page-locked memory."""

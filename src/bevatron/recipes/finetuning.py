@@ -97,7 +97,7 @@ def initialise(
     target = adapted_config(
         source.config, atomic_numbers=elements, heads=data.heads, atomic_energies=energies.tolist()
     )
-    model = MACE(target).to(next(source.parameters()).dtype)
+    model = MACE(target, torch.float64)
     rows = load_matching(
         model,
         source.state_dict(),

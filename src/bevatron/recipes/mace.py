@@ -161,7 +161,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     torch.manual_seed(config.train.seed)
     notes = [*data.report, *found.notes]
     if source is None:
-        model = MACE(_with_statistics(architecture, config.scaling, found, data.heads))
+        complete = _with_statistics(architecture, config.scaling, found, data.heads)
+        model = MACE(complete, torch.float64)
     else:
         model, rows = initialise(source, config.finetune, data, found)
         notes += rows

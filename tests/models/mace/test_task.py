@@ -193,3 +193,12 @@ def test_what_has_no_label_has_no_error(tiny, structures):
     assert set(metrics.compute()) == {
         "energy_mae", "energy_rmse", "energy_per_atom_mae", "energy_per_atom_rmse",
     }  # fmt: skip
+
+
+def test_energies_keep_their_digits_in_single_precision(tiny, structures):
+    model, task = tiny(torch.float32), MaceTask(LossConfig("weighted", 1.0, 0.0))
+    sample = labelled(structures, 0, energy=-119_654.321_987)
+    batch = structures.batch(sample).to("cpu", torch.float32)
+    assert batch.positions.dtype == torch.float32
+    assert float(batch.energy[0]) == -119_654.321_987
+    assert task.loss(model, batch, task.normalisers(batch)).total.dtype == torch.float64
