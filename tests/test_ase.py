@@ -155,6 +155,14 @@ def test_model_folders_are_accepted_and_committees_of_them(model, ethanol, tmp_p
     assert ethanol.calc.results["energy_std"] == pytest.approx(0, abs=1e-10)
 
 
+def test_of_an_unfinished_run_the_best_model_so_far_is_taken(model, ethanol, tmp_path):
+    save_model(model, tmp_path / "run" / "best")
+    ethanol.calc = BevatronCalculator(tmp_path / "run")
+    ours = ethanol.get_potential_energy()
+    ethanol.calc = BevatronCalculator(model)
+    assert ours == pytest.approx(ethanol.get_potential_energy(), abs=1e-10)
+
+
 def test_single_precision_is_close_and_leaves_the_model_alone(model, ethanol):
     ethanol.calc = BevatronCalculator(model)
     exact = ethanol.get_forces()

@@ -82,9 +82,7 @@ def inspect_store(
     _draw_sizes(report, store)
     if plan is not None:
         _compare(report, store, plan, console)
-    page = report.write(out / "inspect.html")
-    console.print(f"figures and tables: {page}", highlight=False, soft_wrap=True)
-    return page
+    return report.write(out / "inspect.html")
 
 
 def render(table: inspect.Table) -> rich_table.Table:

@@ -16,6 +16,7 @@ import torch
 
 from bevatron.data.samples import collate_structures
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.common.model_folder import MODEL_FILE
 from bevatron.models.mace import load_model
 from bevatron.typing import Arrays
 
@@ -34,7 +35,7 @@ class Potential:
     ----------
     model
         A model object (copied, so that later training or conversion does not touch it), a model
-        folder or a run folder.
+        folder or a run folder (of a run that is not over, its best model so far).
     device
         Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     dtype
@@ -58,7 +59,7 @@ class Potential:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
         self.device, self.dtype = _device(device), DTYPES[dtype]
-        module = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else load_model(model)
+        module = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else _load(Path(model))
         self.model = module.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
         config: Any = self.model.config
         self.cutoff = float(config.r_max)
@@ -121,6 +122,13 @@ class Potential:
                     name: value[own] if name in PER_ATOM else np.asarray(value[g])
                     for name, value in arrays.items()
                 }
+
+
+def _load(path: Path) -> torch.nn.Module:
+    """Read a model folder or a run folder; of a run that is not over, the best model so far."""
+    best = path / "best"
+    unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
+    return load_model(best if unfinished else path)
 
 
 def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arrays]]:
