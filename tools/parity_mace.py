@@ -154,7 +154,7 @@ def spread(rng, n, side, cell, pbc):
     """Random places with all distances above 0.9 Å, images included."""
     while True:
         positions = rng.uniform(0, side, (n, 3))
-        edges, _ = neighbour_list(positions, cell, pbc, 0.9)
+        edges, _ = neighbour_list(positions, cell, np.array(pbc), 0.9)
         if not len(edges):
             return positions
 
@@ -163,7 +163,8 @@ def batch_of(structures, config):
     """Collate structures with our own neighbour lists."""
     samples = []
     for s in structures:
-        edges, shifts = neighbour_list(s["positions"], s["cell"], s["pbc"], config.r_max)
+        geometry = (np.array(s[name]) for name in ("positions", "cell", "pbc"))
+        edges, shifts = neighbour_list(*geometry, config.r_max)
         samples.append(
             {
                 "atomic_numbers": np.array(s["numbers"], dtype=np.int32),
