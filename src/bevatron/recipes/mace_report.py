@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import yaml
 from ase.data import chemical_symbols
+from torch import distributed
 
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import Plan
@@ -47,7 +48,11 @@ COLUMNS = {
 
 
 def report_of_run(
-    folder: Path, data: StructureData, batch: BatchConfig, result: FitResult, num_ranks: int = 1
+    folder: Path,
+    data: StructureData,
+    batch: BatchConfig,
+    result: FitResult,
+    num_ranks: int | None = None,
 ) -> Path:
     """Evaluate the model of a finished run and write its report.
 
@@ -62,7 +67,7 @@ def report_of_run(
     result
         What the trainer says of the run.
     num_ranks
-        Processes that shared the run.
+        Processes that shared the run; None = those of torch's process group.
 
     Returns
     -------
@@ -90,6 +95,8 @@ def report_of_run(
         name: evaluate_dataset(potential, dataset, capacity) for name, dataset in chosen.items()
     }
     seed = int(config["train"].get("seed", 0))
+    if num_ranks is None:
+        num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
     plan = pack_samples(batch_sizes(Subset(data.train, trained)), None, batch, num_ranks, seed, 0)
     notes = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
     return write_report(
@@ -394,11 +401,12 @@ def _parity(
         + (", less those of the isolated atoms (E0)." if offset.any() else "."),
         "parity_energy",
     )
-    elements = np.repeat([chemical_symbols[z] for z in values.atomic_numbers], 3)
+    few = values.forces.size <= plots.MOST_POINTS
+    elements = (
+        [chemical_symbols[z] for z in values.atomic_numbers for _ in range(3)] if few else None
+    )
     report.figure(
-        plots.parity(
-            values.forces, values.predicted_forces, "force component", "eV/Å", elements.tolist()
-        ),
+        plots.parity(values.forces, values.predicted_forces, "force component", "eV/Å", elements),
         f"Force components of the {name} set.",
         "parity_forces",
     )

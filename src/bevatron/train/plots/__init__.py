@@ -5,13 +5,14 @@ Every function returns a matplotlib figure that belongs to no window and no glob
 which colour-blind readers can tell apart; every axis says its quantity and unit.
 """
 
-from bevatron.train.plots.agreement import bars, parity
+from bevatron.train.plots.agreement import MOST_POINTS, bars, parity
 from bevatron.train.plots.balance import batch_balance
 from bevatron.train.plots.distributions import Counted, histogram, ranges
 from bevatron.train.plots.lines import Curve, Panel, curves
 from bevatron.train.plots.style import PALETTE, png, save
 
 __all__ = [
+    "MOST_POINTS",
     "PALETTE",
     "Counted",
     "Curve",

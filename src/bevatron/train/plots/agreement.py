@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 
 from bevatron.train.plots.style import FAINT, HEAT, INK, PALETTE, Values, colours, new_axes, say
 
+MOST_POINTS = 3000
+"""More values than this are drawn as a density."""
+
 
 def parity(
     reference: Values,
@@ -64,7 +67,7 @@ def _parity_points(
     margin = 0.04 * (high - low) or 0.5
     span = (low - margin, high + margin)
     ax.plot(span, span, color=FAINT, linewidth=1, zorder=1)
-    if len(x) > 3000:
+    if len(x) > MOST_POINTS:
         cells = ax.hexbin(x, y, gridsize=70, extent=(*span, *span), bins="log", mincnt=1, cmap=HEAT)
         cells.set_clim(vmin=0.3)
         figure.colorbar(cells, ax=ax, label="values per cell", shrink=0.85)
