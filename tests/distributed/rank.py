@@ -70,6 +70,12 @@ def train(folder: Path) -> int:
     return 0
 
 
+def train_on_gpus(folder: Path) -> int:
+    """Train with a GPU for each rank."""
+    fit(make(folder, train={"device": "cuda"}))
+    return 0
+
+
 def stop(folder: Path) -> int:
     """Train one epoch in which rank 1 gets SIGTERM."""
 
@@ -103,8 +109,11 @@ class Failing(tiny.TinyTask):
 MODES = {
     "talk": talk,
     "train": train,
+    "gpus": train_on_gpus,
     "stop": stop,
     "fail": lambda folder: attempt(make(folder, task=Failing(0))),
+    "stuck-gpus": lambda folder: attempt(make(folder, task=Failing(600), train={"device": "cuda"})),
+    "fail-gpus": lambda folder: attempt(make(folder, task=Failing(0), train={"device": "cuda"})),
     "stuck": lambda folder: attempt(make(folder, task=Failing(600))),
     "diverge": lambda folder: attempt(make(folder, task=tiny.TinyTask(poison=3))),
 }

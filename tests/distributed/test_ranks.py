@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import rank as ranks
 import tiny
+import torch
 
 from bevatron.parallel import mesh as mesh_module
 from bevatron.parallel.mesh import Mesh
@@ -39,6 +40,8 @@ def free_port() -> int:
 
 def start(mode: str, folder: Path, world: int = 2, timeout: float = 60.0) -> Outcome:
     """Run a mode of ``rank.py`` in forked processes (torch is imported already)."""
+    if torch.cuda.is_available():
+        pytest.skip("torch with CUDA cannot go on after a fork")
     port, children = free_port(), []
     for rank in range(world):
         child = os.fork()
@@ -129,8 +132,12 @@ def test_collectives_between_two_processes(tmp_path):
 def two(tmp_path_factory):
     """A run of two processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = start("train", folder)
-    assert done.codes == [0, 0], done.errors
+    if torch.cuda.is_available():
+        code, errors = torchrun("train", folder)
+        assert code == 0, errors
+    else:
+        done = start("train", folder)
+        assert done.codes == [0, 0], done.errors
     return folder
 
 
@@ -208,3 +215,26 @@ def test_a_loss_that_is_not_a_number_stops_all_ranks_and_names_the_sample(tmp_pa
     errors = [line for line in done.errors.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2
     assert all("the loss became nan" in line and "cloud 3" in line for line in errors)
+
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_two_gpus_have_the_losses_of_two_cpus(two, tmp_path):
+    code, output = torchrun("gpus", tmp_path)
+    assert code == 0, output
+    assert tiny.losses(tmp_path) == pytest.approx(tiny.losses(two), rel=1e-10)
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+@pytest.mark.parametrize("mode", ["fail-gpus", "stuck-gpus"])
+def test_a_rank_that_fails_on_a_gpu_ends_the_others(tmp_path, mode):
+    """NCCL notices nothing by itself: the other rank waits in a reduction or is busy."""
+    begin = time.monotonic()
+    code, output = torchrun(mode, tmp_path)
+    assert code != 0
+    assert "error: the dog ate sample 3" in output
+    assert time.monotonic() - begin < 60
