@@ -123,6 +123,11 @@ def label_counts(batch: StructureBatch) -> dict[str, Tensor]:
     }
 
 
+def atoms_per_structure(batch: StructureBatch) -> Tensor:
+    """Return what energies are divided by: a structure's atoms, 1 for an empty one (padding)."""
+    return (batch.graph_ptr[1:] - batch.graph_ptr[:-1]).clamp(min=1)
+
+
 def loss_sum(
     term: str, kind: str, batch: StructureBatch, outputs: Mapping[str, Tensor], delta: float
 ) -> Tensor:
@@ -132,7 +137,7 @@ def loss_sum(
     it is squared, so that no gradient, however large, comes from them.
     """
     if term == "energy":
-        num_atoms = batch.graph_ptr[1:] - batch.graph_ptr[:-1]
+        num_atoms = atoms_per_structure(batch)
         found, wanted = outputs["energy"] / num_atoms, batch.energy / num_atoms
         weight, counts = batch.energy_weight, batch.has_energy
     elif term == "forces":
@@ -143,7 +148,7 @@ def loss_sum(
         found, wanted = label_stress(batch, outputs), batch.stress
         weight, counts = batch.stress_weight[:, None, None], batch.has_stress[:, None, None]
         if term == "virials":
-            num_atoms = (batch.graph_ptr[1:] - batch.graph_ptr[:-1])[:, None, None]
+            num_atoms = atoms_per_structure(batch)[:, None, None]
             volume = torch.linalg.det(batch.cell).abs()[:, None, None]
             found, wanted = outputs["virials"] / num_atoms, -wanted * volume / num_atoms
     found = torch.where(counts, found, wanted)
@@ -179,10 +184,9 @@ def _universal(found: Tensor, wanted: Tensor, delta: float, *, conditional: bool
     if not conditional:
         return huber_loss(found, wanted, reduction="sum", delta=delta)
     size = torch.linalg.vector_norm(wanted, dim=-1, keepdim=True)
-    factors = wanted.new_tensor([1.0, 0.7, 0.4, 0.1])
-    limit = (
-        delta * factors[torch.bucketize(size, size.new_tensor([100.0, 200.0, 300.0]), right=True)]
-    )
+    limit = torch.full_like(size, 0.1 * delta)
+    for bound, factor in ((300.0, 0.4), (200.0, 0.7), (100.0, 1.0)):
+        limit = torch.where(size < bound, factor * delta, limit)
     difference = (found - wanted).abs()
     quadratic = 0.5 * difference.square()
     return torch.where(difference < limit, quadratic, limit * (difference - 0.5 * limit)).sum()

@@ -10,6 +10,7 @@ from bevatron.models.common.metrics import ErrorSums, error_rows
 from bevatron.models.mace.losses import (
     LossConfig,
     StageTwo,
+    atoms_per_structure,
     label_counts,
     label_stress,
     loss_sum,
@@ -127,7 +128,7 @@ def per_structure_errors(batch: StructureBatch, outputs: Mapping[str, Tensor]) -
     their absolute and that of their squared errors; `bevatron.models.common.metrics.group_errors`
     makes a table of it.
     """
-    num_atoms = batch.graph_ptr[1:] - batch.graph_ptr[:-1]
+    num_atoms = atoms_per_structure(batch)
     energy = outputs["energy"] - batch.energy
     rows = {
         "energy": error_rows(energy, batch.has_energy),

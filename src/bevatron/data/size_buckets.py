@@ -1,0 +1,154 @@
+"""Which few shapes the batches of an epoch are padded to, so that least is wasted.
+
+A captured step works on one shape. With shapes s_1 .. s_k and every batch padded to the cheapest
+that holds it, the work of an epoch grows from the sum of the batches' costs to the sum of their
+shapes' costs. Batches are sorted by cost and cut into runs; a run's shape is the largest number of
+edges, atoms and structures in it. Dynamic programming finds the best cuts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bevatron.data.padding import BatchShape
+from bevatron.typing import FloatArray, IntArray
+
+MAX_SHAPES = 4
+MAX_NEIGHBOURS = 128
+"""Padding edges per padding atom, where they can be kept so few: a kernel that walks an atom's
+edges one after the other would wait for an atom with thousands."""
+CANDIDATES = 256
+"""Places where sorted batches may be cut; more would cost time and gain little."""
+
+
+@dataclass(frozen=True)
+class SizeBuckets:
+    """Shapes, cheapest first, and what they waste on the batches they were chosen for.
+
+    Attributes
+    ----------
+    shapes
+        At most `MAX_SHAPES`.
+    waste_edges, waste_atoms
+        Shares of edges and atoms that are padding.
+    """
+
+    shapes: tuple[BatchShape, ...]
+    waste_edges: float
+    waste_atoms: float
+
+    def __str__(self) -> str:
+        listed = "; ".join(str(shape) for shape in self.shapes)
+        return (
+            f"padded to {listed} ({self.waste_edges:.1%} of edges and {self.waste_atoms:.1%} of "
+            "atoms are padding)"
+        )
+
+
+def choose_shapes(
+    sizes: IntArray, max_shapes: int = MAX_SHAPES, headroom: float = 0.01
+) -> SizeBuckets:
+    """Choose the shapes that waste least.
+
+    Parameters
+    ----------
+    sizes
+        [B, 3]: edges, atoms and structures of every batch.
+    max_shapes
+        So many at most.
+    headroom
+        Share by which shapes are larger than need be, so that the batches of another epoch,
+        which are much alike, fit too.
+
+    Returns
+    -------
+    SizeBuckets
+        Every batch fits into the last shape or an earlier one.
+
+    Raises
+    ------
+    ValueError
+        If there are no batches.
+
+    Examples
+    --------
+    >>> sizes = np.array([[100, 10, 2], [96, 9, 3], [900, 60, 2], [880, 64, 4]])
+    >>> [shape.edges for shape in choose_shapes(sizes, headroom=0.0).shapes]
+    [128, 1024]
+    """
+    if not len(sizes):
+        raise ValueError("there are no batches to choose shapes for")
+    sizes = np.asarray(sizes, dtype=np.int64)
+    scale = np.maximum(sizes[:, :2].mean(axis=0), 1.0)
+    ordered = sizes[np.argsort((sizes[:, :2] / scale).sum(axis=1), kind="stable")]
+    cuts = _best_cuts(ordered, scale, max_shapes)
+    unique = tuple(sorted({_shape_of(ordered[start:stop], headroom) for start, stop in cuts}))
+    return SizeBuckets(unique, *waste(sizes, unique))
+
+
+def smallest_shape(shapes: Sequence[BatchShape], size: Sequence[int]) -> BatchShape | None:
+    """Return the cheapest shape for (edges, atoms, structures), None if all are too small.
+
+    One in which few padding atoms would carry all padding edges is a last resort.
+    """
+    edges, atoms, graphs = size
+    crowded = None
+    for shape in sorted(shapes):
+        spare_edges, spare_atoms = shape.edges - edges, shape.atoms - atoms
+        if spare_edges < 0 or spare_atoms < 1 or graphs >= shape.graphs:
+            continue
+        if spare_edges <= MAX_NEIGHBOURS * spare_atoms:
+            return shape
+        crowded = crowded or shape
+    return crowded
+
+
+def waste(sizes: IntArray, shapes: Sequence[BatchShape]) -> tuple[float, float]:
+    """Return the shares of edges and atoms that are padding; batches that fit nowhere are not."""
+    real, padded = np.zeros(2), np.zeros(2)
+    for size in np.asarray(sizes).tolist():
+        shape = smallest_shape(shapes, size)
+        real += size[:2]
+        padded += size[:2] if shape is None else (shape.edges, shape.atoms)
+    share = 1.0 - real / np.maximum(padded, 1.0)
+    return float(share[0]), float(share[1])
+
+
+def _shape_of(sizes: IntArray, headroom: float) -> BatchShape:
+    """Return the shape that holds all of these batches, with headroom and in round numbers."""
+    edges = _rounded(sizes[:, 0].max() * (1.0 + headroom), 128)
+    spare = 1 + -(-(edges - sizes[:, 0]) // MAX_NEIGHBOURS)
+    most = int(sizes[:, 1].max())
+    atoms = max(int((sizes[:, 1] + spare).max()), most + 1 + int(most * headroom))
+    graphs = int(sizes[:, 2].max())
+    return BatchShape(edges, _rounded(atoms, 16), _rounded(graphs * (1.0 + 4 * headroom) + 1, 8))
+
+
+def _rounded(value: float, multiple: int) -> int:
+    return int(-(-value // multiple) * multiple)
+
+
+def _best_cuts(ordered: IntArray, scale: FloatArray, max_shapes: int) -> list[tuple[int, int]]:
+    """Cut sorted batches into at most so many runs, the sum of their shapes' costs being least."""
+    num = len(ordered)
+    places = np.unique(np.linspace(0, num, min(num, CANDIDATES) + 1).round().astype(np.int64))
+    ends = len(places)
+    largest = np.maximum.reduceat(ordered[:, :2], places[:-1])
+    cost = np.full((ends, ends), np.inf)
+    for last in range(1, ends):
+        shapes = np.maximum.accumulate(largest[last - 1 :: -1])[::-1]
+        cost[:last, last] = (places[last] - places[:last]) * (shapes / scale).sum(axis=1)
+    best = np.full((max_shapes + 1, ends), np.inf)
+    best[0, 0] = 0.0
+    came = np.zeros((max_shapes + 1, ends), dtype=np.int64)
+    for used in range(1, max_shapes + 1):
+        totals = best[used - 1][:, None] + cost
+        came[used], best[used] = totals.argmin(axis=0), totals.min(axis=0)
+    used = int(best[:, -1].argmin())
+    runs, last = [], ends - 1
+    for number in range(used, 0, -1):
+        first = int(came[number, last])
+        runs.append((int(places[first]), int(places[last])))
+        last = first
+    return runs[::-1]

@@ -1,0 +1,142 @@
+"""Batches padded to fixed shapes, and the choice of the shapes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.padding import BatchShape, StaticBatch, pad_structures
+from bevatron.data.samples import collate_structures, unlabelled_structure
+from bevatron.data.size_buckets import choose_shapes, smallest_shape, waste
+
+
+def clusters(*num_atoms, seed=0):
+    rng = np.random.default_rng(seed)
+    samples = []
+    for n in num_atoms:
+        sample = unlabelled_structure(np.full(n, 8), rng.uniform(0, 3, (n, 3)))
+        sample |= {"energy": np.array(1.0), "forces": rng.normal(size=(n, 3))}
+        samples.append(add_neighbours(sample, 3.0))
+    return collate_structures(samples, np.arange(len(samples)), [1.0] * len(samples))
+
+
+SHAPE = BatchShape(edges=120, atoms=24, graphs=7)
+
+
+def test_real_structures_come_first_and_unchanged():
+    batch = clusters(4, 1, 5)
+    padded = pad_structures(batch, SHAPE)
+    assert torch.equal(padded.positions[:10], batch.positions)
+    assert torch.equal(padded.edges[:, : batch.num_edges], batch.edges)
+    assert torch.equal(padded.edge_shifts[: batch.num_edges], batch.edge_shifts)
+    assert torch.equal(padded.energy[:3], batch.energy)
+    assert padded.sample_indices.tolist() == [0, 1, 2]
+
+
+def test_a_padded_batch_is_a_valid_batch():
+    batch = clusters(4, 1, 5)
+    padded = pad_structures(batch, SHAPE)
+    assert (padded.num_edges, padded.num_atoms, padded.num_graphs) == (120, 24, 7)
+    assert (padded.edges[1].diff() >= 0).all()
+    assert (padded.graph.diff() >= 0).all()
+    assert padded.graph_ptr.tolist() == [0, 4, 5, 10, 24, 24, 24, 24]
+    counted = torch.bincount(padded.graph, minlength=7)
+    assert torch.equal(counted, padded.graph_ptr.diff())
+    assert (padded.graph[padded.edges[0]] == padded.graph[padded.edges[1]]).all()
+    sender, receiver = padded.edges
+    shift = torch.einsum("ei,eij->ej", padded.edge_shifts, padded.cell[padded.graph[sender]])
+    vectors = padded.positions[receiver] - padded.positions[sender] + shift
+    assert (torch.linalg.vector_norm(vectors, dim=1) > 1e-3).all()
+
+
+def test_padding_carries_no_label():
+    padded = pad_structures(clusters(4, 1, 5), SHAPE)
+    for name in ("has_energy", "has_forces", "energy_weight", "forces_weight", "stress_weight"):
+        assert not getattr(padded, name)[3:].any()
+    assert not padded.has_stress.any()
+
+
+def test_padding_edges_are_spread_over_padding_atoms():
+    batch = clusters(3)
+    padded = pad_structures(batch, BatchShape(edges=batch.num_edges + 70, atoms=10, graphs=2))
+    assert torch.bincount(padded.edges[1])[3:].tolist() == [10] * 7
+
+
+def test_what_is_too_large_is_refused():
+    batch = clusters(4, 4)
+    assert not BatchShape(batch.num_edges, 8, 3).fits(batch)
+    assert not BatchShape(batch.num_edges, 9, 2).fits(batch)
+    assert BatchShape(batch.num_edges, 9, 3).fits(batch)
+    with pytest.raises(ValueError, match="does not fit into 8 atoms"):
+        pad_structures(batch, BatchShape(batch.num_edges, 8, 3))
+
+
+def test_a_static_batch_stays_where_it_is_and_forgets_what_was_in_it():
+    static = StaticBatch(SHAPE, torch.float32)
+    address = static.batch.edges.data_ptr()
+    static.fill(clusters(6, 6, 6, seed=1))
+    static.fill(clusters(2, 3))
+    assert static.batch.edges.data_ptr() == address
+    expected = pad_structures(clusters(2, 3).to("cpu", torch.float32), SHAPE)
+    for name, value in vars(expected).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(static.batch, name), value), name
+            assert getattr(static.batch, name).dtype == value.dtype
+
+
+def test_one_copy_moves_everything():
+    source, target = StaticBatch(SHAPE), StaticBatch(SHAPE)
+    source.fill(clusters(2, 3))
+    target.copy_from(source)
+    assert torch.equal(target.batch.forces, source.batch.forces)
+    assert torch.equal(target.batch.has_energy, source.batch.has_energy)
+
+
+def random_sizes(seed, num):
+    rng = np.random.default_rng(seed)
+    atoms = rng.integers(1, 600, num)
+    return np.stack([atoms * rng.integers(0, 60, num), atoms, rng.integers(1, 40, num)], axis=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 400), st.integers(1, 4))
+def test_every_batch_has_a_shape_with_room(seed, num, max_shapes):
+    sizes = random_sizes(seed, num)
+    buckets = choose_shapes(sizes, max_shapes)
+    assert 1 <= len(buckets.shapes) <= max_shapes
+    for size in sizes.tolist():
+        shape = smallest_shape(buckets.shapes, size)
+        assert shape is not None
+        spare_edges, spare_atoms = shape.edges - size[0], shape.atoms - size[1]
+        assert spare_atoms >= 1
+        assert spare_edges / spare_atoms <= 128
+        assert shape.graphs > size[2]
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_more_shapes_waste_less(seed):
+    sizes = random_sizes(seed, 100)
+    wasted = [sum(waste(sizes, choose_shapes(sizes, n, 0.0).shapes)) for n in (1, 4)]
+    assert wasted[1] <= wasted[0] + 1e-12
+
+
+def test_two_kinds_of_batches_get_a_shape_each():
+    rng = np.random.default_rng(0)
+    small = np.stack([rng.integers(1900, 2000, 50), rng.integers(90, 100, 50), [8] * 50], axis=1)
+    large = np.stack([rng.integers(38000, 40000, 50), rng.integers(900, 1000, 50), [3] * 50], 1)
+    buckets = choose_shapes(np.concatenate([small, large]), 2, headroom=0.0)
+    assert [shape.edges for shape in buckets.shapes] == [2048, 40064]
+    assert buckets.waste_edges < 0.04
+    assert "are padding" in str(buckets)
+
+
+def test_batches_that_fit_nowhere_are_told_apart():
+    shapes = [BatchShape(100, 10, 3)]
+    assert smallest_shape(shapes, (100, 9, 2)) == shapes[0]
+    assert smallest_shape(shapes, (101, 9, 2)) is None
+    assert waste(np.array([[101, 9, 2]]), shapes) == (0.0, 0.0)
+    with pytest.raises(ValueError, match="no batches"):
+        choose_shapes(np.zeros((0, 3), dtype=np.int64))
