@@ -155,7 +155,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     architecture = config.model if source is None else source.config
     kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
     prepared = config.output / "prepared"
-    data = load_structures(config.data, architecture.r_max, prepared, first_heads=kept)
+    stage_to = config.loader.stage_to
+    data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
     _check_labels(config, data)
     found = statistics(data.train, heads=data.heads, e0=_e0(data, source))
     torch.manual_seed(config.train.seed)

@@ -19,6 +19,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.prepare import prepare
 from bevatron.data.readers import LabelOptions, open_reader
 from bevatron.data.samples import STRUCTURE_FIELDS
+from bevatron.data.stage import stage
 from bevatron.data.store import MANIFEST, Store
 from bevatron.data.summary import summarise_structures
 from bevatron.errors import ConfigError, DataError
@@ -207,7 +208,11 @@ def prepare_structures(
 
 
 def load_structures(
-    config: DataConfig, cutoff: float, prepared: Path, first_heads: Sequence[str] = ()
+    config: DataConfig,
+    cutoff: float,
+    prepared: Path,
+    first_heads: Sequence[str] = (),
+    stage_to: Path | None = None,
 ) -> StructureData:
     """Open or prepare all data of a run and divide them.
 
@@ -223,6 +228,8 @@ def load_structures(
         Where files are prepared unless the configuration says.
     first_heads
         Heads that a model has already; those of the data follow unless they are among them.
+    stage_to
+        Node-local folder that stores are copied to and read from.
 
     Raises
     ------
@@ -242,6 +249,11 @@ def load_structures(
             role: _open(getattr(source, role), cutoff, source, prepared / f"{name}-{role}", config)
             for role in parts
         }
+        if stage_to is not None:
+            opened = {
+                role: [Store.open(stage(store.path, stage_to)) for store in stores]
+                for role, stores in opened.items()
+            }
         for stores in opened.values():
             report += [line for store in stores for line in store.manifest.get("report", ())]
         for role, dataset in _divide(opened, source, config.split_seed).items():
