@@ -1,18 +1,35 @@
 """Channelwise tensor product with gather and sum: the messages of an equivariant network."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable, path_table
 from bevatron.maths.irreps import Irreps
 
-__all__ = ["Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
+__all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
 
 registry.register(
     "channelwise_tensor_product",
     "reference",
     "bevatron.kernels.channelwise_tensor_product.reference:channelwise_tensor_product",
+)
+
+
+def only_32_and_64_bit(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why a Triton kernel over edges cannot run on a type: its sums would be too coarse."""
+    if dtype in {torch.float32, torch.float64}:
+        return None
+    return f"it computes in float32 or float64, not in {str(dtype).removeprefix('torch.')}"
+
+
+registry.register(
+    "channelwise_tensor_product",
+    "triton",
+    "bevatron.kernels.channelwise_tensor_product.triton:channelwise_tensor_product",
+    only_32_and_64_bit,
 )
 
 
@@ -29,7 +46,7 @@ def channelwise_tensor_product(
     x: Float[Tensor, "N D_in"],
     harmonics: Float[Tensor, "E S"],
     weights: Float[Tensor, "E W"],
-    edges: Int[Tensor, "2 E"],
+    edges: Int[Tensor, "2 E"] | EdgeOrder,
     irreps_in: Irreps | str,
     irreps_harmonics: Irreps | str,
     irreps_out: Irreps | str,
@@ -57,7 +74,8 @@ def channelwise_tensor_product(
     weights
         Of each edge, path-major: all channels of the first path, then of the second.
     edges
-        Row 0 senders, row 1 receivers; a fast implementation wants them sorted by receiver.
+        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which a fast implementation
+        otherwise has to find for itself.
     irreps_in, irreps_harmonics, irreps_out
         Irreps of ``x``, of ``harmonics`` (one copy of each) and the wanted results. Which paths
         there are and in which order says `paths`; degrees and parities not in ``irreps_out`` are
@@ -86,9 +104,10 @@ def channelwise_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = edges.shape[-1]
+    pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
+    num_edges = pairs.shape[-1]
     for name, tensor, shape in (
-        ("edges", edges, (2, num_edges)),
+        ("edges", pairs, (2, num_edges)),
         ("x", x, (x.shape[0], irreps_in.dim)),
         ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
         ("weights", weights, (num_edges, table.num_weights)),

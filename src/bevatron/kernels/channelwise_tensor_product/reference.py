@@ -7,6 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.so3 import wigner_3j
@@ -16,7 +17,7 @@ def channelwise_tensor_product(
     x: Tensor,
     harmonics: Tensor,
     weights: Tensor,
-    edges: Tensor,
+    edges: Tensor | EdgeOrder,
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
     table: PathTable,
@@ -26,7 +27,7 @@ def channelwise_tensor_product(
     Each path's part takes its weights and is summed over receivers. Inside, channels come last, so
     that a processor's vector units run along them.
     """
-    senders, receivers = edges[0], edges[1]
+    senders, receivers = edges.edges if isinstance(edges, EdgeOrder) else edges
     # Split at once: the gradient of one slice per path would be as many full-sized sums.
     path_weights = weights.split([path.out.mul for path in table.paths], dim=1)
     blocks = x.split([block.mul * block.dim for block in irreps_in], dim=1)

@@ -1,0 +1,387 @@
+"""Writes the source of the Triton kernels of one channelwise product, its coefficients unrolled.
+
+The product couples x [m1] of an edge's sender, harmonics Y [m2] and weights w [p] to
+
+    T(x, Y, w)[p, m3] = w[p] sum of C[p, m1, m2, m3] x[m1] Y[m2]
+
+for every channel. A program owns a block of channels of one receiver and walks its edges in order:
+what is summed over them stays in registers and nothing needs an atomic addition.
+
+- forward: out += T(x, Y, w)
+- backward, from the gradient g of out: of each edge gx, gy, gw with
+  <gx, .> = <g, T(., Y, w)> and so on; gy is a sum over channels, so each block gives its part.
+- double backward, from gradients ax, ay, aw of gx, gy, gw: those of
+  <g, T(ax, Y, w) + T(x, ay, w) + T(x, Y, aw)> by g (dg, summed over edges), x, y and w; and gw
+  again, for who did not keep it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import sqrt
+
+from bevatron.kernels.channelwise_tensor_product.paths import Path, path_table
+from bevatron.maths.irreps import Irreps
+from bevatron.maths.so3 import wigner_3j
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is to compute and how.
+
+    Attributes
+    ----------
+    kind
+        ``forward``, ``backward`` or ``double_backward``.
+    given
+        In a double backward those of ax, ay, aw that there are.
+    wanted
+        ``out`` of a forward; of a backward any of gx, gy, gw; of a double backward any of dg, dx,
+        dy, dw, gw.
+    dtype
+        ``float32`` or ``float64``.
+    block
+        Channels of a program, a power of two.
+    permuted
+        Whether rows of the edges' tensors are found through a permutation; otherwise they are
+        sorted by receiver.
+    prefetch
+        Whether an edge is loaded while the one before is computed.
+    """
+
+    kind: str
+    given: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+    dtype: str = "float32"
+    block: int = 32
+    permuted: bool = False
+    prefetch: bool = False
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """A path with its non-zero coefficients, (m1, m2, value) for each m3."""
+
+    path: Path
+    number: int
+    start: int
+    rows: tuple[tuple[tuple[int, int, float], ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Couplings by the blocks (i of x, j of the harmonics) they join, and where all data lie."""
+
+    irreps_in: Irreps
+    irreps_harmonics: Irreps
+    pairs: tuple[tuple[int, int, tuple[Coupling, ...]], ...]
+    num_weights: int
+    dim_out: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of the widest block of x."""
+        return max((block.mul for block in self.irreps_in), default=0)
+
+    @property
+    def couplings(self) -> list[Coupling]:
+        """All couplings."""
+        return [coupling for *_, group in self.pairs for coupling in group]
+
+
+@cache
+def product_of(irreps_in: str, irreps_harmonics: str, irreps_out: str) -> Product:
+    """List the couplings of a product; the arguments are those of the operator."""
+    blocks, harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
+    table = path_table(blocks, harmonics, Irreps.parse(irreps_out))
+    groups: dict[tuple[int, int], list[Coupling]] = {}
+    for number, (path, out) in enumerate(zip(table.paths, table.irreps_mid.slices, strict=True)):
+        values = (sqrt(path.out.dim) * wigner_3j(path.l1, path.l2, path.out.l)).tolist()
+        rows = tuple(
+            tuple(
+                (m1, m2, values[m1][m2][m3])
+                for m1 in range(2 * path.l1 + 1)
+                for m2 in range(2 * path.l2 + 1)
+                if abs(values[m1][m2][m3]) > 1e-12
+            )
+            for m3 in range(path.out.dim)
+        )
+        coupling = Coupling(path, number, out.start, rows)
+        groups.setdefault((path.x, path.harmonics), []).append(coupling)
+    # By harmonics first: their gradients are complete, and leave, as early as possible.
+    order = sorted(groups, key=lambda pair: (pair[1], pair[0]))
+    pairs = tuple((i, j, tuple(groups[i, j])) for i, j in order)
+    return Product(blocks, harmonics, pairs, table.num_weights, table.irreps_mid.dim)
+
+
+def write_source(product: Product, variant: Variant) -> str:
+    """Return a module's text that defines the function ``kernel`` for `triton.jit`."""
+    return _Writer(product, variant).text()
+
+
+class _Writer:
+    """Collects the lines of one kernel; every method adds those of one step.
+
+    Names in the kernel: ``x_i_m`` component m of block i of x, ``y_j_m`` of the harmonics, ``w_p``
+    the weights of path p, ``g_p_m`` the gradient of the result; ``ax_i_m`` and so on likewise.
+    """
+
+    def __init__(self, product: Product, variant: Variant) -> None:
+        self.product, self.variant = product, variant
+        self.lines: list[str] = []
+        self.depth = 0
+        self.inputs = ["x", "y", "w", *(n for n in ("ax", "ay", "aw") if n in variant.given)]
+        # What the sum over edges and the gradients by x and by Y are called, if they are wanted.
+        self.sums = next((n for n in ("out", "dg") if n in variant.wanted), "")
+        self.by_x = next((n for n in ("gx", "dx") if n in variant.wanted), "")
+        self.by_y = next((n for n in ("gy", "dy") if n in variant.wanted), "")
+
+    def text(self) -> str:
+        """Write the kernel."""
+        self._header()
+        for c, m in self._rows():
+            where = f"node * {self.product.dim_out} + {self._out(c, m)}"
+            if "g" in self.arguments:
+                self._load(f"g_{c.number}_{m}", f"g_ptr + {where}", c.path.x)
+            if self.sums:
+                self._load(f"sum_{c.number}_{m}", f"{self.sums}_ptr + {where}", c.path.x, "carry")
+        if self.variant.prefetch:
+            self._load_edge("begin", "")
+        self._add("for i in range(begin, end):")
+        self.depth += 1
+        if self.variant.prefetch:
+            loaded = self._load_edge("tl.minimum(i + 1, end - 1)", "next_")
+            self._edge()
+            for name in loaded:
+                self._add(f"{name} = next_{name}")
+        else:
+            self._load_edge("i", "")
+            self._edge()
+        self.depth -= 1
+        for c, m in self._rows() if self.sums else ():
+            where = f"{self.sums}_ptr + node * {self.product.dim_out} + {self._out(c, m)}"
+            self._store(where, f"sum_{c.number}_{m}", c.path.x)
+        return "\n".join(self.lines) + "\n"
+
+    @property
+    def arguments(self) -> list[str]:
+        """The tensors of the kernel."""
+        return argument_names(self.variant)
+
+    def _header(self) -> None:
+        block = self.variant.block
+        names = [f"{name}_ptr" for name in [*self.arguments, "senders", "receiver"]]
+        names += ["permutation_ptr"] if self.variant.permuted else []
+        self._add(f"def kernel({', '.join(names)}, first, stop, num_rows):")
+        self.depth = 1
+        self._add("pid = tl.program_id(0).to(tl.int64)")
+        self._add(f"node = pid // {num_blocks(self.product, self.variant)}")
+        self._add(f"part = pid % {num_blocks(self.product, self.variant)}")
+        self._add(f"k = part * {block} + tl.arange(0, {block})")
+        for i, irrep in enumerate(self.product.irreps_in):
+            if self._ragged(i):
+                self._add(f"mask_{i} = k < {irrep.mul}")
+        # The edges of this receiver that lie in first..stop.
+        self._add("origin = tl.load(receiver_ptr + node)")
+        self._add("begin = tl.maximum(origin, first)")
+        self._add("end = tl.minimum(tl.load(receiver_ptr + node + 1), stop)")
+        self._add("if begin < end:")
+        self.depth = 2
+        if self.sums:
+            # A launch before this one has summed the edges before first.
+            self._add("carry = origin < begin")
+
+    def _edge(self) -> None:
+        """Compute what one edge gives."""
+        for p in {c.number for c in self.product.couplings}:
+            for name in ("gw", "dw"):
+                if name in self.variant.wanted:
+                    self._add(f"{name}_{p} = {self._zeros()}")
+        for name, blocks in ((self.by_x, self.product.irreps_in),):
+            for i, irrep in enumerate(blocks) if name else ():
+                for m in range(irrep.dim):
+                    self._add(f"{name}_{i}_{m} = {self._zeros()}")
+        for j, irrep in enumerate(self.product.irreps_harmonics):
+            for m in range(irrep.dim) if self.by_y else ():
+                self._add(f"{self.by_y}_{j}_{m} = {self._zeros()}")
+            for i, other, couplings in self.product.pairs:
+                if other == j:
+                    self._pair(i, j, couplings)
+            self._store_harmonics(j)
+        for p, c in enumerate(sorted(self.product.couplings, key=lambda c: c.number)):
+            for name in ("gw", "dw"):
+                if name in self.variant.wanted:
+                    where = f"{name}_ptr + row * {self.product.num_weights} + {c.path.weights.start} + k"
+                    self._store(where, f"{name}_{p}", c.path.x)
+        for i, irrep in enumerate(self.product.irreps_in) if self.by_x else ():
+            start = self.product.irreps_in.slices[i].start
+            for m in range(irrep.dim):
+                where = f"{self.by_x}_ptr + (i - first) * {self.product.irreps_in.dim} + {start}"
+                self._store(f"{where} + k * {irrep.dim} + {m}", f"{self.by_x}_{i}_{m}", i)
+
+    def _pair(self, i: int, j: int, couplings: Sequence[Coupling]) -> None:
+        """Couple block i of x with block j of the harmonics."""
+        given, wanted = self.variant.given, self.variant.wanted
+        used = sorted({(m1, m2) for c in couplings for row in c.rows for m1, m2, _ in row})
+        # u couples as T(ax, Y, .) + T(x, ay, .) does; v as T(x, Y, .).
+        first = {"ax": "ax_{i}_{a} * y_{j}_{b}", "ay": "x_{i}_{a} * ay_{j}_{b}"}
+        with_u = [first[name] for name in ("ax", "ay") if name in given]
+        with_v = wanted & {"out", "gw"} or "aw" in given and self.sums
+        for a, b in used:
+            if with_u and wanted & {"dg", "dw"}:
+                terms = [t.format(i=i, j=j, a=a, b=b) for t in with_u]
+                self._add(f"u_{a}_{b} = {' + '.join(terms)}")
+            if with_v:
+                self._add(f"v_{a}_{b} = x_{i}_{a} * y_{j}_{b}")
+        for c in couplings:
+            for m3, row in enumerate(c.rows):
+                self._row(c, m3, row, bool(with_u), bool(with_v))
+        for a, b in used:
+            self._edge_gradients(i, j, a, b, couplings)
+
+    def _row(
+        self, c: Coupling, m3: int, row: Sequence[tuple[int, int, float]], u: bool, v: bool
+    ) -> None:
+        """Add one component of a path's result to what is summed along it."""
+        wanted, p = self.variant.wanted, c.number
+        g = f"g_{p}_{m3}"
+        if u and wanted & {"dg", "dw"}:
+            self._add(f"t = {_combine((f'u_{a}_{b}', value) for a, b, value in row)}")
+            if "dg" in wanted:
+                self._add(f"sum_{p}_{m3} += w_{p} * t")
+            if "dw" in wanted:
+                self._add(f"dw_{p} += {g} * t")
+        if v:
+            self._add(f"t = {_combine((f'v_{a}_{b}', value) for a, b, value in row)}")
+            if "out" in wanted:
+                self._add(f"sum_{p}_{m3} += w_{p} * t")
+            if "dg" in wanted and "aw" in self.variant.given:
+                self._add(f"sum_{p}_{m3} += aw_{p} * t")
+            if "gw" in wanted:
+                self._add(f"gw_{p} += {g} * t")
+        if self.by_x or self.by_y:
+            self._add(f"h_{p}_{m3} = w_{p} * {g}")
+            if "aw" in self.variant.given:
+                self._add(f"ah_{p}_{m3} = aw_{p} * {g}")
+
+    def _edge_gradients(
+        self, i: int, j: int, a: int, b: int, couplings: Sequence[Coupling]
+    ) -> None:
+        """Add to the gradients by x and Y what component a of x and b of Y have in common."""
+        if not (self.by_x or self.by_y):
+            return
+        given = self.variant.given
+        terms = [
+            (f"{c.number}_{m3}", value)
+            for c in couplings
+            for m3, row in enumerate(c.rows)
+            for m1, m2, value in row
+            if (m1, m2) == (a, b)
+        ]
+        if self.variant.kind == "backward":
+            factors = {"q": ("x", "y")}
+        else:
+            factors = {"q": ("ax" if "ax" in given else "", "ay" if "ay" in given else "")}
+            factors |= {"aq": ("x", "y")} if "aw" in given else {}
+        for q, (x, y) in factors.items():
+            prefix = "h_" if q == "q" else "ah_"
+            by_x, by_y = self.by_x if y else "", self.by_y if x else ""
+            if not (by_x or by_y):
+                continue
+            self._add(f"{q} = {_combine((prefix + name, value) for name, value in terms)}")
+            if by_x:
+                self._add(f"{by_x}_{i}_{a} += {q} * {y}_{j}_{b}")
+            if by_y:
+                self._add(f"{by_y}_{j}_{b} += {q} * {x}_{i}_{a}")
+
+    def _store_harmonics(self, j: int) -> None:
+        """Store the gradient by block j of the harmonics, summed over this program's channels."""
+        irreps = self.product.irreps_harmonics
+        for m in range(irreps[j].dim) if self.by_y else ():
+            where = f"{self.by_y}_ptr + (part * num_rows + row) * {irreps.dim}"
+            total = f"tl.sum({self.by_y}_{j}_{m}, axis=0)"
+            self._add(f"tl.store({where} + {irreps.slices[j].start + m}, {total})")
+
+    def _load_edge(self, edge: str, prefix: str) -> list[str]:
+        """Load all of one edge; return the names of what was loaded."""
+        loaded: list[str] = []
+        self._add(f"{prefix}sender = tl.load(senders_ptr + {edge})")
+        row = f"tl.load(permutation_ptr + {edge})" if self.variant.permuted else f"{edge} - first"
+        self._add(f"{prefix}row = {row}")
+        loaded.append("row")
+        for name in self.inputs:
+            if name.endswith("x"):
+                for i, irrep in enumerate(self.product.irreps_in):
+                    start = self.product.irreps_in.slices[i].start
+                    base = f"{name}_ptr + {prefix}sender * {self.product.irreps_in.dim} + {start}"
+                    for m in range(irrep.dim):
+                        loaded.append(f"{name}_{i}_{m}")
+                        self._load(prefix + loaded[-1], f"{base} + k * {irrep.dim} + {m}", i)
+            elif name.endswith("y"):
+                irreps = self.product.irreps_harmonics
+                for j, part in enumerate(irreps.slices):
+                    for m in range(part.stop - part.start):
+                        loaded.append(f"{name}_{j}_{m}")
+                        where = f"{name}_ptr + {prefix}row * {irreps.dim} + {part.start + m}"
+                        self._add(f"{prefix}{loaded[-1]} = tl.load({where}).to({self._dtype()})")
+            else:
+                for c in sorted(self.product.couplings, key=lambda c: c.number):
+                    loaded.append(f"{name}_{c.number}")
+                    where = f"{name}_ptr + {prefix}row * {self.product.num_weights}"
+                    self._load(prefix + loaded[-1], f"{where} + {c.path.weights.start} + k", c.path.x)
+        return loaded
+
+    def _rows(self) -> list[tuple[Coupling, int]]:
+        couplings = sorted(self.product.couplings, key=lambda c: c.number)
+        return [(c, m) for c in couplings for m in range(c.path.out.dim)]
+
+    def _out(self, c: Coupling, m: int) -> str:
+        """Where a component of a path's result lies in a row."""
+        return f"{c.start} + k * {c.path.out.dim} + {m}"
+
+    def _load(self, name: str, where: str, block: int, also: str = "") -> None:
+        masks = [f"mask_{block}"] if self._ragged(block) else []
+        masks += [also] if also else []
+        mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        self._add(f"{name} = tl.load({where}{mask}).to({self._dtype()})")
+
+    def _store(self, where: str, value: str, block: int) -> None:
+        mask = f", mask=mask_{block}" if self._ragged(block) else ""
+        self._add(f"tl.store({where}, {value}{mask})")
+
+    def _ragged(self, block: int) -> bool:
+        """Whether the channels of a block of x do not fill the programs'."""
+        channels = num_blocks(self.product, self.variant) * self.variant.block
+        return self.product.irreps_in[block].mul != channels
+
+    def _zeros(self) -> str:
+        return f"tl.zeros([{self.variant.block}], dtype={self._dtype()})"
+
+    def _dtype(self) -> str:
+        return f"tl.{self.variant.dtype}"
+
+    def _add(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+
+def argument_names(variant: Variant) -> list[str]:
+    """Name the tensors that a kernel takes, each followed by ``_ptr``, before those of the order."""
+    names = ["x", "y", "w", *(["g"] if variant.kind != "forward" else [])]
+    names += [name for name in ("ax", "ay", "aw") if name in variant.given]
+    results = ("out", "dg", "gx", "gy", "gw", "dx", "dy", "dw")
+    return names + [name for name in results if name in variant.wanted]
+
+
+def num_blocks(product: Product, variant: Variant) -> int:
+    """Count the programs that share the channels of one receiver."""
+    return max(-(-product.channels // variant.block), 1)
+
+
+def _combine(terms: Iterable[tuple[str, float]]) -> str:
+    """Write a linear combination; factors of one vanish."""
+    text = ""
+    for name, factor in terms:
+        sign = "-" if factor < 0 else "+"
+        size = name if abs(abs(factor) - 1.0) < 1e-15 else f"{abs(factor)!r} * {name}"
+        text += f" {sign} {size}" if text else (f"-{size}" if factor < 0 else size)
+    return text
