@@ -6,6 +6,7 @@ its job and leaves.
 """
 
 import multiprocessing
+import pickle
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from bevatron.data.processes import start_without_main
 from bevatron.errors import BevatronError, DataError, StoreError
 
 Advance = Callable[[int], None]
@@ -72,7 +74,7 @@ class _Worker:
             context.set_forkserver_preload([__name__, "bevatron.data.prepare"])
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
-        self.process.start()
+        start_without_main(self.process, needs_main=b"__main__" in pickle.dumps(work))
         theirs.close()
         self.job: int | None = None
 

@@ -14,10 +14,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
-from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -26,6 +25,7 @@ import torch
 
 from bevatron.data.loader import transfer
 from bevatron.data.loader.worker import Dataset, Failure, serve
+from bevatron.data.processes import start_without_main
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 _PRELOADED = ["torch", "bevatron.data.loader.worker", "bevatron.data.samples"]
 _MAX_NAMED = 8
-_NAME, _NAME_WITHOUT_MAIN = "bevatron-loader-worker", "bevatron-loader-worker-without-main"
 
 
 @dataclass
@@ -225,11 +224,10 @@ class Pool:
         process = self._context.Process(
             target=serve,
             args=(theirs, self._payload, progress),
-            name=_NAME if b"__main__" in self._payload else _NAME_WITHOUT_MAIN,
+            name="bevatron-loader-worker",
             daemon=True,
         )
-        with _main_left_out():
-            process.start()
+        start_without_main(process, needs_main=b"__main__" in self._payload)
         theirs.close()
         return Worker(process, ours, progress)
 
@@ -395,30 +393,6 @@ def _pickled(dataset: Dataset, collate: Collate) -> bytes:
             f"({type(error).__name__}: {error}); define them at the top level of a module or use "
             f"workers=0"
         ) from error
-
-
-@contextlib.contextmanager
-def _main_left_out() -> Iterator[None]:
-    """Start workers without running the user's script again, where nothing of it is needed.
-
-    multiprocessing imports the main script in every new process, in case functions or classes that
-    are sent there come from it. That costs a second or more, and a script without a guard around
-    its main part would run again.
-    """
-    original = spawn.get_preparation_data
-
-    def reduced(name: str) -> dict[str, Any]:
-        data = original(name)
-        if name == _NAME_WITHOUT_MAIN:
-            data.pop("init_main_from_name", None)
-            data.pop("init_main_from_path", None)
-        return data
-
-    spawn.get_preparation_data = reduced
-    try:
-        yield
-    finally:
-        spawn.get_preparation_data = original
 
 
 def _send(worker: Worker, task: Task) -> None:

@@ -1,0 +1,35 @@
+"""Starting worker processes without running the user's script again."""
+
+from multiprocessing import spawn
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+
+def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:
+    """Start a process that is not given the user's script, unless it needs something of it.
+
+    multiprocessing imports the main script in every new process, in case functions or classes that
+    are sent there come from it. That costs a second or more, and a script without a guard around
+    its main part would run again.
+
+    Parameters
+    ----------
+    process
+        Not started yet, of the methods spawn or forkserver.
+    needs_main
+        Whether what is sent to it was defined in the script (its pickle names ``__main__``).
+    """
+    original = spawn.get_preparation_data
+
+    def reduced(name: str) -> dict[str, Any]:
+        data = original(name)
+        if not needs_main and name == process.name:
+            data.pop("init_main_from_name", None)
+            data.pop("init_main_from_path", None)
+        return data
+
+    spawn.get_preparation_data = reduced
+    try:
+        process.start()
+    finally:
+        spawn.get_preparation_data = original
