@@ -447,7 +447,7 @@ def env() -> None:
         _say(title, *(f"  {name:<{width}}  {value}" for name, value in rows))
 
 
-def demo(out: One = Path("demo-run")) -> None:
+def demo(out: One = Path("demo-run")) -> int:
     """Train a small potential on bundled data, evaluate it, draw the pictures, run dynamics.
 
     Parameters
@@ -458,7 +458,7 @@ def demo(out: One = Path("demo-run")) -> None:
     from bevatron.ase import BevatronCalculator
     from bevatron.recipes.demo import run_demo
 
-    run_demo(out, BevatronCalculator)
+    return run_demo(out, BevatronCalculator)
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:

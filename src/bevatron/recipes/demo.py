@@ -31,12 +31,12 @@ SETTINGS: dict[str, Any] = {
     "optim": {"lr": 0.01, "ema": 0.99},
     "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
     "batch": {"capacity": 160},
-    "train": {"epochs": 24, "dtype": "float32", "device": "cpu"},
+    "train": {"epochs": 40, "dtype": "float32", "device": "cpu", "threads": 1},
 }
 """What the demonstration changes of the defaults."""
 
 
-def run_demo(out: Path, calculator: Callable[[Path], Any]) -> None:
+def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
     """Train, evaluate, draw and simulate; started again, what is done is not done again.
 
     Parameters
@@ -45,6 +45,10 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> None:
         Folder for everything.
     calculator
         Makes an ASE calculator of a run's folder.
+
+    Returns
+    -------
+    The exit code: 0, or that of a training which was stopped.
 
     Raises
     ------
@@ -55,7 +59,10 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> None:
     _claim(out)
     config = MaceRun.from_values({**SETTINGS, "output": str(out / "run"), **_data()})
     _say("1. training a small MACE on bundled structures (GFN2-xTB labels)")
-    fit(build(config, resume=True))
+    result = fit(build(config, resume=True))
+    if result.stopped_by is not None:
+        _say("stopped; `bevatron demo` again goes on")
+        return result.exit_code
     _say("2. errors on structures that it has not seen")
     data = load_structures(config.data, config.model.r_max, config.output / "prepared")
     assert data.test is not None
@@ -73,6 +80,7 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> None:
         "use it: from bevatron.ase import BevatronCalculator; "
         f'atoms.calc = BevatronCalculator("{out / "run"}")',
     )
+    return 0
 
 
 def run_dynamics(
