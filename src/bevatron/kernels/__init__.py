@@ -5,6 +5,8 @@ reaches what else is inside.
 """
 
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.pair_attention import pair_attention
+from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
     KernelConfig,
     current,
@@ -24,6 +26,8 @@ __all__ = [
     "explain",
     "implementations",
     "launches",
+    "radial_tensor_product",
+    "pair_attention",
     "reset_launches",
     "scatter_sum",
     "symmetric_contraction",

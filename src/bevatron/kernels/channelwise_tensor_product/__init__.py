@@ -104,19 +104,38 @@ def channelwise_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
+    num_edges = check_shapes(
+        "channelwise_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
+    )
+    if tuple(weights.shape) != (num_edges, table.num_weights):
+        raise ValueError(
+            f"channelwise_tensor_product: weights has shape {tuple(weights.shape)}, expected "
+            f"{(num_edges, table.num_weights)} for '{irreps_in}' times '{irreps_harmonics}'"
+        )
+    run = registry.dispatch("channelwise_tensor_product", x)
+    result: Tensor = run(x, harmonics, weights, edges, irreps_in, irreps_harmonics, table)
+    return result
+
+
+def check_shapes(
+    operator: str,
+    x: Tensor,
+    harmonics: Tensor,
+    edges: Tensor | EdgeOrder,
+    irreps_in: Irreps,
+    irreps_harmonics: Irreps,
+) -> int:
+    """Compare what all products over edges take with the irreps; return the number of edges."""
     pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
     num_edges = pairs.shape[-1]
     for name, tensor, shape in (
         ("edges", pairs, (2, num_edges)),
         ("x", x, (x.shape[0], irreps_in.dim)),
         ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
-        ("weights", weights, (num_edges, table.num_weights)),
     ):
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"channelwise_tensor_product: {name} has shape {tuple(tensor.shape)}, "
+                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
                 f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
             )
-    run = registry.dispatch("channelwise_tensor_product", x)
-    result: Tensor = run(x, harmonics, weights, edges, irreps_in, irreps_harmonics, table)
-    return result
+    return num_edges
