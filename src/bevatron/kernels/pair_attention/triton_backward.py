@@ -1,0 +1,357 @@
+"""The backward kernels of attention with a shared bias.
+
+With p = 2^(x - lse), dp = do v^T and delta = sum of do * o over a query's channels, the gradient of
+the logits is ds = p (dp - delta). Nothing of size rows x Nq x Nk is stored; three loops make it
+again, each with its own sums in registers, so no atomic addition is needed:
+
+- `dq_kernel`: a block of queries, over the keys; it begins with delta and what the gate takes.
+- `dkv_kernel`: a block of keys, over the queries, all transposed so that sums need no transposing.
+- `dbias_kernel`: a block of the bias, over the rows that share it. Where there are few blocks, rows
+  are dealt to several programs and `sum_kernel` adds their parts in order.
+"""
+
+import triton
+import triton.language as tl
+
+from bevatron.kernels.pair_attention.triton_forward import (
+    LOG2E,
+    NUMBERS,
+    load_bias,
+    load_block,
+    load_keep,
+    store_block,
+)
+
+
+@triton.jit
+def _delta(
+    do_base, out_base, gate_base, dgate_base, dout_base, delta_base, first, do_N, o_N, g_N, e_N,
+    Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
+    FULL: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Load the gradient of a block of results, take the gate's share, make and store delta."""
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    out = load_block(out_base, first, o_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    product = do.to(tl.float32) * out.to(tl.float32)
+    delta = tl.sum(product, 1)
+    rows = tl.arange(0, BLOCK_Q) + first
+    tl.store(delta_base + rows, delta, mask=rows < Nq)
+    if HAS_GATE:
+        g = load_block(
+            gate_base, first, g_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL
+        ).to(tl.float32)  # fmt: skip
+        opened = 1.0 / (1.0 + tl.exp2(-g * LOG2E))
+        dgate = product * (1.0 - opened)
+        store_block(dgate_base, first, e_N, Nq, dgate, BLOCK_Q, D, D_PAD, ALIGN)
+        do = (do.to(tl.float32) * opened).to(do.dtype)
+        store_block(dout_base, first, e_N, Nq, do, BLOCK_Q, D, D_PAD, ALIGN)
+    return do, delta
+
+
+@triton.jit
+def _dq_step(
+    q, do, lse, delta, dq, k_base, v_base, mask_base, x_bias, first, k_N, v_N, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
+    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    if HAS_BIAS:
+        x += x_bias - lse[:, None]
+    else:
+        x -= lse[:, None]
+    if HAS_MASK:
+        x += load_keep(mask_base, first, Nk, BLOCK_K)[None, :]
+    elif not (FULL or HAS_BIAS):
+        x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
+    ds = tl.exp2(x) * (dp - delta[:, None])
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dq_kernel(
+    Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Delta,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+    do_B, do_S, do_H, do_N,
+    S, H, Nq, Nk, scale, scale_dq,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dq, delta and the gradients around the gate for one block of queries.
+
+    Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out.
+    """
+    blocks = tl.cdiv(Nq, BLOCK_Q)
+    groups = tl.cdiv(S, ROWS)
+    pid = tl.program_id(0)
+    first_q = (pid % blocks) * BLOCK_Q
+    pid = pid // blocks
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    s0 = ((pid % groups) * ROWS).to(tl.int64)
+    b = (pid // groups).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    g_base = Gate + (b * g_B + h * g_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    o_head = (b * o_B + h * o_H) * ALIGN
+    mask_base = Mask + b * mask_B
+    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+    rows = tl.arange(0, BLOCK_Q) + first_q
+
+    line0 = ((b * S + s0) * H + h) * Nq
+    o0 = o_head + s0 * o_S * ALIGN
+    q0 = load_block(
+        q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+    )  # fmt: skip
+    do0, delta0 = _delta(
+        do_base + s0 * do_S * ALIGN, Out + o0, g_base + s0 * g_S * ALIGN, Dgate + o0, Dgated + o0,
+        Delta + line0, first_q, do_N, o_N, g_N, o_N, Nq,
+        D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
+    )  # fmt: skip
+    lse0 = tl.load(Lse + line0 + rows, mask=rows < Nq, other=float("inf"))
+    dq0 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    # The last of an odd number of rows is computed twice and stored twice, the same bits.
+    s1 = tl.minimum(s0 + 1, S - 1)
+    if ROWS == 2:
+        line1 = ((b * S + s1) * H + h) * Nq
+        o1 = o_head + s1 * o_S * ALIGN
+        q1 = load_block(
+            q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+        )  # fmt: skip
+        do1, delta1 = _delta(
+            do_base + s1 * do_S * ALIGN, Out + o1, g_base + s1 * g_S * ALIGN, Dgate + o1,
+            Dgated + o1, Delta + line1, first_q, do_N, o_N, g_N, o_N, Nq,
+            D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
+        )  # fmt: skip
+        lse1 = tl.load(Lse + line1 + rows, mask=rows < Nq, other=float("inf"))
+        dq1 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    for first in tl.range(0, Nk, BLOCK_K):
+        x_bias = 0.0
+        if HAS_BIAS:
+            x_bias = load_bias(
+                bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+                FULL_Q and FULL_K, False,
+            )  # fmt: skip
+        dq0 = _dq_step(
+            q0, do0, lse0, delta0, dq0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN,
+            mask_base + s0 * mask_S, x_bias, first, k_N, v_N, Nk, scale,
+            D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
+        )  # fmt: skip
+        if ROWS == 2:
+            dq1 = _dq_step(
+                q1, do1, lse1, delta1, dq1, k_base + s1 * k_S * ALIGN, v_base + s1 * v_S * ALIGN,
+                mask_base + s1 * mask_S, x_bias, first, k_N, v_N, Nk, scale,
+                D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
+            )  # fmt: skip
+    store_block(Dq + o0, first_q, o_N, Nq, dq0 * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
+    if ROWS == 2:
+        store_block(Dq + o1, first_q, o_N, Nq, dq1 * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
+
+
+@triton.jit
+def _dkv_step(
+    k, v, dk, dv, q_base, do_base, lse_base, delta_base, x_bias, first, q_N, do_N, Nq, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
+    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    rows = tl.arange(0, BLOCK_Q) + first
+    lse = tl.load(lse_base + rows, mask=rows < Nq, other=float("inf"))
+    delta = tl.load(delta_base + rows, mask=rows < Nq, other=0.0)
+    x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+    if HAS_BIAS:
+        x += x_bias - lse[None, :]
+    else:
+        x -= lse[None, :]
+    p = tl.exp2(x)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+    ds = p * (dp - delta[None, :])
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _store_kept(
+    dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):  # fmt: skip
+    """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
+    if HAS_MASK:
+        cols = tl.arange(0, BLOCK_K) + first
+        keep = (tl.load(mask_base + cols, mask=cols < Nk, other=0) != 0)[:, None]
+        dk = tl.where(keep, dk, 0.0)
+        dv = tl.where(keep, dv, 0.0)
+    store_block(dk_base, first, dk_N, Nk, dk * scale, BLOCK_K, D, D_PAD, ALIGN)
+    store_block(dv_base, first, dk_N, Nk, dv, BLOCK_K, D, D_PAD, ALIGN)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dkv_kernel(
+    Q, K, V, Bias, Mask, Lse, Delta, Dout, Dk, Dv,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
+    dk_B, dk_S, dk_H, dk_N,
+    S, H, Nq, Nk, scale, scale_dk,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv for one block of keys of a head in ROWS rows."""
+    blocks = tl.cdiv(Nk, BLOCK_K)
+    groups = tl.cdiv(S, ROWS)
+    pid = tl.program_id(0)
+    first_k = (pid % blocks) * BLOCK_K
+    pid = pid // blocks
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    s0 = ((pid % groups) * ROWS).to(tl.int64)
+    b = (pid // groups).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    dk_head = (b * dk_B + h * dk_H) * ALIGN
+    mask_base = Mask + b * mask_B
+    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+
+    line0 = ((b * S + s0) * H + h) * Nq
+    k0 = load_block(
+        k_base + s0 * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    )  # fmt: skip
+    v0 = load_block(
+        v_base + s0 * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    )  # fmt: skip
+    dk0 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    dv0 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    s1 = tl.minimum(s0 + 1, S - 1)
+    if ROWS == 2:
+        line1 = ((b * S + s1) * H + h) * Nq
+        k1 = load_block(
+            k_base + s1 * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+        )  # fmt: skip
+        v1 = load_block(
+            v_base + s1 * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+        )  # fmt: skip
+        dk1 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+        dv1 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    for first in tl.range(0, Nq, BLOCK_Q):
+        x_bias = 0.0
+        if HAS_BIAS:
+            x_bias = load_bias(
+                bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+                FULL_Q and FULL_K, True,
+            )  # fmt: skip
+        dk0, dv0 = _dkv_step(
+            k0, v0, dk0, dv0, q_base + s0 * q_S * ALIGN, do_base + s0 * do_S * ALIGN,
+            Lse + line0, Delta + line0, x_bias, first, q_N, do_N, Nq, scale,
+            D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
+        )  # fmt: skip
+        if ROWS == 2:
+            dk1, dv1 = _dkv_step(
+                k1, v1, dk1, dv1, q_base + s1 * q_S * ALIGN, do_base + s1 * do_S * ALIGN,
+                Lse + line1, Delta + line1, x_bias, first, q_N, do_N, Nq, scale,
+                D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
+            )  # fmt: skip
+    place0 = dk_head + s0 * dk_S * ALIGN
+    _store_kept(
+        Dk + place0, Dv + place0, mask_base + s0 * mask_S, dk0, dv0, first_k, dk_N, Nk, scale_dk,
+        D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
+    )  # fmt: skip
+    if ROWS == 2:
+        place1 = dk_head + s1 * dk_S * ALIGN
+        _store_kept(
+            Dk + place1, Dv + place1, mask_base + s1 * mask_S, dk1, dv1, first_k, dk_N, Nk,
+            scale_dk, D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dbias_kernel(
+    Q, K, V, Bias, Mask, Lse, Delta, Dout, Part,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
+    S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
+
+    A bias of each row (bias_rows = S) has one row to sum.
+    """
+    blocks_q = tl.cdiv(Nq, BLOCK_Q)
+    blocks_k = tl.cdiv(Nk, BLOCK_K)
+    pid = tl.program_id(0)
+    first_k = (pid % blocks_k) * BLOCK_K
+    pid = pid // blocks_k
+    first_q = (pid % blocks_q) * BLOCK_Q
+    pid = pid // blocks_q
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    row = (pid % bias_rows).to(tl.int64)
+    pid = pid // bias_rows
+    shared_by = S // bias_rows
+    parts = tl.cdiv(shared_by, rows_per_program)
+    part = (pid % parts).to(tl.int64)
+    b = (pid // parts).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    rows = tl.arange(0, BLOCK_Q) + first_q
+    cols = tl.arange(0, BLOCK_K) + first_k
+    x_bias = load_bias(
+        Bias + (b * bias_B + row * bias_S + h * bias_H) * BIAS_ALIGN, first_q, first_k, bias_N,
+        Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, FULL_Q and FULL_K, False,
+    )  # fmt: skip
+    acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    start = row + part * rows_per_program
+    for s in tl.range(start, tl.minimum(start + rows_per_program, row + shared_by)):
+        line = ((b * S + s) * H + h) * Nq
+        q = load_block(q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
+        k = load_block(k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        do = load_block(
+            do_base + s * do_S * ALIGN, first_q, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+        )  # fmt: skip
+        v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
+        delta = tl.load(Delta + line + rows, mask=rows < Nq, other=0.0)
+        x += x_bias - lse[:, None]
+        if HAS_MASK:
+            x += load_keep(Mask + b * mask_B + s * mask_S, first_k, Nk, BLOCK_K)[None, :]
+        acc += tl.exp2(x) * (dp - delta[:, None])
+    place = ((b * bias_rows + row) * H + h) * Nq + first_q
+    pointers = (
+        Part + part * part_size + place * Nk + first_k
+        + (tl.arange(0, BLOCK_Q).to(tl.int64)[:, None] * Nk + tl.arange(0, BLOCK_K)[None, :])
+    )  # fmt: skip
+    tl.store(
+        pointers,
+        acc.to(Part.dtype.element_ty),
+        mask=(rows < Nq)[:, None] & (cols < Nk)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def sum_kernel(Part, Out, size, parts, BLOCK: tl.constexpr):
+    """Add parts in their order."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in tl.range(0, parts):
+        total += tl.load(Part + tl.cast(part, tl.int64) * size + place, mask=inside, other=0.0)
+    tl.store(Out + place, total.to(Out.dtype.element_ty), mask=inside)

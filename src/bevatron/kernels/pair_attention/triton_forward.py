@@ -1,0 +1,207 @@
+"""The forward kernel of attention with a shared bias.
+
+A program owns a block of queries of one head in one or two neighbouring rows and walks the keys
+with a running maximum. Two rows share one read of the bias, its conversion and its way into the
+registers' layout. Logits are kept in base 2: ``x = scale log2(e) q.k + log2(e) bias``.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NUMBERS = (
+    *(f"{tensor}_{axis}" for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dk") for axis in "BSHN"),
+    *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
+    *("bias_rows", "rows_per_program", "part_size", "size", "parts"),
+)
+"""Arguments for whose values nothing is compiled anew."""
+
+
+@triton.jit
+def load_block(
+    base, first, stride, count, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    ALIGN: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Load rows ``first .. first + BLOCK`` of a [count, D] matrix, zero outside.
+
+    ``stride`` counts ALIGN elements, so that the compiler knows how rows are aligned.
+    """
+    step = stride * ALIGN
+    rows = tl.arange(0, BLOCK)
+    cols = tl.arange(0, D_PAD)
+    start = base + tl.cast(first, tl.int64) * step
+    pointers = start + (rows[:, None] * step + cols[None, :])
+    if FULL and D == D_PAD:
+        return tl.load(pointers)
+    if FULL:
+        return tl.load(pointers, mask=cols[None, :] < D, other=0.0)
+    inside = (rows + first < count)[:, None]
+    if D == D_PAD:
+        return tl.load(pointers, mask=inside, other=0.0)
+    return tl.load(pointers, mask=inside & (cols < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_block(
+    base, first, stride, count, block, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Store what `load_block` would load."""
+    step = stride * ALIGN
+    rows = tl.arange(0, BLOCK)
+    cols = tl.arange(0, D_PAD)
+    start = base + tl.cast(first, tl.int64) * step
+    pointers = start + (rows[:, None] * step + cols[None, :])
+    inside = (rows + first < count)[:, None] & (cols < D)[None, :]
+    tl.store(pointers, block.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_bias(
+    base, first_q, first_k, stride, Nq, Nk, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, FULL: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Load a [BLOCK_Q, BLOCK_K] block of the bias in base 2; outside it is minus infinity."""
+    step = stride * ALIGN
+    rows = tl.arange(0, BLOCK_Q)
+    cols = tl.arange(0, BLOCK_K)
+    start = base + tl.cast(first_q, tl.int64) * step + first_k
+    if TRANSPOSED:
+        pointers = start + (rows[None, :] * step + cols[:, None])
+        inside = (rows + first_q < Nq)[None, :] & (cols + first_k < Nk)[:, None]
+    else:
+        pointers = start + (rows[:, None] * step + cols[None, :])
+        inside = (rows + first_q < Nq)[:, None] & (cols + first_k < Nk)[None, :]
+    if FULL:
+        block = tl.load(pointers)
+    else:
+        block = tl.load(pointers, mask=inside, other=float("-inf"))
+    return block.to(tl.float32) * LOG2E
+
+
+@triton.jit
+def load_keep(base, first, Nk, BLOCK_K: tl.constexpr):
+    """Load the mask of keys as what is added to logits: zero or minus infinity."""
+    cols = tl.arange(0, BLOCK_K) + first
+    keep = tl.load(base + cols, mask=cols < Nk, other=0)
+    return tl.where(keep != 0, 0.0, float("-inf"))
+
+
+@triton.jit
+def _step(
+    q, k_base, v_base, mask_base, x_bias, top, total, acc, first, k_stride, v_stride, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
+    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take one block of keys into the running maximum, sum and weighted values of a row."""
+    k = load_block(k_base, first, k_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if HAS_BIAS:
+        x += x_bias
+    if HAS_MASK:
+        x += load_keep(mask_base, first, Nk, BLOCK_K)[None, :]
+    elif not (FULL or HAS_BIAS):
+        x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
+    new_top = tl.maximum(top, tl.max(x, 1))
+    finite = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p = tl.exp2(x - finite[:, None])
+    shrink = tl.exp2(top - finite)
+    total = total * shrink + tl.sum(p, 1)
+    v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_top, total, acc
+
+
+@triton.jit
+def _finish(
+    out_base, lse_base, gate_base, top, total, acc, first, out_stride, gate_stride, Nq,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Normalise, gate and store one row's block; the logarithm is infinite where no key was."""
+    some = total > 0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    if HAS_GATE:
+        g = load_block(
+            gate_base, first, gate_stride, Nq, BLOCK_Q, D, D_PAD, ALIGN, False
+        ).to(tl.float32)  # fmt: skip
+        out = out / (1.0 + tl.exp2(-g * LOG2E))
+    store_block(out_base, first, out_stride, Nq, out, BLOCK_Q, D, D_PAD, ALIGN)
+    rows = tl.arange(0, BLOCK_Q) + first
+    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("inf"))
+    tl.store(lse_base + rows, lse, mask=rows < Nq)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def forward_kernel(
+    Q, K, V, Bias, Mask, Gate, Out, Lse,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+    S, H, Nq, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute one block of queries of a head in ROWS rows."""
+    blocks = tl.cdiv(Nq, BLOCK_Q)
+    groups = tl.cdiv(S, ROWS)
+    pid = tl.program_id(0)
+    first_q = (pid % blocks) * BLOCK_Q
+    pid = pid // blocks
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    s0 = ((pid % groups) * ROWS).to(tl.int64)
+    b = (pid // groups).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    g_base = Gate + (b * g_B + h * g_H) * ALIGN
+    o_base = Out + (b * o_B + h * o_H) * ALIGN
+    mask_base = Mask + b * mask_B
+    lse_base = Lse + (b * S * H + h) * Nq
+    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+
+    q0 = load_block(
+        q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+    )  # fmt: skip
+    top0 = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    total0 = tl.zeros([BLOCK_Q], tl.float32)
+    acc0 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    # The last of an odd number of rows is computed twice and stored twice, the same bits.
+    s1 = tl.minimum(s0 + 1, S - 1)
+    if ROWS == 2:
+        q1 = load_block(
+            q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+        )  # fmt: skip
+        top1 = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+        total1 = tl.zeros([BLOCK_Q], tl.float32)
+        acc1 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    for first in tl.range(0, Nk, BLOCK_K):
+        x_bias = 0.0
+        if HAS_BIAS:
+            x_bias = load_bias(
+                bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+                FULL_Q and FULL_K, False,
+            )  # fmt: skip
+        top0, total0, acc0 = _step(
+            q0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN, mask_base + s0 * mask_S,
+            x_bias, top0, total0, acc0, first, k_N, v_N, Nk, scale,
+            D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
+        )  # fmt: skip
+        if ROWS == 2:
+            top1, total1, acc1 = _step(
+                q1, k_base + s1 * k_S * ALIGN, v_base + s1 * v_S * ALIGN,
+                mask_base + s1 * mask_S, x_bias, top1, total1, acc1, first, k_N, v_N, Nk, scale,
+                D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
+            )  # fmt: skip
+    _finish(
+        o_base + s0 * o_S * ALIGN, lse_base + s0 * H * Nq, g_base + s0 * g_S * ALIGN,
+        top0, total0, acc0, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
+    )  # fmt: skip
+    if ROWS == 2:
+        _finish(
+            o_base + s1 * o_S * ALIGN, lse_base + s1 * H * Nq, g_base + s1 * g_S * ALIGN,
+            top1, total1, acc1, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
+        )  # fmt: skip
