@@ -44,6 +44,10 @@ from bevatron.train.settings import (
 )
 
 
+SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
+"""What the console tells of after an epoch, in eV and eV/Å."""
+
+
 @dataclass(frozen=True)
 class MaceRun:
     """Everything that defines a training run of MACE.
@@ -188,6 +192,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
             "frozen": list(config.finetune.frozen),
         },
         monitor=_monitor(config, data),
+        shown_metrics=SHOWN_METRICS,
         resume=resume,
         save_model=_Saver(model.config),
         on_end=_report(config, data) if config.report else None,

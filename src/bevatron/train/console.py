@@ -5,7 +5,7 @@ Everything said also goes to log.txt with the time. Only rank 0 speaks.
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,15 @@ class Console:
         File to which lines are added; None = no file.
     active
         Whether this rank speaks at all.
+    shown
+        Validation metrics to tell of after an epoch; none given: all. metrics.jsonl has all.
     """
 
-    def __init__(self, log: Path | None, *, active: bool = True) -> None:
+    def __init__(
+        self, log: Path | None, *, active: bool = True, shown: Collection[str] = ()
+    ) -> None:
         self._active = active
+        self._shown = shown
         self._file = log.open("a", encoding="utf-8") if active and log is not None else None
         self._rich = RichConsole(highlight=False)
         self._progress: Progress | None = None
@@ -87,7 +92,7 @@ class Console:
         errors = "  ".join(
             f"{name} {value:.5g}"
             for name, value in record["valid"].items()
-            if value is not None and "/" not in name
+            if value is not None and (name in self._shown or not self._shown)
         )
         best = "  (best)" if record["best"] else ""
         errors = f"  | {errors}" if errors else ""

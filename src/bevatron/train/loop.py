@@ -64,7 +64,7 @@ def fit(run: Run) -> FitResult:
         threads = None if checkpoint is None else checkpoint.record.threads
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
-        console = Console(folder.log, active=mesh.is_main)
+        console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
         stack.callback(console.close)
         state = begin_state(run, mesh, checkpoint)
         records = Records(run, folder, mesh, console, checkpoint)

@@ -107,6 +107,8 @@ class Run:
         Go on from this checkpoint of ``folder`` instead; newer ones are removed.
     save_model
         Writes a model folder.
+    shown_metrics
+        Validation metrics that the console tells of after an epoch; none given: all.
     notes
         Lines for the beginning of the log: what was found in the data.
     on_end
@@ -127,6 +129,7 @@ class Run:
     resume: bool = False
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights
+    shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
     on_end: Callable[[FitResult, Path], None] | None = None
 
