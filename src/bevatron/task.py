@@ -7,9 +7,9 @@ is a sum divided by that total. Unequal batches therefore stay unbiased, and a s
 small batches equals the step over one large batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -109,3 +109,23 @@ class Task(Protocol[B_contra]):
 
     def metrics(self) -> Metrics:
         """Begin new running sums."""
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """A task over `StructureBatch` whose loss can be recorded as a CUDA graph.
+
+    Its loss and backward pass do the same on all batches of one shape, never ask the device for a
+    number, and keep their digits when a batch ends with empty or unlabelled structures.
+    """
+
+    def constants(self) -> Hashable:
+        """Return what the loss depends on besides tensors, such as the weights of its stage."""
+
+
+@runtime_checkable
+class ChecksBatches(Protocol):
+    """A model that refuses some batches, which a recorded step cannot."""
+
+    def check(self, batch: Any) -> None:
+        """Refuse a batch on the CPU that this model cannot work on."""

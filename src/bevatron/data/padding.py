@@ -11,7 +11,7 @@ moves it to a GPU, and a CUDA graph reads it there again and again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -91,7 +91,8 @@ class StaticBatch:
             name: self.block[slice(*ends[name])].view(item).view(dims)
             for name, (item, dims) in layout.items()
         }
-        self.batch = StructureBatch(**tensors, indices=np.zeros(0, dtype=np.int64))
+        # What is filled in was checked on the host: a recording cannot refuse anything.
+        self.batch = StructureBatch(**tensors, indices=np.zeros(0, dtype=np.int64), checked=True)
 
     def fill(self, batch: StructureBatch) -> None:
         """Write a batch and the padding behind it.
@@ -138,8 +139,7 @@ def pad_structures(batch: StructureBatch, shape: BatchShape) -> StructureBatch:
     """
     static = StaticBatch(shape, batch.positions.dtype)
     static.fill(batch)
-    values = {**vars(static.batch), "indices": batch.indices}
-    return StructureBatch(**values)
+    return replace(static.batch, indices=batch.indices, checked=batch.checked)
 
 
 def _layout(

@@ -135,6 +135,7 @@ class StructureBatch:
         label; zero where the label is absent or the sample only fills up a rank
     has_energy, has_forces, has_stress : [G] bool, whether there is a label that counts
     indices : [G] int64 numpy, positions of the samples in their data set
+    checked : whether the model that gets the batch is known to accept it, so that it need not look
     """
 
     positions: Tensor
@@ -156,6 +157,7 @@ class StructureBatch:
     has_forces: Tensor
     has_stress: Tensor
     indices: IntArray
+    checked: bool = False
 
     @property
     def num_graphs(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -67,9 +68,16 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, each times its own ``lr_scale`` if it has one."""
+    """Set the learning rate of all groups, each times its own ``lr_scale`` if it has one.
+
+    One that is a tensor is changed in place, without waiting for its device.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        scaled = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float | None) -> Float[Tensor, ""]:
@@ -117,6 +125,51 @@ def load_optimizer_tensors(
     optimizer.load_state_dict(state)
 
 
+@dataclass(frozen=True)
+class FlatTensors:
+    """Tensors that lie one after the other in one, so that one launch reaches all of them.
+
+    Attributes
+    ----------
+    flat
+        All of them, of one type and device.
+    parts
+        Views of it, by name.
+    """
+
+    flat: Float[Tensor, " n"]
+    parts: dict[str, Tensor]
+
+    @classmethod
+    def zeros(cls, like: Mapping[str, Tensor]) -> "FlatTensors":
+        """Make zeros in the shapes of others.
+
+        Examples
+        --------
+        >>> tensors = FlatTensors.zeros({"a": torch.ones(2), "b": torch.ones(1, 3)})
+        >>> tensors.parts["b"].fill_(1.0)
+        tensor([[1., 1., 1.]])
+        >>> tensors.flat
+        tensor([0., 0., 1., 1., 1.])
+        """
+        first = next(iter(like.values()))
+        sizes = [tensor.numel() for tensor in like.values()]
+        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        parts = {
+            name: part.view(tensor.shape)
+            for (name, tensor), part in zip(like.items(), flat.split(sizes), strict=True)
+        }
+        return cls(flat, parts)
+
+    @classmethod
+    def copy(cls, tensors: Mapping[str, Tensor]) -> "FlatTensors":
+        """Copy tensors to lie together."""
+        made = cls.zeros(tensors)
+        for name, tensor in tensors.items():
+            made.parts[name].copy_(tensor)
+        return made
+
+
 class AveragedWeights:
     """Exponential moving average of the trained parameters.
 
@@ -135,10 +188,14 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the averages towards the present weights."""
-        self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        decay = self.next_decay()
         present = [parameter.detach() for parameter in trained_parameters(model).values()]
         torch._foreach_lerp_(list(self.averages.values()), present, 1 - decay)
+
+    def next_decay(self) -> float:
+        """Count an update and return its decay."""
+        self.updates += 1
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     def load(self, averages: Mapping[str, Tensor], updates: int) -> None:
         """Replace the averages.

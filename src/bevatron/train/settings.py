@@ -259,6 +259,10 @@ class TrainConfig:
         Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
     compile
         Pass the model through torch.compile.
+    cuda_graphs
+        Record whole steps as CUDA graphs over a few padded shapes of batches and replay them, so
+        that launching costs nothing; a step's figures are then read one step later. None = on a
+        GPU where model and task allow it.
     collect_every
         Steps between garbage collections, the automatic one being off; None = Python's own.
     log_every
@@ -283,6 +287,7 @@ class TrainConfig:
     deterministic: bool = False
     tf32: bool = False
     compile: bool = False
+    cuda_graphs: bool | None = None
     collect_every: int | None = None
     log_every: int = 1
     tensorboard: bool = False
@@ -320,8 +325,9 @@ HARMLESS = frozenset(
         "optim.lr", "optim.clip", "optim.accumulate", "optim.fused", "schedule", "batch", "loader",
         "checkpoint", "train.epochs", "train.device", "train.monitor", "train.patience",
         "train.evaluate_every", "train.threads", "train.explode_factor", "train.deterministic",
-        "train.tf32", "train.compile", "train.collect_every", "train.log_every",
-        "train.tensorboard", "train.wandb", "train.wandb_project", "train.timeout_minutes",
+        "train.tf32", "train.compile", "train.cuda_graphs", "train.collect_every",
+        "train.log_every", "train.tensorboard", "train.wandb", "train.wandb_project",
+        "train.timeout_minutes",
     }
 )  # fmt: skip
 """Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

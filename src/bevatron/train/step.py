@@ -1,7 +1,7 @@
 """One optimiser step: from a rank's batches to new weights, and what can go wrong with it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,22 @@ class StepResult:
     notes: dict[str, float]
 
 
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step that the device may still be at.
+
+    Attributes
+    ----------
+    notes
+        Sums over ranks of what the caller handed in.
+    result
+        Waits for the step; raises what came of it if it cannot be gone on from.
+    """
+
+    notes: dict[str, float]
+    result: Callable[[], StepResult]
+
+
 def train_step(
     run: Run,
     state: TrainState,
@@ -83,7 +99,7 @@ def train_step(
     task, settings = run.task, run.settings
     dtype = dtype_of(settings.train.dtype)
     parameters = list(trained_parameters(state.model).values())
-    counts, sizes, notes = _totals(task, batches, notes or {}, mesh)
+    counts, sizes, notes = step_totals(task, batches, notes or {}, mesh)
     normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
     parts: list[Tensor] = []
     names: list[str] = []
@@ -97,14 +113,15 @@ def train_step(
             scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]
             parts.append(torch.stack([scalar.to(torch.float64) for scalar in scalars]))
     except torch.OutOfMemoryError as error:
-        raise _out_of_memory(run, batches[len(parts)], mesh) from error
+        raise out_of_memory(run, batches[len(parts)], mesh) from error
     sum_gradients(parameters, mesh)
     norm = clip_gradients(parameters, settings.optim.clip)
     sums = sum_over_ranks(torch.stack(parts).sum(0), mesh)
     total, *terms, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
     if _diverged(state.progress, total, grad_norm, settings.train.explode_factor):
         state.optimizer.zero_grad()
-        raise _divergence(run, state.progress, batches, parts, total, grad_norm, mesh)
+        losses = [float(part[0]) for part in parts]
+        raise divergence(run, state.progress, batches, losses, total, grad_norm, mesh)
     set_lr(state.optimizer, lr)
     state.optimizer.step()
     state.optimizer.zero_grad()
@@ -113,10 +130,10 @@ def train_step(
     return StepResult(total, dict(zip(names, terms, strict=True)), grad_norm, sizes, notes)
 
 
-def _totals(
+def step_totals(
     task: Any, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
 ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, float]]:
-    """Add up normalisers, sizes and notes over batches and ranks, in one reduction."""
+    """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host."""
     values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
     for batch in batches:
         found = {f"count {name}": v for name, v in task.normalisers(batch).items()}
@@ -151,22 +168,34 @@ def _diverged(
 ) -> bool:
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         return True
-    if explode_factor is None or progress.loss_steps < 10:
-        return False
-    return loss > explode_factor * progress.loss_average > 0
+    return loss > largest_loss(progress, explode_factor)
 
 
-def _divergence(
+def largest_loss(progress: Progress, explode_factor: float | None) -> float:
+    """Return the loss above which it counts as exploded; infinity while that cannot be said."""
+    if explode_factor is None or progress.loss_steps < 10 or progress.loss_average <= 0:
+        return math.inf
+    return explode_factor * progress.loss_average
+
+
+def divergence(
     run: Run,
     progress: Progress,
     batches: Sequence[Any],
-    parts: Sequence[Tensor],
+    losses: Sequence[float],
     loss: float,
     grad_norm: float,
     mesh: Mesh,
 ) -> DivergenceError:
-    """Name the samples of the worst batch of all ranks: not finite or with the largest loss."""
-    losses = [float(part[0]) for part in parts]
+    """Name the samples of the worst batch of all ranks: not finite or with the largest loss.
+
+    Parameters
+    ----------
+    batches, losses
+        Of this rank; all ranks call this together.
+    loss, grad_norm
+        Of the whole step.
+    """
     badness = [value if math.isfinite(value) else math.inf for value in losses]
     worst = max(range(len(batches)), key=badness.__getitem__)
     indices = batches[worst].sample_indices
@@ -191,7 +220,8 @@ def _divergence(
     )
 
 
-def _out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
+def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
+    """Say at which batch the memory ended and what to set."""
     sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
     config, optim = run.settings.batch, run.settings.optim
     now = (

@@ -1,6 +1,6 @@
 """The task of learning an interatomic potential: batches, loss and errors of MACE."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,10 @@ class MaceTask:
     def weights(self) -> dict[str, float]:
         """Factors of the terms in the current stage."""
         return term_weights(self._stage)
+
+    def constants(self) -> Hashable:
+        """Return the weights of the stage, which a captured step has as plain numbers."""
+        return self._stage
 
     def normalisers(self, batch: StructureBatch) -> dict[str, Tensor]:
         """Count the labels that each term averages over."""

@@ -1,0 +1,269 @@
+"""An optimiser step without waiting: recorded as CUDA graphs, its figures read one step later.
+
+A step is two recordings. The first, one per shape of a batch, adds the gradients of a padded batch
+(forward, the inner gradient that forces are, backward) to one flat buffer. The second, see
+`DeviceUpdate`, clips, steps the optimiser and moves the averaged weights. Between them lie the
+other batches of an accumulated step and the sum over ranks, which are not recorded.
+
+The host never waits for the step it has just launched. A loss or gradient that is not sound is
+found out on the device: this and all later steps then change nothing, until the host, one step
+behind, reads the verdict and stops the run with the weights from before the bad step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.data.padding import BatchShape
+from bevatron.data.samples import StructureBatch
+from bevatron.data.size_buckets import SizeBuckets, choose_shapes, smallest_shape, waste
+from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Capturable, ChecksBatches
+from bevatron.train.cuda_graphs import Recorder, Work
+from bevatron.train.device_update import DeviceUpdate
+from bevatron.train.epochs import IndexedBatch
+from bevatron.train.optim import trained_parameters
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import Run
+from bevatron.train.state import TrainState
+from bevatron.train.step import (
+    LaunchedStep,
+    StepResult,
+    divergence,
+    largest_loss,
+    out_of_memory,
+    step_totals,
+)
+from bevatron.train.transfers import BatchFeed, NumberFeed, Reading
+from bevatron.typing import IntArray
+
+Figures = tuple[Tensor, float, dict[str, float], float, bool]
+"""Loss and terms of each batch of this rank [B, 1 + T]; of the whole step the loss, its terms, the
+gradient's norm, and whether the weights were changed."""
+
+
+def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
+    """Say why the steps of a run cannot be captured, None if nothing is known to be in the way."""
+    if mesh.device.type != "cuda":
+        return f"the device is {mesh.device.type}"
+    if run.settings.train.compile:
+        return "train.compile is on"
+    if not isinstance(run.task, Capturable):
+        return "this task's loss is not made for it"
+    if not {"atoms", "edges"} <= run.sizes.keys():
+        return "the atoms and edges of the samples are not counted"
+    if not all(group["fused"] for group in state.optimizer.param_groups):
+        return "optim.fused is off"
+    kinds = {(p.dtype, p.device) for p in trained_parameters(state.model).values()}
+    return "the parameters are of several types" if len(kinds) > 1 else None
+
+
+class CapturedStep:
+    """Steps over batches of a few fixed shapes, recorded as CUDA graphs.
+
+    It takes over parts of ``state``, see `DeviceUpdate`. On a CPU everything runs in the same way
+    but unrecorded.
+
+    Parameters
+    ----------
+    run, state, mesh
+        As in `bevatron.train.step.train_step`.
+
+    Attributes
+    ----------
+    buckets
+        The shapes in use and what they waste.
+    """
+
+    def __init__(self, run: Run, state: TrainState, mesh: Mesh) -> None:
+        self.run, self.state, self.mesh = run, state, mesh
+        self.buckets = SizeBuckets((), 0.0, 0.0)
+        self._sizes: IntArray = np.zeros((0, 3), dtype=np.int64)
+        self._update = DeviceUpdate(state, run.settings.optim.clip)
+        self._recordings: _Recordings | None = None
+
+    def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
+        """Choose the shapes for an epoch's batches, keeping the present ones if all fit.
+
+        Returns
+        -------
+        str or None
+            A line for the log if the shapes have changed.
+        """
+        if not len(batches):
+            return None
+        edges, atoms = self.run.sizes["edges"], self.run.sizes["atoms"]
+        sizes = np.array([[edges[i].sum(), atoms[i].sum(), len(i)] for i, _ in batches])
+        shapes = self.buckets.shapes
+        if all(smallest_shape(shapes, size) for size in sizes.tolist()):
+            self.buckets, self._sizes = SizeBuckets(shapes, *waste(sizes, shapes)), sizes
+            return None
+        # With the last epoch's batches: soon the shapes are such that every epoch's fit.
+        self.buckets = choose_shapes(np.concatenate([self._sizes, sizes]))
+        self._sizes = sizes
+        if self._recordings is not None:
+            self._recordings.keep(self.buckets.shapes)
+        return f"steps are captured as CUDA graphs, batches {self.buckets}"
+
+    def __call__(
+        self,
+        batches: Sequence[StructureBatch],
+        *,
+        lr: float,
+        notes: Mapping[str, float] | None = None,
+    ) -> LaunchedStep:
+        """Launch a step over this rank's batches, which are on the CPU.
+
+        Returns
+        -------
+        LaunchedStep
+            Its ``result`` waits for the step, and raises DivergenceError as
+            `bevatron.train.step.train_step` does.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the GPU has too little memory to record the step.
+        NotRecordableError
+            If the step waits for the GPU somewhere; nothing has changed.
+        """
+        run, state, mesh = self.run, self.state, self.mesh
+        if isinstance(state.model, ChecksBatches):
+            for batch in batches:
+                state.model.check(batch)
+        counts, sizes, totalled = step_totals(run.task, batches, notes or {}, mesh)
+        try:
+            recordings = self._recordings_for(batches[0], counts)
+            for place, batch in enumerate(batches):
+                recordings.add_gradients(place, batch, self._shape_of(batch))
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(run, max(batches, key=lambda b: b.num_edges), mesh) from error
+        totals = recordings.add_up(len(batches))
+        if mesh.world > 1:
+            sum_over_ranks(self._update.gradients.flat, mesh)
+            sum_over_ranks(totals, mesh)
+        self._update.set(lr, largest_loss(state.progress, run.settings.train.explode_factor))
+        read = recordings.update()
+
+        def result() -> StepResult:
+            parts, total, terms, norm, fine = read()
+            if not fine:
+                losses = parts[: len(batches), 0].tolist()
+                raise divergence(run, state.progress, batches, losses, total, norm, mesh)
+            return StepResult(total, terms, norm, sizes, totalled)
+
+        return LaunchedStep(totalled, result)
+
+    def release(self) -> None:
+        """Give the optimiser back as it was, for steps of another kind."""
+        self._recordings = None
+        self._update.release()
+
+    def _shape_of(self, batch: StructureBatch) -> BatchShape:
+        size = (batch.num_edges, batch.num_atoms, batch.num_graphs)
+        shape = smallest_shape(self.buckets.shapes, size)
+        if shape is None:
+            shape = choose_shapes(np.array([size])).shapes[0]
+            self.buckets = SizeBuckets((*self.buckets.shapes, shape), 0.0, 0.0)
+        return shape
+
+    def _recordings_for(self, batch: StructureBatch, counts: Mapping[str, Tensor]) -> "_Recordings":
+        """Return the recordings, new ones once the loss has changed its weights."""
+        task = self.run.task
+        constants = task.constants() if isinstance(task, Capturable) else None
+        if self._recordings is None or self._recordings.constants != constants:
+            self._recordings = None  # frees its memory first
+            self._recordings = _Recordings(self.run, self.state, self.mesh, self._update)
+            self._recordings.begin(constants, batch, counts)
+        self._recordings.counts.send(torch.stack(list(counts.values())))
+        return self._recordings
+
+
+class _Recordings:
+    """The recordings for one set of the loss's constants, and the memory they work on."""
+
+    counts: NumberFeed
+
+    def __init__(self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate) -> None:
+        self._task, self._model, self._update = run.task, state.model, update
+        self._device, self._dtype = mesh.device, dtype_of(run.settings.train.dtype)
+        self._rows = run.settings.optim.accumulate
+        self._recorder = Recorder(mesh.device)
+        self._inputs: dict[BatchShape, BatchFeed] = {}
+        self._graphs: dict[BatchShape, Work] = {}
+
+    def begin(self, constants: object, batch: StructureBatch, counts: Mapping[str, Tensor]) -> None:
+        """Find out the loss's terms and record the update."""
+        self.constants = constants
+        self.counts = NumberFeed(len(counts), self._device)
+        self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
+        moved = batch.to(self._device, self._dtype)
+        self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
+        width, rows = 1 + len(self._names), self._rows
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=self._device)
+
+        self._terms, self._totals, self._parts = zeros(width), zeros(width), zeros(rows, width)
+        self._figures = zeros((rows + 1) * width + 2)
+        self._readings = [Reading(self._figures), Reading(self._figures)]
+        self._replay_update = self._recorder.record(
+            self._record_update, lambda: self._update.rehearse(self._totals[0])
+        )
+
+    def keep(self, shapes: Sequence[BatchShape]) -> None:
+        """Drop the recordings of other shapes."""
+        for shape in set(self._graphs) - set(shapes):
+            del self._graphs[shape], self._inputs[shape]
+
+    def add_gradients(self, place: int, batch: StructureBatch, shape: BatchShape) -> None:
+        """Add the gradients of one batch; record its shape if this is the first of it."""
+        if shape not in self._inputs:
+            self._inputs[shape] = BatchFeed(shape, self._dtype, self._device)
+        inputs = self._inputs[shape]
+        inputs.send(batch)
+        if shape not in self._graphs:
+            before = self._update.gradients.flat.clone()
+            self._graphs[shape] = self._recorder.record(lambda: self._gradients(inputs.batch))
+            self._update.gradients.flat.copy_(before)
+        self._graphs[shape]()
+        self._parts[place].copy_(self._terms)
+
+    def add_up(self, num_batches: int) -> Tensor:
+        """Return loss and terms of this rank's batches together, on the device."""
+        self._parts[num_batches:].zero_()
+        torch.sum(self._parts, 0, out=self._totals)
+        return self._totals
+
+    def update(self) -> Callable[[], Figures]:
+        """Launch the update; return what waits for the step's figures."""
+        self._replay_update()
+        self._readings.reverse()
+        read = self._readings[0].launch()
+
+        def figures() -> Figures:
+            values, width = read(), len(self._totals)
+            parts = values[: self._rows * width].view(self._rows, width)
+            total, *terms, norm, fine = values[self._rows * width :].tolist()
+            return parts, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
+
+        return figures
+
+    def _gradients(self, batch: StructureBatch) -> None:
+        """Add a batch's gradients to the flat buffer and write down its loss and terms."""
+        loss = self._task.loss(self._model, batch, self._normalisers)
+        if loss.total.requires_grad:
+            found = torch.autograd.grad(
+                loss.total, self._update.parameters, allow_unused=True, materialize_grads=True
+            )
+            torch._foreach_add_(list(self._update.gradients.parts.values()), list(found))
+        scalars = [loss.total, *(loss.terms[name] for name in self._names)]
+        self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
+
+    def _record_update(self) -> None:
+        norm, fine = self._update(self._totals[0])
+        verdict = torch.stack([norm.double(), fine.double()])
+        self._figures.copy_(torch.cat([self._parts.flatten(), self._totals, verdict]))

@@ -1,0 +1,105 @@
+"""Copies between host and device that nobody waits for, through memory that never moves."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bevatron.data.padding import BatchShape, StaticBatch
+from bevatron.data.samples import StructureBatch
+
+
+class Moment:
+    """A point in the device's work that the host can wait for; on a CPU it is always past."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def mark(self) -> None:
+        """Set it behind everything launched so far."""
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Wait until the device has come there."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Reading:
+    """Brings a tensor to the host in two steps: launch the copy, and later wait for it.
+
+    Parameters
+    ----------
+    source
+        What is copied, at the same place for ever.
+    """
+
+    def __init__(self, source: Tensor) -> None:
+        self._source = source
+        on_gpu = source.device.type == "cuda"
+        self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+        self._arrived = Moment(source.device)
+
+    def launch(self) -> Callable[[], Tensor]:
+        """Copy the present values; return what waits for them, to be called before the next."""
+        self._host.copy_(self._source, non_blocking=True)
+        self._arrived.mark()
+
+        def read() -> Tensor:
+            self._arrived.wait()
+            return self._host.clone()
+
+        return read
+
+
+class NumberFeed:
+    """A few float64 numbers on the device that change from step to step.
+
+    Attributes
+    ----------
+    values
+        On the device.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.values = torch.zeros(size, dtype=torch.float64, device=device)
+        on_gpu = device.type == "cuda"
+        self._hosts = [
+            (torch.zeros(size, dtype=torch.float64, pin_memory=on_gpu), Moment(device))
+            for _ in range(2)
+        ]
+
+    def send(self, values: Tensor) -> None:
+        """Replace the numbers for all work launched from now on."""
+        host, copied = self._hosts[0]
+        self._hosts.reverse()
+        copied.wait()
+        host.copy_(values)
+        self.values.copy_(host, non_blocking=True)
+        copied.mark()
+
+
+class BatchFeed:
+    """The padded batch that a recording reads, filled through two on the host that take turns.
+
+    Attributes
+    ----------
+    batch
+        On the device.
+    """
+
+    def __init__(self, shape: BatchShape, dtype: torch.dtype, device: torch.device) -> None:
+        self._static = StaticBatch(shape, dtype, device)
+        self.batch: StructureBatch = self._static.batch
+        on_gpu = device.type == "cuda"
+        self._hosts = [(StaticBatch(shape, dtype, pin=on_gpu), Moment(device)) for _ in range(2)]
+
+    def send(self, batch: StructureBatch) -> None:
+        """Replace the batch for all work launched from now on."""
+        host, copied = self._hosts[0]
+        self._hosts.reverse()
+        copied.wait()
+        host.fill(batch)
+        self._static.copy_from(host)
+        copied.mark()

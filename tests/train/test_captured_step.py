@@ -1,0 +1,170 @@
+"""Steps over padded batches whose figures are read later; on a CPU the same without recording."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_mace import make_run
+
+from bevatron.errors import DivergenceError
+from bevatron.models.mace import MACE, LossConfig, MaceTask
+from bevatron.models.mace.losses import StageTwo
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.loop import begin_state
+from bevatron.train.step import train_step
+
+MESH = Mesh()
+FUSED = {"fused": True, "ema": 0.9, "clip": 1.0}
+GROUPS = ([[0, 1, 2]], [[3, 4], [5, 6]], [[7, 8, 9]], [[9, 1], [2, 4, 6]])
+LEARNING_RATES = (0.01, 0.02, 0.005, 0.01)
+
+
+def prepared(folder: Path, mesh=MESH, *, one_element=False, **groups):
+    """A run and its state, fresh; perhaps of a single element, whose atoms need no sorting."""
+    run = make_run(folder, **{"optim": FUSED, **groups})
+    if one_element:
+        for sample in run.train.samples:
+            sample["atomic_numbers"] = np.ones_like(sample["atomic_numbers"])
+        torch.manual_seed(2)
+        energies = ((-1.0,),)
+        run.model = MACE(
+            dataclasses.replace(run.model.config, atomic_numbers=(1,), atomic_energies=energies)
+        )
+    return run, begin_state(run, mesh, None)
+
+
+def collate(run, group):
+    weights = [1.0] * len(group)
+    return run.task.collate([run.train[i] for i in group], np.array(group), weights)
+
+
+def stepped(folder, step_kind, mesh=MESH, **settings):
+    """Figures of some steps and the state after them."""
+    accumulate = {"optim": {**FUSED, "accumulate": 2}}
+    run, state = prepared(folder, mesh, **{**accumulate, **settings})
+    captured = CapturedStep(run, state, mesh) if step_kind == "captured" else None
+    figures, waiting = [], []
+    for group, lr in zip(GROUPS, LEARNING_RATES, strict=True):
+        batches = [collate(run, one) for one in group]
+        if captured is None:
+            figures.append(train_step(run, state, state.model, batches, lr=lr, mesh=mesh))
+            continue
+        waiting.append(captured(batches, lr=lr))
+        if len(waiting) > 1:
+            figures.append(waiting.pop(0).result())
+    figures += [one.result() for one in waiting]
+    return figures, state
+
+
+def assert_same_steps(found, expected, rel):
+    """Both are what `stepped` returns."""
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=rel)
+        assert one.terms == pytest.approx(other.terms, rel=rel)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=rel)
+        assert one.sizes == other.sizes
+    state, plain = found[1], expected[1]
+    assert state.ema.updates == plain.ema.updates
+    for one, other in zip(state.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=10 * rel, atol=rel)
+    for name, average in plain.ema.averages.items():
+        assert torch.allclose(state.ema.averages[name], average, rtol=10 * rel, atol=rel)
+
+
+def test_padded_steps_equal_plain_ones(tmp_path):
+    # The learning rate is a float32 on the device, hence not to the last digits.
+    assert_same_steps(stepped(tmp_path, "captured"), stepped(tmp_path, "plain"), 1e-7)
+
+
+def weights_of(state):
+    model = [p.detach().clone() for p in state.model.parameters()]
+    moments = [v.clone() for m in state.optimizer.state.values() for v in m.values()]
+    return model + moments + [a.clone() for a in state.ema.averages.values()]
+
+
+def equal(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class Poisoned(MaceTask):
+    """A task whose loss is not a number for a certain batch."""
+
+    poison = False
+
+    def loss(self, model, batch, normalisers):
+        found = super().loss(model, batch, normalisers)
+        bad = (batch.energy == 1234.5).any()
+        return type(found)(found.total * torch.where(bad, float("nan"), 1.0), found.terms)
+
+
+def test_a_loss_that_is_no_number_stops_all_later_updates(tmp_path):
+    run, state = prepared(tmp_path, task=Poisoned())
+    step = CapturedStep(run, state, MESH)
+    step([collate(run, [0, 1, 2])], lr=0.01).result()
+    before = weights_of(state)
+    bad = collate(run, [3, 4])
+    bad.energy[0] = 1234.5
+    launched = step([bad], lr=0.01)
+    # The next step is launched before anybody has looked at this one.
+    later = step([collate(run, [5, 6])], lr=0.01)
+    assert equal(weights_of(state), before)
+    with pytest.raises(DivergenceError, match=r"loss became nan .*molecule 3; molecule 4"):
+        launched.result()
+    with pytest.raises(DivergenceError):
+        later.result()
+
+
+def test_an_exploded_loss_changes_nothing(tmp_path):
+    run, state = prepared(tmp_path, train={"explode_factor": 10.0})
+    state.progress.loss_steps, state.progress.loss_average = 50, 1e-9
+    step = CapturedStep(run, state, MESH)
+    before = [p.detach().clone() for p in state.model.parameters()]
+    launched = step([collate(run, [0, 1])], lr=0.01)
+    assert equal([p.detach() for p in state.model.parameters()], before)
+    with pytest.raises(DivergenceError, match="rose to"):
+        launched.result()
+
+
+def test_the_second_stage_has_its_own_weights(tmp_path):
+    loss = LossConfig(stage_two=StageTwo(start_epoch=1, energy_weight=500.0, forces_weight=2.0))
+    run, state = prepared(tmp_path, task=MaceTask(loss))
+    step, batch = CapturedStep(run, state, MESH), collate(run, [0, 1, 2])
+    run.task.begin_epoch(0)
+    first = step([batch], lr=1e-9).result()
+    run.task.begin_epoch(1)
+    second = step([batch], lr=1e-9).result()
+    ratio = 500.0 / loss.energy_weight
+    assert second.terms["energy"] == pytest.approx(ratio * first.terms["energy"], rel=1e-4)
+
+
+def test_shapes_are_kept_while_they_fit(tmp_path):
+    run, state = prepared(tmp_path)
+    step = CapturedStep(run, state, MESH)
+    ones = np.ones(2)
+    large = [(np.array([0, 1]), ones), (np.array([2, 3]), ones), (np.array([5, 6]), ones)]
+    line = step.plan(large)
+    assert "steps are captured" in line
+    shapes = step.buckets.shapes
+    assert step.plan(large[:1]) is None
+    assert step.buckets.shapes == shapes
+    assert step.plan([(np.arange(10), np.ones(10))]) is not None
+    assert step.plan([]) is None
+    # A batch that no plan knew of gets a shape of its own.
+    step([collate(run, list(range(10)) * 12)], lr=0.01).result()
+
+
+def test_why_steps_are_not_captured_is_said(tmp_path):
+    run, state = prepared(tmp_path)
+    assert obstacle(run, state, MESH) == "the device is cpu"
+
+
+def test_the_optimiser_can_be_taken_back(tmp_path):
+    run, state = prepared(tmp_path)
+    step = CapturedStep(run, state, MESH)
+    step([collate(run, [0, 1])], lr=0.01).result()
+    step.release()
+    result = train_step(run, state, state.model, [collate(run, [2])], lr=0.01, mesh=MESH)
+    assert np.isfinite(result.loss)

@@ -1,0 +1,85 @@
+"""Recorded steps on a GPU give what launched ones give."""
+
+import pytest
+import torch
+from test_captured_step import assert_same_steps, collate, equal, prepared, stepped, weights_of
+
+from bevatron import kernels
+from bevatron.errors import DivergenceError
+from bevatron.models.mace import LossConfig, MaceTask
+from bevatron.parallel.mesh import Mesh
+from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.cuda_graphs import NotRecordableError, Recorder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_work_is_replayed_on_new_numbers():
+    recorder = Recorder(torch.device("cuda"))
+    source, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+
+    def work() -> None:
+        total.copy_(source * 2)
+
+    replay = recorder.record(work)
+    source.fill_(5.0)
+    replay()
+    assert total.tolist() == [10.0] * 3
+
+
+def test_work_that_waits_is_refused_and_harms_nothing():
+    recorder = Recorder(torch.device("cuda"))
+    values = torch.ones(3, device="cuda")
+    with pytest.raises(NotRecordableError, match="it waits for the GPU in"):
+        recorder.record(lambda: values.sum().item())
+    assert recorder.record(lambda: values.add_(1)) is not None
+
+
+MESH = Mesh(device=torch.device("cuda"))
+ONE = {"one_element": True}
+
+
+@pytest.mark.parametrize(("dtype", "rel"), [("float64", 1e-7), ("float32", 1e-5)])
+@pytest.mark.parametrize("implementation", ["reference", "auto"])
+def test_recorded_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
+    settings = {"train": {"dtype": dtype}, **(ONE if implementation == "reference" else {})}
+    with kernels.use(implementation):
+        expected = stepped(tmp_path, "plain", MESH, **settings)
+        found = stepped(tmp_path, "captured", MESH, **settings)
+    assert_same_steps(found, expected, rel)
+
+
+@pytest.mark.parametrize("kind", ["weighted", "universal"])
+def test_stress_and_all_losses_can_be_recorded(tmp_path, kind):
+    loss = LossConfig(kind=kind, stress_weight=1.0)
+    with kernels.use("reference"):
+        figures, _ = stepped(tmp_path, "captured", MESH, task=MaceTask(loss), **ONE)
+    assert all(torch.isfinite(torch.tensor(one.loss)) for one in figures)
+
+
+def test_a_gradient_that_is_no_number_spoils_nothing(tmp_path):
+    with kernels.use("reference"):
+        run, state = prepared(tmp_path, MESH, **ONE)
+        step = CapturedStep(run, state, MESH)
+        step([collate(run, [0, 1, 2])], lr=0.01).result()
+        before = weights_of(state)
+        bad = collate(run, [3, 4])
+        bad.forces[0] = float("inf")
+        launched = step([bad], lr=0.01)
+        later = step([collate(run, [5, 6])], lr=0.01)
+        torch.cuda.synchronize()
+        assert equal(weights_of(state), before)
+        with pytest.raises(DivergenceError, match="molecule 3; molecule 4"):
+            launched.result()
+        with pytest.raises(DivergenceError):
+            later.result()
+
+
+def test_nothing_is_in_the_way_of_capturing(tmp_path):
+    run, state = prepared(tmp_path, MESH, optim={"fused": None, "ema": 0.9})
+    assert obstacle(run, state, MESH) is None
+    run, state = prepared(tmp_path, MESH, optim={"fused": False})
+    assert obstacle(run, state, MESH) == "optim.fused is off"
