@@ -30,6 +30,7 @@ bevatron {version}: training scientific graph and structure models at the speed 
   bevatron convert mace-torch FILE OUT              mace-torch checkpoints, both ways
   bevatron inspect STORE [--plan]                   what is in a store, how batches fill
   bevatron bench store|loader|packing STORE         rates on this machine and these data
+  bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
   bevatron env                                      versions, devices, what runs and why not
   bevatron demo [OUT]                               all of it in three minutes
 
@@ -77,7 +78,13 @@ def _dispatch(command: str, arguments: list[str]) -> int:
     }
     groups: dict[str, dict[str, Callable[..., int | None]]] = {
         "convert": {"mace-torch": convert_from_mace_torch, "to-mace-torch": convert_to_mace_torch},
-        "bench": {"store": bench_store, "loader": bench_loader, "packing": bench_packing},
+        "bench": {
+            "store": bench_store,
+            "loader": bench_loader,
+            "packing": bench_packing,
+            "cost": bench_cost,
+            "capacity": bench_capacity,
+        },
     }
     if command in commands:
         return _call(commands[command], arguments, f"bevatron {command}")
@@ -436,6 +443,67 @@ def bench_packing(store: One, capacity: int = 1024, ranks: int = 8) -> None:
     from bevatron.recipes.benchmarks import packing_figures
 
     _print_rows(packing_figures(store, capacity, ranks))
+
+
+def bench_cost(
+    store: One,
+    model: str = "default",
+    device: str = "auto",
+    dtype: Literal["float32", "float64"] = "float32",
+    most: int = 4096,
+) -> None:
+    """Fit what a training step costs by atoms, edges and structures, for balanced batches.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    model
+        A preset, a run or a model folder.
+    device
+        auto, cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    most
+        Atoms of the largest batch.
+    """
+    from bevatron.recipes.benchmarks import cost_model, step_meter
+
+    rows, lines = cost_model(step_meter(store, model, device, dtype), most)
+    _print_rows(rows)
+    _say(*lines)
+
+
+def bench_capacity(
+    store: One,
+    model: str = "default",
+    device: str = "auto",
+    dtype: Literal["float32", "float64"] = "float32",
+    most: int = 65536,
+    out: Path = Path("capacity.png"),
+) -> None:
+    """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
+
+    Parameters
+    ----------
+    store
+        A prepared store.
+    model
+        A preset, a run or a model folder.
+    device
+        auto, cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    most
+        Atoms of the largest batch.
+    out
+        Picture to write.
+    """
+    from bevatron.recipes.benchmarks import capacity_curve, step_meter
+
+    rows, lines = capacity_curve(step_meter(store, model, device, dtype), most, out)
+    _print_rows(rows)
+    _say(*lines)
 
 
 def env() -> None:

@@ -4,15 +4,30 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from bevatron.data.dataset import Subset
 from bevatron.data.loader import Loader
 from bevatron.data.packing import Algorithm, Plan, pack
 from bevatron.data.samples import collate_structures
 from bevatron.data.store import Store
+from bevatron.errors import ConfigError
+from bevatron.models.mace import (
+    MACE,
+    PRESETS,
+    MaceConfig,
+    MaceTask,
+    Statistics,
+    load_model,
+    statistics,
+)
+from bevatron.parallel.mesh import choose_device
+from bevatron.recipes.step_cost import TERMS, StepMeter, find_capacity, fit_cost, saturation
 from bevatron.recipes.structures import batch_sizes
+from bevatron.train import plots
+from bevatron.train.precision import dtype_of
 
 Rows = list[dict[str, Any]]
 
@@ -96,4 +111,102 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
         batch_size=size,
         oversized="alone",
         names=store.describe,
+    )
+
+
+def step_meter(
+    path: Path, model: str, device: str, dtype: Literal["float32", "float64"]
+) -> StepMeter:
+    """Make a meter of training steps of a preset, a run or a model folder on a store's structures.
+
+    Raises
+    ------
+    ConfigError
+        If there is neither a preset nor a folder of that name, or no such device.
+    """
+    store = Store.open(path)
+    if model in PRESETS:
+        cutoff = float(store.manifest["settings"]["cutoff"])
+        config = MaceConfig.preset(model, r_max=cutoff)
+        some = Subset(store, np.arange(min(len(store), 1000)))
+        found = statistics(some, e0="least_squares")
+        elements = {int(z) for array, _ in store.flat("atomic_numbers") for z in np.unique(array)}
+        module = MACE(_with_elements(config, found, sorted(elements)))
+    elif Path(model).is_dir():
+        module = load_model(model)
+    else:
+        known = ", ".join(sorted(PRESETS))
+        raise ConfigError(f"--model: '{model}' is no folder and no preset (known: {known})")
+    place = choose_device(device, 0)
+    return StepMeter(module, MaceTask(), store, place, dtype_of(dtype))
+
+
+def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
+    """Measure steps of random and of dense batches and fit the cost model that packing balances.
+
+    Returns
+    -------
+    The measured steps with what the fit says of them, and lines on how to use it.
+    """
+    costs = list(saturation(meter, most=most, seconds_at_most=20.0))
+    sizes = [cost.sizes["atoms"] for cost in costs]
+    costs += [meter.measure(meter.densest_batch(n)) for n in sizes[:: max(1, len(sizes) // 4)]]
+    factors, error = fit_cost(costs)
+    rows = []
+    for cost in costs:
+        fitted = factors["constant"] + sum(factors[name] * cost.sizes[name] for name in TERMS)
+        rows.append(
+            {**cost.sizes, "ms": f"{cost.seconds * 1e3:.2f}", "fitted ms": f"{fitted * 1e3:.2f}"}
+        )
+    lines = [
+        "microseconds: " + ", ".join(f"{v * 1e6:.3g} a {k}" for k, v in factors.items()),
+        f"root mean square of the relative error: {error:.1%}",
+        "use it: "
+        + " ".join(
+            f"--batch.cost-{name} {factors[key] * 1e6:.4g}"
+            for name, key in (("nodes", "atoms"), ("edges", "edges"), ("constant", "graphs"))
+        ),
+    ]
+    return rows, lines
+
+
+def capacity_curve(meter: StepMeter, most: int, out: Path | None = None) -> tuple[Rows, list[str]]:
+    """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
+
+    Returns
+    -------
+    The curve as rows, and lines that say from where on it is flat and what fits.
+    """
+    costs = list(saturation(meter, most=most))
+    rates = [cost.sizes["atoms"] / cost.seconds for cost in costs]
+    rows = [
+        {
+            **cost.sizes,
+            "ms": f"{cost.seconds * 1e3:.2f}",
+            "atoms/s": f"{rate:,.0f}",
+            "peak MiB": f"{cost.peak_bytes / 2**20:,.0f}" if cost.peak_bytes else "",
+        }
+        for cost, rate in zip(costs, rates, strict=True)
+    ]
+    busy = next(c.sizes["atoms"] for c, r in zip(costs, rates, strict=True) if r > 0.9 * max(rates))
+    lines = [f"from about {busy} atoms on the rate is within 10 % of its highest"]
+    if meter.device.type == "cuda":
+        lines.append(f"largest capacity that fits: {find_capacity(meter)} atoms")
+    if out is not None:
+        atoms = [cost.sizes["atoms"] for cost in costs]
+        panels = [
+            plots.Panel("Rate", "atoms per second", (plots.Curve("", atoms, rates),)),
+            plots.Panel(
+                "Time", "ms per step", (plots.Curve("", atoms, [c.seconds * 1e3 for c in costs]),)
+            ),
+        ]
+        lines.append(f"picture: {plots.save(plots.curves(panels, 'atoms of a batch'), out)}")
+    return rows, lines
+
+
+def _with_elements(config: MaceConfig, found: Statistics, elements: Sequence[int]) -> MaceConfig:
+    return config.with_data(
+        atomic_numbers=tuple(elements),
+        atomic_energies=((0.0,) * len(elements),),
+        avg_num_neighbors=found.avg_num_neighbors,
     )

@@ -1,7 +1,10 @@
 """The recipe ``mace``: an interatomic potential from files of structures, new or fine-tuned."""
 
+import copy
 import dataclasses
 import fnmatch
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +14,9 @@ import torch
 from torch import Tensor
 
 from bevatron.config import from_dict, to_dict
+from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError, DataError
+from bevatron.files import write_json_atomically
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
 from bevatron.models.mace import (
@@ -24,7 +29,9 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.models.mace.storage import KIND
+from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.step_cost import StepMeter, find_capacity
 from bevatron.recipes.structures import (
     DataConfig,
     StructureData,
@@ -42,7 +49,6 @@ from bevatron.train.settings import (
     Settings,
     TrainConfig,
 )
-
 
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """What the console tells of after an epoch, in eV and eV/Å."""
@@ -175,6 +181,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     _freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)
     task = MaceTask(config.loss, model.config.heads)
+    config = _with_capacity(config, model, task, train)
     return Run(
         model=model,
         task=task,
@@ -198,6 +205,23 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         on_end=_report(config, data) if config.report else None,
         notes=notes,
     )
+
+
+def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
+    """Measure ``batch.capacity: auto``, once for the run's folder."""
+    if config.batch.capacity != "auto":
+        return config
+    path = config.output / "capacity.json"
+    if path.exists():
+        capacity = int(json.loads(path.read_text())["atoms"])
+    else:
+        local_rank = ranks_from_environment(os.environ)[2]
+        device = choose_device(config.train.device, local_rank)
+        dtype = dtype_of(config.train.dtype)
+        meter = StepMeter(copy.deepcopy(model), task, train, device, dtype)
+        capacity = find_capacity(meter)
+        write_json_atomically(path, {"atoms": capacity}, ConfigError)
+    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
 
 
 @dataclass(frozen=True)

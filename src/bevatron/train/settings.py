@@ -120,7 +120,8 @@ class BatchConfig:
         ``streaming`` (greedy, in random order) or ``fixed_count`` (``size`` samples each).
     capacity
         Largest batch of one rank: a number of atoms, or numbers by name, such as
-        ``{atoms: 1024, edges: 60000}``.
+        ``{atoms: 1024, edges: 60000}``; ``auto``: as many atoms as fit into the GPU's memory,
+        measured when the run begins.
     size
         Samples per batch of ``fixed_count``.
     cost_nodes, cost_edges, cost_constant
@@ -133,7 +134,7 @@ class BatchConfig:
     """
 
     algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
-    capacity: int | dict[str, int] = 256
+    capacity: int | dict[str, int] | Literal["auto"] = 256
     size: int = 10
     cost_nodes: float = 1.0
     cost_edges: float = 0.0
@@ -143,16 +144,25 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        for name, value in self.capacities().items():
-            _require(value > 0, f"batch.capacity: expected more than 0 {name}, got {value}")
-        _require(bool(self.capacities()), "batch.capacity: expected a number of atoms")
+        if self.capacity != "auto":
+            for name, value in self.capacities().items():
+                _require(value > 0, f"batch.capacity: expected more than 0 {name}, got {value}")
+            _require(bool(self.capacities()), "batch.capacity: expected a number of atoms")
         _require(self.size >= 1, f"batch.size: expected 1 or more, got {self.size}")
 
     def capacities(self) -> dict[str, int]:
-        """Return the capacity by name of what is counted."""
+        """Return the capacity by name of what is counted.
+
+        Raises
+        ------
+        ConfigError
+            If it is ``auto`` and has not been measured.
+        """
         if isinstance(self.capacity, dict):
             return dict(self.capacity)
-        return {"atoms": self.capacity}
+        if isinstance(self.capacity, int):
+            return {"atoms": self.capacity}
+        raise ConfigError("batch.capacity: 'auto' is measured by a recipe; give a number here")
 
 
 @dataclass(frozen=True)
