@@ -199,7 +199,7 @@ p{max-width:75ch}
 table{border-collapse:collapse;font-size:14px}
 caption{text-align:left;color:var(--soft);padding:.3rem 0}
 th{text-align:left;font-weight:600;border-bottom:2px solid var(--line);padding:.35rem .9rem;
-white-space:nowrap}
+vertical-align:bottom}
 td{border-bottom:1px solid var(--line);padding:.3rem .9rem}
 .number{text-align:right;font-variant-numeric:tabular-nums}
 tbody tr:hover{background:var(--pale)}

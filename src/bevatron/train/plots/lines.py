@@ -103,7 +103,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         ax.set_ylim(bottom=0)
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
     if longest and len(panel.curves) > 1:
-        ax.legend()
+        ax.legend(loc="best")
     elif not longest:
         say(ax, "no values")
 
