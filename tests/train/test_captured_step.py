@@ -1,19 +1,23 @@
 """Steps over padded batches whose figures are read later; on a CPU the same without recording."""
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
+from safetensors.torch import load_file
 from test_mace import make_run
 
-from bevatron.errors import DivergenceError
+from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.captured_step import CapturedStep, obstacle
-from bevatron.train.loop import begin_state
+from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 
 MESH = Mesh()
@@ -168,3 +172,59 @@ def test_the_optimiser_can_be_taken_back(tmp_path):
     step.release()
     result = train_step(run, state, state.model, [collate(run, [2])], lr=0.01, mesh=MESH)
     assert np.isfinite(result.loss)
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """Let runs on a CPU take the captured step."""
+    from bevatron.train import captured_step
+
+    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
+
+
+def test_a_run_read_one_step_late_has_the_records_of_a_plain_one(tmp_path, on_a_cpu):
+    optim = {**FUSED, "accumulate": 2}
+    fit(make_run(tmp_path / "plain", optim=optim, train={"cuda_graphs": False}))
+    fit(make_run(tmp_path / "late", optim=optim))
+    plain, late = tiny.records(tmp_path / "plain"), tiny.records(tmp_path / "late")
+    assert [r["kind"] for r in late] == [r["kind"] for r in plain]
+    for one, other in zip(late, plain, strict=True):
+        assert one["step"] == other["step"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert one["lr"] == other["lr"]
+        assert one["sizes"] == other["sizes"]
+    assert "batches padded to" in (tmp_path / "late" / "log.txt").read_text()
+
+
+def test_a_run_read_one_step_late_can_be_stopped_and_resumed(tmp_path, on_a_cpu):
+    class Stopping(MaceTask):
+        calls = 0
+
+        def normalisers(self, batch):
+            self.calls += 1
+            if self.calls == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().normalisers(batch)
+
+    fit(make_run(tmp_path / "whole", optim=FUSED, checkpoint={"every_steps": 2}))
+    stopped = fit(make_run(tmp_path / "cut", optim=FUSED, task=Stopping()))
+    assert stopped.stopped_by == "SIGTERM"
+    again = make_run(tmp_path / "cut", optim=FUSED)
+    again.resume = True
+    fit(again)
+    assert tiny.losses(tmp_path / "cut") == tiny.losses(tmp_path / "whole")
+
+
+def test_a_run_that_diverges_keeps_the_weights_from_before(tmp_path, on_a_cpu):
+    run = make_run(tmp_path, optim=FUSED, checkpoint={"every_steps": 1}, train={"epochs": 3})
+    run.train.samples[9]["energy"] = np.array(np.inf)
+    with pytest.raises(DivergenceError, match="loss became inf"):
+        fit(run)
+    for path in tmp_path.rglob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            assert not tensor.is_floating_point() or torch.isfinite(tensor).all(), name
+
+
+def test_asking_for_what_cannot_be_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"train.cuda_graphs: .* the device is cpu"):
+        fit(make_run(tmp_path, train={"cuda_graphs": True}))

@@ -67,7 +67,7 @@ def test_a_gradient_that_is_no_number_spoils_nothing(tmp_path):
         step([collate(run, [0, 1, 2])], lr=0.01).result()
         before = weights_of(state)
         bad = collate(run, [3, 4])
-        bad.forces[0] = float("inf")
+        bad.energy[0] = float("inf")
         launched = step([bad], lr=0.01)
         later = step([collate(run, [5, 6])], lr=0.01)
         torch.cuda.synchronize()

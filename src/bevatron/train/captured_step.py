@@ -19,6 +19,7 @@ from torch import Tensor
 from bevatron.data.padding import BatchShape
 from bevatron.data.samples import StructureBatch
 from bevatron.data.size_buckets import SizeBuckets, choose_shapes, smallest_shape, waste
+from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Capturable, ChecksBatches
@@ -59,6 +60,29 @@ def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
         return "optim.fused is off"
     kinds = {(p.dtype, p.device) for p in trained_parameters(state.model).values()}
     return "the parameters are of several types" if len(kinds) > 1 else None
+
+
+def captured_step(
+    run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None]
+) -> "CapturedStep | None":
+    """Make a captured step if ``train.cuda_graphs`` wants one, else say why not and return None.
+
+    Raises
+    ------
+    ConfigError
+        If it was asked for and cannot be.
+    """
+    wanted = run.settings.train.cuda_graphs
+    if wanted is False:
+        return None
+    why = obstacle(run, state, mesh)
+    if why is None:
+        return CapturedStep(run, state, mesh)
+    if wanted:
+        raise ConfigError(f"train.cuda_graphs: steps cannot be captured, {why}; leave it out")
+    if mesh.device.type == "cuda":
+        say(f"steps are not captured as CUDA graphs: {why}")
+    return None
 
 
 class CapturedStep:

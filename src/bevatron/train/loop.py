@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.train.captured_step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
+from bevatron.train.cuda_graphs import NotRecordableError
 from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
 from bevatron.train.evaluate import (
     Interrupted,
@@ -36,7 +39,7 @@ from bevatron.train.saving import Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
-from bevatron.train.step import note_loss, train_step
+from bevatron.train.step import LaunchedStep, note_loss, train_step
 
 
 def fit(run: Run) -> FitResult:
@@ -94,6 +97,28 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     return state
 
 
+@dataclass(frozen=True)
+class StepUnderWay:
+    """A launched step with what is told of it once it is over.
+
+    Attributes
+    ----------
+    launched
+        The step.
+    num_batches
+        Batches of this rank in it.
+    lr
+        Its learning rate.
+    waited
+        Seconds that it waited for its batches.
+    """
+
+    launched: LaunchedStep
+    num_batches: int
+    lr: float
+    waited: float
+
+
 class Trainer:
     """Walks a run in one process; all processes walk alike."""
 
@@ -110,6 +135,7 @@ class Trainer:
         self.records, self.saver, self.stops = records, saver, stops
         compiled = run.settings.train.compile
         self.model: torch.nn.Module = torch.compile(state.model) if compiled else state.model  # type: ignore[assignment]
+        self.captured = captured_step(run, state, mesh, records.console.say)
         self.metrics: dict[str, float] = {}
         self.stopped_by: str | None = None
         collate, loader = run.task.collate, run.settings.loader
@@ -168,7 +194,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Walk the batches that are left of this epoch, in groups of ``accumulate`` per step."""
-        run, progress, mesh = self.run, self.state.progress, self.mesh
+        run, progress = self.run, self.state.progress
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
@@ -181,39 +207,65 @@ class Trainer:
         self.records.begin_batches()
         group: list[Any] = []
         places: list[int] = []
+        under_way: list[StepUnderWay] = []
         self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
             places.append(loaded.position)
             if len(group) < accumulate and len(places) < len(epoch.batches):
                 continue
-            lr = self._learning_rate((before + len(places) - len(group)) / epoch.num_batches)
+            fraction = (before + len(places) - len(group)) / epoch.num_batches
+            lr = self._learning_rate(fraction, progress.step + len(under_way))
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             asks = {"save": float(self.saver.minutes_due()), "samples": samples}
-            result = train_step(
-                run,
-                self.state,
-                self.model,
-                [one.batch for one in group],
-                lr=lr,
-                mesh=mesh,
-                notes={**self.stops.notes(), **asks},
-            )
-            progress.step += 1
-            progress.step_in_epoch += 1
-            progress.samples += round(result.notes["samples"])
-            segment.done += len(group)
-            note_loss(progress, result.loss)
-            self.records.step(progress, result, lr, sum(one.waited_seconds for one in group))
+            launched = self._launch([one.batch for one in group], lr, asks)
+            waited = sum(one.waited_seconds for one in group)
+            under_way.append(StepUnderWay(launched, len(group), lr, waited))
             group = []
-            self._collect_garbage()
-            self.stopped_by = self.stops.agreed(result.notes)
-            if self.stopped_by or result.notes["save"] or (every and progress.step % every == 0):
+            self.stopped_by = self.stops.agreed(launched.notes)
+            step = progress.step + len(under_way)
+            save = self.stopped_by or launched.notes["save"] or (every and step % every == 0)
+            # A captured step is read when the next is launched, so that the GPU never waits.
+            while len(under_way) > (0 if save or self.captured is None else 1):
+                self._settle(under_way.pop(0), segment)
+            if save:
                 self._note_overtaken(segment, epoch.first, places)
                 self.saver.checkpoint()
             if self.stopped_by:
                 break
+        for step_under_way in under_way:
+            self._settle(step_under_way, segment)
         self.records.console.end_epoch()
+
+    def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
+        """Launch a step; the plain kind is over when this returns."""
+        notes = {**self.stops.notes(), **asks}
+        if self.captured is not None:
+            try:
+                return self.captured(batches, lr=lr, notes=notes)
+            except NotRecordableError as error:
+                if self.run.settings.train.cuda_graphs:
+                    raise ConfigError(
+                        f"train.cuda_graphs: no step can be captured, {error}"
+                    ) from error
+                self.records.console.say(f"steps are not captured as CUDA graphs: {error}")
+                self.captured.release()
+                self.captured = None
+        result = train_step(
+            self.run, self.state, self.model, batches, lr=lr, mesh=self.mesh, notes=notes
+        )
+        return LaunchedStep(result.notes, lambda: result)
+
+    def _settle(self, done: "StepUnderWay", segment: Segment) -> None:
+        """Wait for a step and take note of it."""
+        progress, result = self.state.progress, done.launched.result()
+        progress.step += 1
+        progress.step_in_epoch += 1
+        progress.samples += round(result.notes["samples"])
+        segment.done += done.num_batches
+        note_loss(progress, result.loss)
+        self.records.step(progress, result, done.lr, done.waited)
+        self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:
         """Plan what is left of the epoch, and say so if it was packed anew."""
@@ -236,6 +288,10 @@ class Trainer:
                 f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
                 f"packed anew, {len(epoch.batches)} batches per rank"
             )
+        if self.captured is not None:
+            shapes = self.captured.plan(epoch.batches)
+            if shapes is not None:
+                self.records.console.say(shapes)
         return epoch
 
     def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
@@ -247,12 +303,12 @@ class Trainer:
             segment.skipped = [skipped for skipped, _ in gaps]
             segment.ahead = [ahead for _, ahead in gaps]
 
-    def _learning_rate(self, fraction: float) -> float:
+    def _learning_rate(self, fraction: float, step: int) -> float:
         progress, settings = self.state.progress, self.run.settings
         return learning_rate(
             settings.schedule,
             settings.optim.lr,
-            step=progress.step,
+            step=step,
             epoch=progress.epoch,
             fraction=fraction,
             epochs=settings.train.epochs,
@@ -280,7 +336,7 @@ class Trainer:
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
             )
-        lr = self._learning_rate(1.0)
+        lr = self._learning_rate(1.0, progress.step)
         self.records.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
         if improved:
             self.saver.best(valid)
