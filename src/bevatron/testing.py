@@ -24,8 +24,8 @@ from bevatron.maths.so3 import rotate
 AWKWARD_SIZES = (0, 1, 2, 31, 63, 64, 65, 127)
 """Lengths around the powers of two where blocks of a kernel end."""
 
-SENTINEL = -7.25e5
-"""What fills the margins around guarded outputs."""
+SENTINEL = -6.1e4
+"""What fills the margins around guarded outputs; every type holds it."""
 
 MARGIN = 64
 """Elements before and after a poisoned or guarded tensor."""

@@ -5,6 +5,7 @@ reaches what else is inside.
 """
 
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.pair_attention import pair_attention
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
@@ -26,8 +27,9 @@ __all__ = [
     "explain",
     "implementations",
     "launches",
-    "radial_tensor_product",
+    "layer_norm",
     "pair_attention",
+    "radial_tensor_product",
     "reset_launches",
     "scatter_sum",
     "symmetric_contraction",

@@ -1,0 +1,32 @@
+"""Layer normalisation in plain PyTorch: the specification."""
+
+import torch
+from torch import Tensor
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    sigmoid: bool,
+) -> Tensor:
+    """Compute ``scale * (weight * (x - mean) / sqrt(var + eps) + bias) + shift``.
+
+    16-bit types are computed in float32 and rounded once.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.to(wide)
+    y = y - y.mean(-1, keepdim=True)
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.to(wide)
+    if bias is not None:
+        y = y + bias.to(wide)
+    if scale is not None:
+        y = y * (scale.to(wide).sigmoid() if sigmoid else scale.to(wide))
+    if shift is not None:
+        y = y + shift.to(wide)
+    return y.to(x.dtype)
