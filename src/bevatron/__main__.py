@@ -1,6 +1,8 @@
 """``python -m bevatron``: the same as the command ``bevatron``."""
 
+import sys
+
 from bevatron.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

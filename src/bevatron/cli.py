@@ -8,12 +8,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from bevatron import __version__
+from bevatron.arguments import as_typed, call, parse
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.errors import BevatronError, ConfigError
 
@@ -54,8 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BevatronError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        options = "--data.labels." if arguments[0] == "train" else "--labels."
+        message = str(error) if arguments[0] == "convert" else as_typed(str(error), options)
+        print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
+    except SystemExit as stop:
+        # After --help.
+        return stop.code if isinstance(stop.code, int) else 0
     except BrokenPipeError:
         # The reader of our output (`| head`) has left; that is no failure of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,22 +94,31 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         },
     }
     if command in commands:
-        return _call(commands[command], arguments, f"bevatron {command}")
+        return call(commands[command], arguments, f"bevatron {command}") or 0
     if command not in groups:
-        known = ", ".join(sorted([*commands, *groups, "train"]))
-        raise ConfigError(f"there is no command '{command}' (known: {known})")
+        known = sorted([*commands, *groups, "train"])
+        close = get_close_matches(command, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"there is no command '{command}' ({hint})")
     group = groups[command]
+    if arguments and arguments[0] in {"-h", "--help"}:
+        for name, function in group.items():
+            _say(f"bevatron {command} {name}: {(function.__doc__ or '').splitlines()[0]}")
+        return 0
     if not arguments or arguments[0] not in group:
         raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
-    return _call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}")
+    return call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}") or 0
 
 
-def _call(function: Callable[..., int | None], arguments: list[str], name: str) -> int:
-    return tyro.cli(function, args=arguments, prog=name, config=(tyro.conf.AvoidSubcommands,)) or 0
+def _positional(metavar: str) -> Any:
+    return tyro.conf.arg(metavar=metavar)
 
 
-Files = Annotated[tuple[Path, ...], tyro.conf.Positional]
-One = Annotated[Path, tyro.conf.Positional]
+Files = Annotated[tuple[Path, ...], tyro.conf.Positional, _positional("FILE ...")]
+Model = Annotated[Path, tyro.conf.Positional, _positional("MODEL")]
+Source = Annotated[Path, tyro.conf.Positional, _positional("SOURCE")]
+Out = Annotated[Path, tyro.conf.Positional, _positional("OUT")]
+StoreFolder = Annotated[Path, tyro.conf.Positional, _positional("STORE")]
 Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
 
 
@@ -177,15 +193,19 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments else EXIT_MISTAKE
     base = configuration(arguments[0], arguments[1:])
     command = _train_command(type(base))
-    shorthands = {"--data": "--data.train", "--out": "--output"}
-    parsed = tyro.cli(
+    parsed = parse(
         command,
+        [_written_out(argument) for argument in arguments[1:]],
+        f"bevatron train {arguments[0]}",
         default=command(base, TrainOptions()),
-        args=[shorthands.get(argument, argument) for argument in arguments[1:]],
-        prog=f"bevatron train {arguments[0]}",
-        config=(tyro.conf.AvoidSubcommands,),
     )
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
+
+
+def _written_out(argument: str) -> str:
+    """Write out an option that has a short name."""
+    option, equals, value = argument.partition("=")
+    return {"--data": "--data.train", "--out": "--output"}.get(option, option) + equals + value
 
 
 def _train_command(config: type) -> Any:
@@ -200,7 +220,7 @@ def _train_command(config: type) -> Any:
 
 
 def evaluate(
-    model: One,
+    model: Model,
     files: Files,
     labels: Labels = LabelOptions(),  # noqa: B008
     head: str | None = None,
@@ -247,9 +267,9 @@ def evaluate(
 
 
 def predict(
-    model: One,
-    source: One,
-    out: One,
+    model: Model,
+    source: Source,
+    out: Out,
     committee: tuple[Path, ...] = (),
     prefix: str = "predicted_",
     head: str | None = None,
@@ -296,9 +316,9 @@ def predict(
 
 
 def relax(
-    model: One,
-    source: One,
-    out: One,
+    model: Model,
+    source: Source,
+    out: Out,
     fmax: float = 0.05,
     steps: int = 500,
     cell: bool = False,
@@ -333,7 +353,7 @@ def relax(
 
 
 def convert_from_mace_torch(
-    file: One, out: One, trust: bool = False, config: Path | None = None
+    file: Source, out: Out, trust: bool = False, config: Path | None = None
 ) -> None:
     """Make a model folder of a mace-torch checkpoint.
 
@@ -354,7 +374,7 @@ def convert_from_mace_torch(
     _say(from_mace_torch_file(file, out, trust=trust, config=config))
 
 
-def convert_to_mace_torch(model: One, out: One) -> None:
+def convert_to_mace_torch(model: Model, out: Out) -> None:
     """Write a run or a model folder as a mace-torch checkpoint.
 
     Parameters
@@ -371,7 +391,7 @@ def convert_to_mace_torch(model: One, out: One) -> None:
 
 
 def inspect(
-    store: One,
+    store: StoreFolder,
     out: Path | None = None,
     plan: bool = False,
     capacity: int | None = None,
@@ -398,7 +418,7 @@ def inspect(
     _say(f"figures: {inspect_store(store, out, options)}")
 
 
-def bench_store(store: One) -> None:
+def bench_store(store: StoreFolder) -> None:
     """Measure how long it takes to open a store and to read a sample.
 
     Parameters
@@ -411,7 +431,9 @@ def bench_store(store: One) -> None:
     _print_rows(store_rates(store))
 
 
-def bench_loader(store: One, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)) -> None:
+def bench_loader(
+    store: StoreFolder, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)
+) -> None:
     """Measure how many structures a second reach the step for numbers of worker processes.
 
     Parameters
@@ -428,7 +450,7 @@ def bench_loader(store: One, capacity: int = 1024, workers: tuple[int, ...] = (0
     _print_rows(loader_rates(store, capacity, workers))
 
 
-def bench_packing(store: One, capacity: int = 1024, ranks: int = 8) -> None:
+def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> None:
     """Compare how the packing algorithms fill batches and balance ranks.
 
     Parameters
@@ -446,7 +468,7 @@ def bench_packing(store: One, capacity: int = 1024, ranks: int = 8) -> None:
 
 
 def bench_cost(
-    store: One,
+    store: StoreFolder,
     model: str = "default",
     device: str = "auto",
     dtype: Literal["float32", "float64"] = "float32",
@@ -475,7 +497,7 @@ def bench_cost(
 
 
 def bench_capacity(
-    store: One,
+    store: StoreFolder,
     model: str = "default",
     device: str = "auto",
     dtype: Literal["float32", "float64"] = "float32",
@@ -515,7 +537,7 @@ def env() -> None:
         _say(title, *(f"  {name:<{width}}  {value}" for name, value in rows))
 
 
-def demo(out: One = Path("demo-run")) -> int:
+def demo(out: Out = Path("demo-run")) -> int:
     """Train a small potential on bundled data, evaluate it, draw the pictures, run dynamics.
 
     Parameters

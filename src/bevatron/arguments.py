@@ -1,0 +1,210 @@
+"""Reading the command line: tyro, with every mistake told in one sentence.
+
+tyro prints a box of several lines for a wrong option and leaves the process; here the same is a
+`ConfigError`, so that the command line treats it like any other mistake. Names of options in the
+sentences of the library (``energy_key='e'``) are turned into what a user types
+(``--labels.energy-key e``).
+"""
+
+import dataclasses
+import functools
+import io
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from typing import Any, TypeVar
+
+import tyro
+
+from bevatron.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **options: Any) -> T:
+    """Read ``arguments`` into what ``target`` makes; `tyro.cli` with errors of our own.
+
+    Parameters
+    ----------
+    target
+        A dataclass or a function.
+    arguments
+        What the user typed after the command.
+    command
+        Words before them, for messages and help.
+    **options
+        For `tyro.cli`.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option, a missing one or a wrong value.
+    SystemExit
+        After ``--help`` was printed.
+    """
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            made: T = tyro.cli(
+                target,
+                args=_with_flags(arguments, flags(target)),
+                prog=command,
+                config=(tyro.conf.AvoidSubcommands,),
+                **options,
+            )
+            return made
+    except SystemExit as stop:
+        if stop.code in {None, 0}:
+            raise
+        raise ConfigError(sentence(said.getvalue(), command)) from None
+
+
+def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> T:
+    """Call a function with arguments from the command line, which `parse` reads."""
+
+    @functools.wraps(function)
+    def later(*args: Any, **kwargs: Any) -> Callable[[], T]:
+        return functools.partial(function, *args, **kwargs)
+
+    return parse(later, arguments, command)()
+
+
+def sentence(box: str, command: str) -> str:
+    """Make one sentence of what tyro says in a box.
+
+    Examples
+    --------
+    >>> sentence("Unrecognized options: --lrr", "bevatron train mace")
+    'there is no option --lrr; `bevatron train mace --help` shows all'
+    """
+    lines = [re.sub(r"^[\s│╭╰]+|[\s│╮╯]+$", "", line) for line in box.splitlines()]
+    lines = [line for line in lines if not re.fullmatch(r"─.*─", line)]
+    text = " ".join(line for line in lines if line)
+    unknown = re.search(
+        r"Unrecognized options: (.*?)(?:$| Perhaps you meant| Arguments sim| For )", text
+    )
+    if unknown:
+        return _unknown(unknown[1], text, command)
+    missing = re.search(r"Missing from .*?:(.*?)(?:For full helptext|$)", " ".join(lines))
+    if missing:
+        names = [line.split()[0] for line in lines if re.fullmatch(r"(--\S+|[A-Z]+)( .*)?", line)]
+        given = ", ".join(dict.fromkeys(names))
+        return f"`{command}` needs {given}; `{command} --help` says more"
+    text = re.split(r" (?:Got errors:|Argument helptext:|For full helptext)", text)[0].strip()
+    for pattern, replacement in _WORDING:
+        text = re.sub(pattern, replacement, text)
+    return text.removesuffix(".")
+
+
+def flags(target: Any, prefix: str = "") -> frozenset[str]:
+    """Name the options of a dataclass or function that are plain switches.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass
+    ... class Options:
+    ...     dry_run: bool = False
+    >>> flags(Options)
+    frozenset({'dry-run'})
+    """
+    found: set[str] = set()
+    for name, hint in _hints(target).items():
+        bare = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        hidden = typing.get_args(hint)[1:] if bare is not hint else ()
+        unnamed = any(getattr(item, "name", None) == "" for item in hidden)
+        path = prefix if unnamed else f"{prefix}{name.replace('_', '-')}"
+        if bare is bool:
+            found.add(path)
+        elif isinstance(bare, type) and dataclasses.is_dataclass(bare):
+            found |= flags(bare, path if unnamed else f"{path}.")
+    return frozenset(found)
+
+
+def as_typed(message: str, options: str) -> str:
+    """Write the names of options in a message as they are typed.
+
+    Parameters
+    ----------
+    message
+        From the library, where options are Python's names.
+    options
+        What stands before the options of labels: ``--labels.`` or ``--data.labels.``.
+
+    Examples
+    --------
+    >>> as_typed("set energy_key='E' if that is it", "--labels.")
+    "set --labels.energy-key 'E' if that is it"
+    """
+    text = re.sub(
+        rf"(?:data\.)?(?:labels\.)?\b({_KEYS})_key\b(?:=('[^']*'))?",
+        lambda found: f"{options}{found[1]}-key" + (f" {found[2]}" if found[2] else ""),
+        message,
+    )
+    text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
+    return re.sub(r"(?<![\w.-])--trust\b", f"{options}trust", text)
+
+
+_KEYS = "energy|forces|stress|virials|group|head|weight"
+
+_WORDING = (
+    (r"^Error parsing (--\S+): ", r"\1: "),
+    (r"invalid literal for int\(\) with base 10: (.*)", r"expected a whole number, got \1"),
+    (r"could not convert string to float: (.*)", r"expected a number, got \1"),
+    (r"no type matching (.*) could be instantiated from \[(.*)\]", r"expected \1, got \2"),
+    (
+        r"^invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
+        r"\2: expected one of \3, got \1",
+    ),
+    (r"^Missing value for argument '(.*)'\. Expected (\d+) values", r"\1: expected a value"),
+)
+"""What tyro says -> what we say."""
+
+
+def _unknown(names: str, text: str, command: str) -> str:
+    """Tell of options that are not there."""
+    words = [word for word in names.split(", ") if word]
+    options = [word for word in words if word.startswith("-")]
+    if not options:
+        given = ", ".join(map(repr, words))
+        return f"nothing was expected after the options but {given}; `{command} --help` shows all"
+    rest = text.partition(names)[2]
+    close = re.search(r"(?<=: )--[\w.-]+", rest)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"there is no option {options[0]}{hint}; `{command} --help` shows all"
+
+
+def _allow(options: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: f"{options}allow-{found[1].replace('_', '-')}"
+
+
+def _hints(target: Any) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (TypeError, NameError):
+        return {}
+
+
+def _with_flags(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
+    """Let switches take true and false, as in a YAML file: ``--report false``."""
+    rest = [part for argument in arguments for part in _split(argument, switches)]
+    done: list[str] = []
+    while rest:
+        option = rest.pop(0)
+        name = option.removeprefix("--").replace("_", "-")
+        if option.startswith("--") and name in switches and rest and rest[0].lower() in _TRUTH:
+            head, dot, last = name.rpartition(".")
+            option = f"--{name}" if _TRUTH[rest.pop(0).lower()] else f"--{head}{dot}no-{last}"
+        done.append(option)
+    return done
+
+
+_TRUTH = {"true": True, "false": False}
+
+
+def _split(argument: str, switches: frozenset[str]) -> list[str]:
+    """Take ``--report=false`` apart."""
+    option, equals, value = argument.partition("=")
+    if equals and option.removeprefix("--").replace("_", "-") in switches:
+        return [option, value]
+    return [argument]
