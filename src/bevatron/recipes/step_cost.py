@@ -124,14 +124,11 @@ class StepMeter:
         return self._filled(generator.integers(len(self.dataset), size=capacity + 1), capacity)
 
     def densest_batch(self, capacity: int) -> IntArray:
-        """Fill ``capacity`` atoms with the samples of most edges per atom: the worst case."""
-        density = self.sizes["edges"] / np.maximum(self.sizes["atoms"], 1)
-        order = np.argsort(-density, kind="stable")
-        order = order[self.sizes["atoms"][order] <= capacity]
-        if not len(order):
-            order = np.array([int(np.argmin(self.sizes["atoms"]))])
-        rounds = -(-capacity // max(int(self.sizes["atoms"][order[:64]].sum()), 1))
-        return self._filled(np.tile(order[:64], rounds + 1), capacity)
+        """Fill ``capacity`` atoms with the structure of most edges per atom: the worst case."""
+        atoms, edges = self.sizes["atoms"], self.sizes["edges"]
+        density = np.where(atoms <= capacity, edges / np.maximum(atoms, 1), -1.0)
+        densest = int(np.argmax(density))
+        return np.full(max(1, capacity // int(atoms[densest])), densest, dtype=np.int64)
 
     def _filled(self, order: IntArray, capacity: int) -> IntArray:
         used = np.cumsum(self.sizes["atoms"][order])

@@ -1,0 +1,88 @@
+"""The cost of steps is measured on real steps and fitted; batches keep to what they were asked."""
+
+import numpy as np
+import pytest
+import torch
+
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.samples import unlabelled_structure
+from bevatron.errors import ConfigError
+from bevatron.models.mace import MACE, MaceConfig, MaceTask
+from bevatron.recipes.step_cost import StepCost, StepMeter, find_capacity, fit_cost, saturation
+
+
+class Crystals:
+    """Cubes of 1, 8, 27 hydrogen atoms; the larger ones have more neighbours per atom."""
+
+    def __init__(self):
+        self.samples = []
+        for side in (1, 2, 3):
+            grid = np.stack(np.meshgrid(*[np.arange(side)] * 3), axis=-1).reshape(-1, 3)
+            sample = unlabelled_structure(np.ones(len(grid), int), 0.9 * grid.astype(float))
+            sample["energy"] = np.array(-1.0)
+            sample["forces"] = np.zeros((len(grid), 3))
+            self.samples.append(add_neighbours(sample, 2.0))
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+    def describe(self, index):
+        return f"cube {index}"
+
+    def lengths(self, field):
+        return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
+
+
+@pytest.fixture
+def meter():
+    config = MaceConfig.preset(
+        "small", num_channels=2, l_max=1, max_L=0, correlation=1, radial_mlp=(4,), r_max=2.0
+    ).with_data(atomic_numbers=(1,), atomic_energies=((0.0,),), avg_num_neighbors=4.0)
+    return StepMeter(MACE(config), MaceTask(), Crystals(), torch.device("cpu"), torch.float32)
+
+
+def test_known_factors_are_found_again():
+    factors = {"atoms": 3e-6, "edges": 2e-8, "graphs": 1e-5, "constant": 4e-3}
+    generator = np.random.default_rng(0)
+    costs = []
+    for _ in range(12):
+        sizes = {name: int(generator.integers(1, 5000)) for name in ("atoms", "edges", "graphs")}
+        seconds = factors["constant"] + sum(factors[name] * n for name, n in sizes.items())
+        costs.append(StepCost(sizes, seconds, 0))
+    found, error = fit_cost(costs)
+    assert found == pytest.approx(factors, rel=1e-6)
+    assert error < 1e-9
+
+
+def test_no_factor_is_negative_where_sizes_say_nothing():
+    costs = [StepCost({"atoms": n, "edges": 40 * n, "graphs": 1}, 1.0 / n, 0) for n in (1, 2, 4, 8)]
+    found, _ = fit_cost(costs)
+    assert min(found.values()) >= 0
+
+
+def test_too_few_measurements_are_refused():
+    with pytest.raises(ConfigError, match="needs 4 measurements, got 1"):
+        fit_cost([StepCost({"atoms": 1, "edges": 1, "graphs": 1}, 1.0, 0)])
+
+
+@pytest.mark.parametrize("capacity", [27, 30, 100])
+def test_batches_keep_to_the_capacity(meter, capacity):
+    for indices in (meter.densest_batch(capacity), meter.random_batch(capacity, seed=1)):
+        assert 0 < meter.sizes["atoms"][indices].sum() <= capacity
+    assert set(meter.densest_batch(capacity)) == {2}  # the densest cube, again and again
+
+
+def test_curve_grows_and_measures_real_steps(meter):
+    costs = list(saturation(meter, first=32, most=100))
+    atoms = [cost.sizes["atoms"] for cost in costs]
+    assert len(costs) >= 3
+    assert all(size <= 100 for size in atoms)
+    assert all(cost.seconds > 0 for cost in costs)
+
+
+def test_automatic_capacity_is_refused_on_a_cpu(meter):
+    with pytest.raises(ConfigError, match="'auto' needs a GPU"):
+        find_capacity(meter)
