@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 
 from bevatron.data.dataset import Concatenated, Dataset
 from bevatron.data.readers import LabelOptions
-from bevatron.errors import DataError
+from bevatron.data.store import Store
+from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceTask, load_model, per_structure_errors
@@ -108,13 +109,18 @@ def evaluate_files(
     DataError
         For structures without labels, or with elements that the model does not know.
     """
+    if not paths:
+        raise ConfigError("evaluate: expected at least one file of labelled structures or store")
     module = model if isinstance(model, torch.nn.Module) else load_model(model)
     heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
     potential = Potential(module, device, dtype, head or heads_known[0])
+    labels = labels or LabelOptions()
+    if head is None and len(heads_known) > 1 and not labels.heads:
+        labels = replace(labels, heads=heads_known)
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
-        stores = open_structures(
-            paths, potential.cutoff, labels or LabelOptions(), Path(scratch) / "store"
-        )
+        stores = open_structures(paths, potential.cutoff, labels, Path(scratch) / "store")
+        if head is None:
+            _check_heads(stores, heads_known)
         heads = None if head is None else [potential.head] * len(stores)
         dataset = Concatenated(stores, heads)
         evaluation = evaluate_dataset(potential, dataset, capacity)
@@ -132,7 +138,7 @@ def evaluate_dataset(
 ) -> Evaluation:
     """Evaluate a potential on prepared structures."""
     names = _names(dataset)
-    potential.check_elements(names.atomic_numbers, "the data")
+    _check_elements(potential, dataset, names.atomic_numbers)
     heads = potential.heads
     task = MaceTask(heads=heads)
     batches = predict(
@@ -258,6 +264,27 @@ def _names(dataset: Dataset) -> _Names:
     if not numbers:
         raise DataError("there are no structures to evaluate")
     return _Names(np.concatenate(numbers), groups, files)
+
+
+def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntArray) -> None:
+    """Refuse an unknown element with the structure that holds it."""
+    if not set(np.unique(atomic_numbers).tolist()) <= set(potential.atomic_numbers):
+        for index, sample in _samples(dataset):
+            potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
+
+
+def _check_heads(stores: Sequence[Store], heads: tuple[str, ...]) -> None:
+    """Refuse a store whose structures are numbered by other heads than the model's."""
+    if len(heads) == 1:
+        return
+    for store in stores:
+        found = tuple(store.manifest["settings"].get("labels", {}).get("heads") or ())
+        if found != heads:
+            told = f"the heads {', '.join(found)}" if found else "no heads"
+            raise ConfigError(
+                f"{store.path}: was prepared with {told}, the model has {', '.join(heads)}; say "
+                "with --head which is meant, or give the files themselves"
+            )
 
 
 def _samples(dataset: Dataset) -> Iterator[tuple[int, Arrays]]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bevatron.config import from_dict, to_dict
-from bevatron.data.dataset import Dataset
+from bevatron.data.dataset import Dataset, Subset
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.kernels import KernelConfig, use
@@ -162,13 +163,15 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     """
     use(config.kernels)
     source = None if config.start_from is None else load_model(_model_path(config.start_from))
-    architecture = config.model if source is None else source.config
+    architecture = config.model if source is None else _of_source(config, source.config)
     kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
     prepared = config.output / "prepared"
     stage_to = config.loader.stage_to
     data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
     _check_labels(config, data)
-    found = statistics(data.train, heads=data.heads, e0=_e0(data, source))
+    asked = config.model.atomic_numbers if source is None else ()
+    found = statistics(data.train, heads=data.heads, e0=_e0(data, source), elements=asked)
+    _check_elements(asked, found)
     torch.manual_seed(config.train.seed)
     notes = [*data.report, *found.notes]
     if source is None:
@@ -255,38 +258,78 @@ def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
 def _with_statistics(
     config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
 ) -> MaceConfig:
-    """Fill in what depends on the data."""
+    """Fill in what depends on the data, except for what the configuration gives itself."""
+    plain = MaceConfig()
+    for name, instead in (("heads", "data.heads"), ("atomic_energies", "data.e0")):
+        if getattr(config, name) not in {getattr(plain, name), heads}:
+            raise ConfigError(f"model.{name}: comes from the data; set {instead} instead")
     ones, zeros = (1.0,) * len(heads), (0.0,) * len(heads)
+    from_data: dict[str, Any] = {
+        "avg_num_neighbors": found.avg_num_neighbors,
+        "scale": ones if scaling == "none" else found.force_rms,
+        "shift": found.mean_shift if scaling == "rms_forces" else zeros,
+    }
+    given = {name: getattr(config, name) for name in from_data}
+    values = {
+        name: value if given[name] == getattr(plain, name) else given[name]
+        for name, value in from_data.items()
+    }
     return config.with_data(
         atomic_numbers=found.atomic_numbers,
         atomic_energies=found.atomic_energies,
-        avg_num_neighbors=found.avg_num_neighbors,
-        scale=ones if scaling == "none" else found.force_rms,
-        shift=found.mean_shift if scaling == "rms_forces" else zeros,
         heads=heads,
+        **values,
     )
 
 
-def _without_isolated(train: Any, found: Statistics) -> Any:
+def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
+    """Return the architecture of the model to start from; refuse that of another."""
+    plain, given, old = to_dict(MaceConfig()), to_dict(config.model), to_dict(architecture)
+    for name, value in given.items():
+        if value not in (plain[name], old[name]):
+            raise ConfigError(
+                f"model.{name}: is {value}, but that of {config.start_from} is {old[name]} and "
+                "cannot be changed; leave it (and preset) out"
+            )
+    return architecture
+
+
+def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
+    """Refuse data with elements that a list in the configuration leaves out."""
+    further = sorted(set(found.atomic_numbers) - set(asked))
+    if asked and further:
+        raise ConfigError(
+            f"model.atomic_numbers: the data hold also {further}; add them or leave the key out"
+        )
+
+
+def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
     """Leave out isolated atoms: they gave E0 and have nothing else to teach."""
     if not found.isolated:
         return train
-    import numpy as np
-
-    from bevatron.data.dataset import Subset
-
     return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
 
 
 def _check_labels(config: MaceRun, data: StructureData) -> None:
     """Refuse a loss of which no structure has the label."""
-    lengths = data.train.lengths("forces")
-    if config.loss.forces_weight > 0 and not lengths.any():
+    loss = config.loss
+    if loss.forces_weight > 0 and not data.train.lengths("forces").any():
         raise DataError(
             "the training data have no forces but loss.forces_weight is "
-            f"{config.loss.forces_weight:g}; set it to 0 to train on energies alone, or name the "
+            f"{loss.forces_weight:g}; set it to 0 to train on energies alone, or name the "
             "forces with data.labels.forces_key"
         )
+    stress = max(loss.stress_weight, loss.virials_weight)
+    if stress > 0 and not _any_stress(data.train):
+        raise DataError(
+            "the training data have no stress but loss.stress_weight or loss.virials_weight is "
+            f"{stress:g}; set it to 0, or name the stress with data.labels.stress_key"
+        )
+
+
+def _any_stress(train: Dataset) -> bool:
+    """Whether any structure has a label for stress."""
+    return any(not np.isnan(train[i]["stress"]).any() for i in range(len(train)))
 
 
 def _freeze(model: MACE, patterns: tuple[str, ...]) -> None:

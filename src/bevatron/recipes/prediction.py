@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.stress import voigt_6_to_full_3x3_stress
 
 from bevatron import files
 from bevatron.data.neighbours import add_neighbours
+from bevatron.data.readers.ase_files import is_pickle
+from bevatron.data.readers.labels import COMMON_NAMES
 from bevatron.data.samples import unlabelled_structure
-from bevatron.errors import DataError
+from bevatron.errors import DataError, TrustError
 from bevatron.recipes.potential import Potential, Results
 from bevatron.recipes.relax import Relaxation, relax
+from bevatron.typing import Arrays
 
 CHUNK = 256
 """Structures that are read before they are put into batches."""
@@ -73,7 +77,7 @@ def predict_file(
             for potential in potentials:
                 for number, atoms in chunk:
                     potential.check_elements(atoms.numbers, f"{source}, frame {number}")
-            results = [_evaluate(potential, chunk, capacity) for potential in potentials]
+            results = [_evaluate(each, chunk, Path(source), capacity) for each in potentials]
             for (_, atoms), *found in zip(chunk, *results, strict=True):
                 _annotate(atoms, found, prefix)
                 ase.io.write(file, atoms, format="extxyz")
@@ -100,7 +104,9 @@ def relax_file(
 ) -> Relaxation:
     """Relax all structures of a file and write them with energy, forces and stress.
 
-    See `bevatron.recipes.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
+    See `bevatron.recipes.relax.relax`; ``relax_converged`` and ``relax_steps`` are added. Labels
+    that the input has under common names (``REF_energy``, ``forces``) are left out: they belong to
+    the structures before, and nobody shall train on them by mistake.
 
     Raises
     ------
@@ -113,15 +119,26 @@ def relax_file(
     structures = []
     for number, atoms in _read(Path(source)):
         potential.check_elements(atoms.numbers, f"{source}, frame {number}")
+        if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
+            raise DataError(
+                f"{source}, frame {number}: is not periodic in three directions, so there is no "
+                "cell to relax; leave --cell out"
+            )
+        _drop_labels(atoms)
+        _sample(atoms, potential, f"{source}, frame {number}")  # refused before any work is done
         structures.append(atoms)
     if not structures:
         raise DataError(f"{source}: holds no structures")
-    result = relax(potential, structures, fmax, steps, cell)
+    try:
+        result = relax(potential, structures, fmax, steps, cell)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
     with files.atomic_write(Path(out), DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
         for i, atoms in enumerate(result.structures):
             atoms.info["relax_converged"] = bool(result.converged[i])
             atoms.info["relax_steps"] = int(result.steps[i])
+            _flatten(atoms)
             ase.io.write(file, atoms, format="extxyz")
         file.flush()
         file.detach()
@@ -131,8 +148,13 @@ def relax_file(
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
     import ase.io
 
-    if not path.exists():
+    if not path.is_file():
         raise DataError(f"{path}: the file does not exist")
+    if is_pickle(path):
+        raise TrustError(
+            f"{path}: is a pickle, which can run any code when it is read; convert it to extended "
+            "XYZ"
+        )
     frame = 0
     structures = ase.io.iread(path, index=":")
     while True:
@@ -142,33 +164,59 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
             return
         except Exception as error:
             # ASE's parsers raise whatever they meet.
-            raise DataError(f"{path}, frame {frame}: cannot be read ({error})") from error
+            reason = f"unknown name {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{path}, frame {frame}: cannot be read ({reason})") from error
         if atoms.calc is not None:
             _keep_labels(atoms)
         yield frame, atoms
         frame += 1
 
 
+PER_ATOM_RESULTS = frozenset({"forces", "energies", "stresses", "charges", "magmoms"})
+"""What a calculator of ASE computes for each atom."""
+
+
 def _keep_labels(atoms: Any) -> None:
     """Move what a calculator of the input holds into plain columns, which are written again."""
     for name, value in atoms.calc.results.items():
-        per_atom = np.ndim(value) > 0 and len(value) == len(atoms)
-        (atoms.arrays if per_atom else atoms.info).setdefault(name, value)
+        if name in PER_ATOM_RESULTS:
+            atoms.arrays.setdefault(name, value)
+        else:
+            full = voigt_6_to_full_3x3_stress(value) if np.shape(value) == (6,) else value
+            atoms.info.setdefault(name, full if name == "stress" else value)
     atoms.calc = None
 
 
+def _drop_labels(atoms: Any) -> None:
+    """Forget energies, forces and stress of the structure as it was."""
+    common = {name for tiers in COMMON_NAMES.values() for tier in tiers for name in tier}
+    for columns in (atoms.info, atoms.arrays):
+        for name in [name for name in columns if name.lower() in common]:
+            del columns[name]
+
+
+def _flatten(atoms: Any) -> None:
+    """Write 3x3 values as extended XYZ has them, nine numbers, instead of as JSON."""
+    for name, value in atoms.info.items():
+        if isinstance(value, np.ndarray) and value.shape == (3, 3):
+            atoms.info[name] = value.reshape(9, order="F")
+
+
+def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
+    """Make what the model takes, or say which frame it cannot be made of."""
+    raw = unlabelled_structure(
+        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
+    )
+    try:
+        return add_neighbours(raw, potential.cutoff)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
 def _evaluate(
-    potential: Potential, chunk: Sequence[tuple[int, Any]], capacity: int
+    potential: Potential, chunk: Sequence[tuple[int, Any]], source: Path, capacity: int
 ) -> list[Results]:
-    samples = [
-        add_neighbours(
-            unlabelled_structure(
-                atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
-            ),
-            potential.cutoff,
-        )
-        for _, atoms in chunk
-    ]
+    samples = [_sample(atoms, potential, f"{source}, frame {n}") for n, atoms in chunk]
     compute = ["energy", "forces", "node_energy"]
     if any(atoms.cell.rank == 3 for _, atoms in chunk):
         compute.append("stress")
@@ -188,3 +236,4 @@ def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:
         forces = np.stack([one["forces"] for one in found])
         atoms.info[f"{prefix}energy_std"] = float(np.std(energies))
         atoms.arrays[f"{prefix}forces_std"] = np.linalg.norm(forces.std(axis=0), axis=1)
+    _flatten(atoms)

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from tyro.conf import Suppress
+
 from bevatron.errors import ConfigError
 
 InteractionKind = Literal["agnostic", "residual", "density", "density_residual"]
@@ -21,7 +23,8 @@ class MaceConfig:
     """Everything that defines a MACE apart from its weights.
 
     The entries that depend on the data (`atomic_numbers`, `atomic_energies`, `avg_num_neighbors`,
-    `scale`, `shift`) are filled from statistics of the training set; see `with_data`.
+    `scale`, `shift`) are filled from statistics of the training set; see `with_data`. The command
+    line leaves them out (``Suppress``).
 
     Attributes
     ----------
@@ -81,12 +84,12 @@ class MaceConfig:
     '128x0e+128x1o'
     """
 
-    atomic_numbers: tuple[int, ...] = ()
-    heads: tuple[str, ...] = ("default",)
-    atomic_energies: tuple[tuple[float, ...], ...] = ()
-    avg_num_neighbors: float = 1.0
-    scale: tuple[float, ...] = (1.0,)
-    shift: tuple[float, ...] = (0.0,)
+    atomic_numbers: Suppress[tuple[int, ...]] = ()
+    heads: Suppress[tuple[str, ...]] = ("default",)
+    atomic_energies: Suppress[tuple[tuple[float, ...], ...]] = ()
+    avg_num_neighbors: Suppress[float] = 1.0
+    scale: Suppress[tuple[float, ...]] = (1.0,)
+    shift: Suppress[tuple[float, ...]] = (0.0,)
     scale_shift: bool = True
     r_max: float = 5.0
     num_bessel: int = 8
@@ -103,7 +106,7 @@ class MaceConfig:
     readout_width: int = 16
     interaction_first: InteractionKind = "agnostic"
     interaction: InteractionKind = "residual"
-    coefficients: Literal["exact", "stored"] = "exact"
+    coefficients: Suppress[Literal["exact", "stored"]] = "exact"
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -161,8 +164,8 @@ class MaceConfig:
         atomic_numbers: tuple[int, ...],
         atomic_energies: tuple[tuple[float, ...], ...],
         avg_num_neighbors: float,
-        scale: tuple[float, ...] = (1.0,),
-        shift: tuple[float, ...] = (0.0,),
+        scale: Suppress[tuple[float, ...]] = (1.0,),
+        shift: Suppress[tuple[float, ...]] = (0.0,),
         heads: tuple[str, ...] | None = None,
     ) -> Self:
         """Return a copy with the entries that depend on the data."""
