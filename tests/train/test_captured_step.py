@@ -30,14 +30,20 @@ def prepared(folder: Path, mesh=MESH, *, one_element=False, **groups):
     """A run and its state, fresh; perhaps of a single element, whose atoms need no sorting."""
     run = make_run(folder, **{"optim": FUSED, **groups})
     if one_element:
-        for sample in run.train.samples:
-            sample["atomic_numbers"] = np.ones_like(sample["atomic_numbers"])
-        torch.manual_seed(2)
-        energies = ((-1.0,),)
-        run.model = MACE(
-            dataclasses.replace(run.model.config, atomic_numbers=(1,), atomic_energies=energies)
-        )
+        of_one_element(run)
     return run, begin_state(run, mesh, None)
+
+
+def of_one_element(run):
+    """Make a run's atoms all hydrogen and its model to match."""
+    for sample in run.train.samples:
+        sample["atomic_numbers"] = np.ones_like(sample["atomic_numbers"])
+    torch.manual_seed(2)
+    energies = ((-1.0,),)
+    run.model = MACE(
+        dataclasses.replace(run.model.config, atomic_numbers=(1,), atomic_energies=energies)
+    )
+    return run
 
 
 def collate(run, group):

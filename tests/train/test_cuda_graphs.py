@@ -1,15 +1,26 @@
 """Recorded steps on a GPU give what launched ones give."""
 
 import pytest
+import tiny
 import torch
-from test_captured_step import assert_same_steps, collate, equal, prepared, stepped, weights_of
+from test_captured_step import (
+    assert_same_steps,
+    collate,
+    equal,
+    of_one_element,
+    prepared,
+    stepped,
+    weights_of,
+)
+from test_mace import make_run
 
 from bevatron import kernels
-from bevatron.errors import DivergenceError
+from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.captured_step import CapturedStep, obstacle
 from bevatron.train.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.loop import fit
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,3 +94,25 @@ def test_nothing_is_in_the_way_of_capturing(tmp_path):
     assert obstacle(run, state, MESH) is None
     run, state = prepared(tmp_path, MESH, optim={"fused": False})
     assert obstacle(run, state, MESH) == "optim.fused is off"
+
+
+def test_a_run_with_captured_steps_has_the_losses_of_a_plain_one(tmp_path):
+    losses = {}
+    for name, captured in (("plain", False), ("captured", True)):
+        train = {"epochs": 3, "device": "cuda", "dtype": "float64", "cuda_graphs": captured}
+        optim = {"ema": 0.9, "accumulate": 2}
+        run = make_run(tmp_path / name, train=train, optim=optim, checkpoint={"every_steps": 2})
+        with kernels.use("reference"):
+            fit(of_one_element(run))
+        losses[name] = tiny.losses(tmp_path / name)
+    assert losses["captured"] == pytest.approx(losses["plain"], rel=1e-6)
+
+
+def test_a_model_that_waits_is_trained_without_capturing(tmp_path):
+    train = {"epochs": 1, "device": "cuda", "dtype": "float64"}
+    with kernels.use("reference"):
+        fit(make_run(tmp_path, train=train))
+    log = (tmp_path / "log.txt").read_text()
+    assert "steps are not captured as CUDA graphs: it waits for the GPU in" in log
+    with kernels.use("reference"), pytest.raises(ConfigError, match=r"train.cuda_graphs: no step"):
+        fit(make_run(tmp_path / "asked", train={**train, "cuda_graphs": True}))

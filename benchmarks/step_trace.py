@@ -1,0 +1,48 @@
+"""Counts launches and idle time of a GPU in a profiler trace."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync",
+            "cudaMemsetAsync", "cudaLaunchKernelExC", "cuLaunchKernelEx")  # fmt: skip
+
+
+def trace(step: Callable[[], Any], steps: int = 10) -> dict[str, float]:
+    """Profile some steps.
+
+    Returns
+    -------
+    dict
+        ``launches`` by the host, ``kernels`` (and copies) on the device, ``busy ms`` per step, and
+        ``idle %``: 1 - union of the device's intervals over the wall time between the first begin
+        and the last end.
+    """
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    on_device = torch.autograd.DeviceType.CUDA
+    intervals = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == on_device and event.duration_ns() > 0
+    )
+    launches = sum(event.name().startswith(LAUNCHES) for event in events)
+    busy, end = 0, intervals[0][0]
+    for begin, stop in intervals:
+        busy += max(stop - max(begin, end), 0)
+        end = max(end, stop)
+    wall = end - intervals[0][0]
+    return {
+        "launches": launches / steps,
+        "kernels": len(intervals) / steps,
+        "busy ms": round(busy / steps / 1e6, 3),
+        "idle %": round(100 * (1 - busy / wall), 1),
+    }
