@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import PathTable
-from bevatron.kernels.channelwise_tensor_product.triton_autograd import none_unless, wanted
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
 from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
 from bevatron.maths.irreps import Irreps
@@ -164,11 +164,11 @@ def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = wanted(ctx, 3)
+    needs = [is_wanted(ctx, i) for i in range(3)]
     if g is None or not any(needs):
         return (None,) * 9
     results = _backward(g, *ctx.saved_tensors, ctx.irreps, needs)
-    return *none_unless(needs, results), *(None,) * 6
+    return *_where(needs, results), *(None,) * 6
 
 
 def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -178,11 +178,16 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward_gradients(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = wanted(ctx, 4)
+    needs = [is_wanted(ctx, i) for i in range(4)]
     if all(cotangent is None for cotangent in cotangents) or not any(needs):
         return (None,) * 11
     results = _double_backward(*cotangents, *ctx.saved_tensors, ctx.irreps, needs)
-    return *none_unless(needs, results), *(None,) * 7
+    return *_where(needs, results), *(None,) * 7
+
+
+def _where(needs: list[bool], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Replace the placeholders of what was not computed."""
+    return tuple(r if need else None for need, r in zip(needs, results, strict=True))
 
 
 _forward.register_autograd(_forward_gradients, setup_context=_keep_forward)

@@ -23,8 +23,8 @@ from bevatron.kernels.channelwise_tensor_product.triton_source import (
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Python: then few large programs are best."""
 
-BLOCK = 32
-"""Channels of a program, which is one warp: sums over channels need no shared memory."""
+BLOCK, EDGES = 32, 4
+"""Channels of a program and edges at once: a warp for each edge, in which it sums over channels."""
 
 
 @cache
@@ -97,10 +97,27 @@ def run(
         for result in into.values():
             result.zero_()
         return
+    groups = [into]
+    if "dg" in into and len(into) > 1:
+        # Apart they need half the registers each, and nothing is computed twice. First the sum:
+        # gradients may overwrite the weights.
+        groups = [{"dg": into["dg"]}, {k: v for k, v in into.items() if k != "dg"}]
+    for group in groups:
+        _launch(product, kind, tensors, group, index, chunk)
+
+
+def _launch(
+    product: Product,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    into: Mapping[str, Tensor],
+    index: Index,
+    chunk: Chunk,
+) -> None:
+    """Run one kernel and sum what it left apart; see `run`."""
     x, w = tensors["x"], tensors["w"]
     given = {name for name in ("ax", "ay", "aw") if name in tensors}
-    permuted = index.permutation is not None
-    variant = variant_of(product, kind, x.dtype, set(into), given, permuted)
+    variant = variant_of(product, kind, x.dtype, into, given, index.permutation is not None)
     results = dict(into)
     by_x = next((name for name in ("gx", "dx") if name in into), None)
     by_y = next((name for name in ("gy", "dy") if name in into), None)
@@ -109,10 +126,12 @@ def run(
     if by_y and num_blocks(product, variant) > 1:
         results[by_y] = x.new_empty(num_blocks(product, variant), *into[by_y].shape)
     arguments = [{**tensors, **results}[name] for name in argument_names(variant)]
-    arguments += [index.senders, index.receiver_ptr] + ([index.permutation] if permuted else [])
+    arguments += [t for t in index[:3] if t is not None]
     grid = ((index.receiver_ptr.shape[0] - 1) * num_blocks(product, variant),)
-    kernel = compiled(product, variant)
-    kernel[grid](*arguments, chunk.first, chunk.stop, w.shape[0], num_warps=1)
+    options = {"num_warps": variant.edges}
+    if variant.registers:
+        options["maxnreg"] = variant.registers
+    compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], **options)
     if by_y and results[by_y] is not into[by_y]:
         torch.sum(results[by_y], 0, out=into[by_y])
     if by_x:
@@ -135,6 +154,7 @@ def variant_of(
         wanted=frozenset(wanted),
         dtype=str(dtype).removeprefix("torch."),
         block=widest if INTERPRETED else min(BLOCK, widest),
+        edges=32 if INTERPRETED else EDGES,
         permuted=permuted,
     )
 

@@ -40,13 +40,15 @@ class Variant:
         dy, dw, gw.
     dtype
         ``float32`` or ``float64``.
-    block
-        Channels of a program, a power of two.
+    block, edges
+        Channels of a program and edges that it computes at once, powers of two.
     permuted
         Whether rows of the edges' tensors are found through a permutation; otherwise they are
         sorted by receiver.
     prefetch
         Whether an edge is loaded while the one before is computed.
+    registers
+        Most registers of a thread; 0 leaves it to the compiler.
     """
 
     kind: str
@@ -54,8 +56,10 @@ class Variant:
     wanted: frozenset[str] = frozenset()
     dtype: str = "float32"
     block: int = 32
+    edges: int = 1
     permuted: bool = False
     prefetch: bool = False
+    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ class _Writer:
     """Collects the lines of one kernel; every method adds those of one step.
 
     Names in the kernel: ``x_i_m`` component m of block i of x, ``y_j_m`` of the harmonics, ``w_p``
-    the weights of path p, ``g_p_m`` the gradient of the result; ``ax_i_m`` and so on likewise.
+    the weights of path p, ``g_p_m`` the gradient of the result; ``ax_i_m`` and so on likewise. What
+    belongs to edges has a row for each of those computed at once.
     """
 
     def __init__(self, product: Product, variant: Variant) -> None:
@@ -135,53 +140,52 @@ class _Writer:
         self.sums = next((n for n in ("out", "dg") if n in variant.wanted), "")
         self.by_x = next((n for n in ("gx", "dx") if n in variant.wanted), "")
         self.by_y = next((n for n in ("gy", "dy") if n in variant.wanted), "")
+        self.by_w = [name for name in ("gw", "dw") if name in variant.wanted]
 
     def text(self) -> str:
         """Write the kernel."""
         self._header()
         for c, m in self._rows():
-            where = f"node * {self.product.dim_out} + {self._out(c, m)}"
-            if "g" in self.arguments:
-                self._load(f"g_{c.number}_{m}", f"g_ptr + {where}", c.path.x)
+            if self.variant.kind != "forward":
+                self._load_node(f"g_{c.number}_{m}", "g", c, m)
             if self.sums:
-                self._load(f"sum_{c.number}_{m}", f"{self.sums}_ptr + {where}", c.path.x, "carry")
+                self._add(f"sum_{c.number}_{m} = {self._zeros()}")
+        edges = self.variant.edges
         if self.variant.prefetch:
-            self._load_edge("begin", "")
-        self._add("for i in range(begin, end):")
+            self._load_edges("begin", "")
+        self._add(f"for i in range(begin, end, {edges}):")
         self.depth += 1
         if self.variant.prefetch:
-            loaded = self._load_edge("tl.minimum(i + 1, end - 1)", "next_")
-            self._edge()
+            loaded = self._load_edges(f"i + {edges}", "next_")
+            self._compute()
             for name in loaded:
                 self._add(f"{name} = next_{name}")
         else:
-            self._load_edge("i", "")
-            self._edge()
+            self._load_edges("i", "")
+            self._compute()
         self.depth -= 1
         for c, m in self._rows() if self.sums else ():
-            where = f"{self.sums}_ptr + node * {self.product.dim_out} + {self._out(c, m)}"
-            self._store(where, f"sum_{c.number}_{m}", c.path.x)
+            self._load_node("before", self.sums, c, m, "carry")
+            total = f"before + tl.sum(sum_{c.number}_{m}, axis=0)[None, :]"
+            self._store(f"{self.sums}_ptr + {self._place(c, m)}", total, self._mask(c.path.x))
         return "\n".join(self.lines) + "\n"
 
-    @property
-    def arguments(self) -> list[str]:
-        """The tensors of the kernel."""
-        return argument_names(self.variant)
-
     def _header(self) -> None:
-        block = self.variant.block
-        names = [f"{name}_ptr" for name in [*self.arguments, "senders", "receiver"]]
+        """Find this program's receiver, its edges in first..stop and its channels."""
+        block, parts = self.variant.block, num_blocks(self.product, self.variant)
+        names = [f"{name}_ptr" for name in argument_names(self.variant)]
+        names += ["senders_ptr", "receiver_ptr"]
         names += ["permutation_ptr"] if self.variant.permuted else []
         self._add(f"def kernel({', '.join(names)}, first, stop, num_rows):")
         self.depth = 1
         self._add("pid = tl.program_id(0).to(tl.int64)")
-        self._add(f"node = pid // {num_blocks(self.product, self.variant)}")
-        self._add(f"part = pid % {num_blocks(self.product, self.variant)}")
-        self._add(f"k = part * {block} + tl.arange(0, {block})")
+        self._add(f"node = pid // {parts}")
+        self._add(f"part = pid % {parts}")
+        self._add(f"lane = tl.arange(0, {block})[None, :]")
+        self._add(f"k = part * {block} + lane")
         for i, irrep in enumerate(self.product.irreps_in):
-            if self._ragged(i):
+            if self._mask(i):
                 self._add(f"mask_{i} = k < {irrep.mul}")
-        # The edges of this receiver that lie in first..stop.
         self._add("origin = tl.load(receiver_ptr + node)")
         self._add("begin = tl.maximum(origin, first)")
         self._add("end = tl.minimum(tl.load(receiver_ptr + node + 1), stop)")
@@ -191,33 +195,105 @@ class _Writer:
             # A launch before this one has summed the edges before first.
             self._add("carry = origin < begin")
 
-    def _edge(self) -> None:
-        """Compute what one edge gives."""
-        for p in {c.number for c in self.product.couplings}:
-            for name in ("gw", "dw"):
-                if name in self.variant.wanted:
-                    self._add(f"{name}_{p} = {self._zeros()}")
-        for name, blocks in ((self.by_x, self.product.irreps_in),):
-            for i, irrep in enumerate(blocks) if name else ():
-                for m in range(irrep.dim):
-                    self._add(f"{name}_{i}_{m} = {self._zeros()}")
-        for j, irrep in enumerate(self.product.irreps_harmonics):
+    def _compute(self) -> None:
+        """Compute what the loaded edges give."""
+        for name in self.by_w:
+            for c in self._ordered():
+                self._add(f"{name}_{c.number} = {self._zeros()}")
+        for i, irrep in enumerate(self.product.irreps_in) if self.by_x else ():
+            for m in range(irrep.dim):
+                self._add(f"{self.by_x}_{i}_{m} = {self._zeros()}")
+        harmonics = self.product.irreps_harmonics
+        for number in range(-(-harmonics.dim // self.variant.block)) if self.by_y else ():
+            self._add(f"{self.by_y}_{number} = {self._zeros()}")
+        for j, irrep in enumerate(harmonics):
             for m in range(irrep.dim) if self.by_y else ():
                 self._add(f"{self.by_y}_{j}_{m} = {self._zeros()}")
             for i, other, couplings in self.product.pairs:
                 if other == j:
                     self._pair(i, j, couplings)
-            self._store_harmonics(j)
-        for p, c in enumerate(sorted(self.product.couplings, key=lambda c: c.number)):
-            for name in ("gw", "dw"):
-                if name in self.variant.wanted:
-                    where = f"{name}_ptr + row * {self.product.num_weights} + {c.path.weights.start} + k"
-                    self._store(where, f"{name}_{p}", c.path.x)
-        for i, irrep in enumerate(self.product.irreps_in) if self.by_x else ():
-            start = self.product.irreps_in.slices[i].start
+            for m in range(irrep.dim) if self.by_y else ():
+                self._sum_harmonics(j, m)
+        if self.by_y:
+            self._store_harmonics()
+        self._store_edges()
+
+    def _store_edges(self) -> None:
+        """Store gradients by weights and by x."""
+        irreps, num_weights = self.product.irreps_in, self.product.num_weights
+        for name in self.by_w:
+            for c in self._ordered():
+                where = f"{name}_ptr + row * {num_weights} + {c.path.weights.start} + k"
+                self._store(where, f"{name}_{c.number}", self._mask(c.path.x, "there"))
+        for i, irrep in enumerate(irreps) if self.by_x else ():
             for m in range(irrep.dim):
-                where = f"{self.by_x}_ptr + (i - first) * {self.product.irreps_in.dim} + {start}"
-                self._store(f"{where} + k * {irrep.dim} + {m}", f"{self.by_x}_{i}_{m}", i)
+                where = (
+                    f"{self.by_x}_ptr + (edge - first) * {irreps.dim} + {irreps.slices[i].start}"
+                )
+                where += f" + k * {irrep.dim} + {m}"
+                self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, "there"))
+
+    def _store_harmonics(self) -> None:
+        """Store the gradient by the harmonics, summed over channels: lane s component s."""
+        dim, block = self.product.irreps_harmonics.dim, self.variant.block
+        for start in range(0, dim, block):
+            where = f"{self.by_y}_ptr + (part * num_rows + row) * {dim} + {start} + lane"
+            mask = f"there & (lane < {dim - start})"
+            self._store(where, f"{self.by_y}_{start // block}", mask)
+
+    def _sum_harmonics(self, j: int, m: int) -> None:
+        """Put a component's sum over channels into its lane."""
+        place = self.product.irreps_harmonics.slices[j].start + m
+        number, lane = divmod(place, self.variant.block)
+        name = f"{self.by_y}_{number}"
+        total = f"tl.sum({self.by_y}_{j}_{m}, axis=1)[:, None]"
+        self._add(f"{name} = tl.where(lane == {lane}, {total}, {name})")
+
+    def _load_edges(self, first: str, prefix: str) -> list[str]:
+        """Load all of some edges; return the names of what was loaded."""
+        loaded = ["edge", "there", "row"]
+        self._add(f"{prefix}edge = {first} + tl.arange(0, {self.variant.edges})[:, None]")
+        there = f"{prefix}there"
+        self._add(f"{there} = {prefix}edge < end")
+        self._add(f"{prefix}sender = tl.load(senders_ptr + {prefix}edge, mask={there}, other=0)")
+        row = f"{prefix}edge - first"
+        if self.variant.permuted:
+            row = f"tl.load(permutation_ptr + {prefix}edge, mask={there}, other=0)"
+        self._add(f"{prefix}row = {row}")
+        for name in self.inputs:
+            for own, rows, column, block in self._columns(name):
+                loaded.append(own)
+                where = f"{name}_ptr + {prefix}{rows} + {column}"
+                mask = there if block is None else self._mask(block, there)
+                self._load(prefix + own, where, mask)
+        return loaded
+
+    def _columns(self, name: str) -> list[tuple[str, str, str, int | None]]:
+        """List each component of an input of edges: its name, row, column and block of x."""
+        if name.endswith("x"):
+            irreps = self.product.irreps_in
+            return [
+                (
+                    f"{name}_{i}_{m}",
+                    f"sender * {irreps.dim}",
+                    f"{part.start} + k * {irrep.dim} + {m}",
+                    i,
+                )
+                for i, (irrep, part) in enumerate(zip(irreps, irreps.slices, strict=True))
+                for m in range(irrep.dim)
+            ]
+        if name.endswith("y"):
+            irreps = self.product.irreps_harmonics
+            return [
+                (f"{name}_{j}_{m}", f"row * {irreps.dim}", f"{part.start + m}", None)
+                for j, part in enumerate(irreps.slices)
+                for m in range(part.stop - part.start)
+            ]
+        row = f"row * {self.product.num_weights}"
+        return [
+            (f"{name}_{c.number}", row, f"{c.path.weights.start} + k", c.path.x)
+            for c in self._ordered()
+        ]
 
     def _pair(self, i: int, j: int, couplings: Sequence[Coupling]) -> None:
         """Couple block i of x with block j of the harmonics."""
@@ -226,7 +302,7 @@ class _Writer:
         # u couples as T(ax, Y, .) + T(x, ay, .) does; v as T(x, Y, .).
         first = {"ax": "ax_{i}_{a} * y_{j}_{b}", "ay": "x_{i}_{a} * ay_{j}_{b}"}
         with_u = [first[name] for name in ("ax", "ay") if name in given]
-        with_v = wanted & {"out", "gw"} or "aw" in given and self.sums
+        with_v = wanted & {"out", "gw"} or ("aw" in given and self.sums)
         for a, b in used:
             if with_u and wanted & {"dg", "dw"}:
                 terms = [t.format(i=i, j=j, a=a, b=b) for t in with_u]
@@ -294,78 +370,45 @@ class _Writer:
             if by_y:
                 self._add(f"{by_y}_{j}_{b} += {q} * {x}_{i}_{a}")
 
-    def _store_harmonics(self, j: int) -> None:
-        """Store the gradient by block j of the harmonics, summed over this program's channels."""
-        irreps = self.product.irreps_harmonics
-        for m in range(irreps[j].dim) if self.by_y else ():
-            where = f"{self.by_y}_ptr + (part * num_rows + row) * {irreps.dim}"
-            total = f"tl.sum({self.by_y}_{j}_{m}, axis=0)"
-            self._add(f"tl.store({where} + {irreps.slices[j].start + m}, {total})")
-
-    def _load_edge(self, edge: str, prefix: str) -> list[str]:
-        """Load all of one edge; return the names of what was loaded."""
-        loaded: list[str] = []
-        self._add(f"{prefix}sender = tl.load(senders_ptr + {edge})")
-        row = f"tl.load(permutation_ptr + {edge})" if self.variant.permuted else f"{edge} - first"
-        self._add(f"{prefix}row = {row}")
-        loaded.append("row")
-        for name in self.inputs:
-            if name.endswith("x"):
-                for i, irrep in enumerate(self.product.irreps_in):
-                    start = self.product.irreps_in.slices[i].start
-                    base = f"{name}_ptr + {prefix}sender * {self.product.irreps_in.dim} + {start}"
-                    for m in range(irrep.dim):
-                        loaded.append(f"{name}_{i}_{m}")
-                        self._load(prefix + loaded[-1], f"{base} + k * {irrep.dim} + {m}", i)
-            elif name.endswith("y"):
-                irreps = self.product.irreps_harmonics
-                for j, part in enumerate(irreps.slices):
-                    for m in range(part.stop - part.start):
-                        loaded.append(f"{name}_{j}_{m}")
-                        where = f"{name}_ptr + {prefix}row * {irreps.dim} + {part.start + m}"
-                        self._add(f"{prefix}{loaded[-1]} = tl.load({where}).to({self._dtype()})")
-            else:
-                for c in sorted(self.product.couplings, key=lambda c: c.number):
-                    loaded.append(f"{name}_{c.number}")
-                    where = f"{name}_ptr + {prefix}row * {self.product.num_weights}"
-                    self._load(prefix + loaded[-1], f"{where} + {c.path.weights.start} + k", c.path.x)
-        return loaded
+    def _ordered(self) -> list[Coupling]:
+        """List the couplings as their paths are numbered."""
+        return sorted(self.product.couplings, key=lambda c: c.number)
 
     def _rows(self) -> list[tuple[Coupling, int]]:
-        couplings = sorted(self.product.couplings, key=lambda c: c.number)
-        return [(c, m) for c in couplings for m in range(c.path.out.dim)]
+        """List all components of the result."""
+        return [(c, m) for c in self._ordered() for m in range(c.path.out.dim)]
 
-    def _out(self, c: Coupling, m: int) -> str:
-        """Where a component of a path's result lies in a row."""
-        return f"{c.start} + k * {c.path.out.dim} + {m}"
+    def _place(self, c: Coupling, m: int) -> str:
+        """Where a component of a path's result lies."""
+        return f"node * {self.product.dim_out} + {c.start} + k * {c.path.out.dim} + {m}"
 
-    def _load(self, name: str, where: str, block: int, also: str = "") -> None:
-        masks = [f"mask_{block}"] if self._ragged(block) else []
-        masks += [also] if also else []
-        mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
-        self._add(f"{name} = tl.load({where}{mask}).to({self._dtype()})")
+    def _load_node(self, name: str, tensor: str, c: Coupling, m: int, also: str = "") -> None:
+        self._load(name, f"{tensor}_ptr + {self._place(c, m)}", self._mask(c.path.x, also))
 
-    def _store(self, where: str, value: str, block: int) -> None:
-        mask = f", mask=mask_{block}" if self._ragged(block) else ""
-        self._add(f"tl.store({where}, {value}{mask})")
+    def _load(self, name: str, where: str, mask: str) -> None:
+        masked = f", mask={mask}, other=0.0" if mask else ""
+        self._add(f"{name} = tl.load({where}{masked}).to(tl.{self.variant.dtype})")
 
-    def _ragged(self, block: int) -> bool:
-        """Whether the channels of a block of x do not fill the programs'."""
+    def _store(self, where: str, value: str, mask: str) -> None:
+        self._add(f"tl.store({where}, {value}{f', mask={mask}' if mask else ''})")
+
+    def _mask(self, block: int, also: str = "") -> str:
+        """Write the mask of a block of x whose channels do not fill the programs'."""
         channels = num_blocks(self.product, self.variant) * self.variant.block
-        return self.product.irreps_in[block].mul != channels
+        if self.product.irreps_in[block].mul == channels:
+            return also
+        return f"mask_{block} & {also}" if also else f"mask_{block}"
 
     def _zeros(self) -> str:
-        return f"tl.zeros([{self.variant.block}], dtype={self._dtype()})"
-
-    def _dtype(self) -> str:
-        return f"tl.{self.variant.dtype}"
+        shape = f"[{self.variant.edges}, {self.variant.block}]"
+        return f"tl.zeros({shape}, dtype=tl.{self.variant.dtype})"
 
     def _add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
 
 
 def argument_names(variant: Variant) -> list[str]:
-    """Name the tensors that a kernel takes, each followed by ``_ptr``, before those of the order."""
+    """Name the tensors that a kernel takes, before those of the order."""
     names = ["x", "y", "w", *(["g"] if variant.kind != "forward" else [])]
     names += [name for name in ("ax", "ay", "aw") if name in variant.given]
     results = ("out", "dg", "gx", "gy", "gw", "dx", "dy", "dw")

@@ -71,7 +71,9 @@ def radial_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = check_shapes("radial_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics)
+    num_edges = check_shapes(
+        "radial_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
+    )
     for name, tensor, shape in (
         ("hidden", hidden, (num_edges, last_weight.shape[0])),
         ("last_weight", last_weight, (last_weight.shape[0], table.num_weights)),

@@ -7,23 +7,20 @@ later launch: an order that never changes. Gradients by the weights overwrite th
 and leave through matrix products with hidden and last_weight.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
-from bevatron.kernels.channelwise_tensor_product.triton_autograd import none_unless, wanted
-from bevatron.kernels.channelwise_tensor_product.triton_launch import Chunk, Index, chunks, run
+from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
 from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
+from bevatron.kernels.radial_tensor_product.triton_matmul import OuterSum, contract, expand
 from bevatron.maths.irreps import Irreps
 
-CHUNK = 16384
-"""Edges of a chunk: enough to fill a GPU, few enough to fit into memory unnoticed."""
-
-CHUNK_BYTES = 96 * 2**20
-"""What the weights of a chunk may take, if that is fewer edges."""
+CHUNK, CHUNK_BYTES = 32768, 96 * 2**20
+"""Most edges of a chunk and what their weights may take: enough to fill a GPU, hardly any memory."""
 
 
 def radial_tensor_product(
@@ -75,11 +72,14 @@ def _forward(
     product = product_of(*irreps.split(" "))
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     out = x.new_zeros(x.shape[0], product.dim_out)
-    x, harmonics, hidden = x.contiguous(), harmonics.contiguous(), hidden.contiguous()
+    x, harmonics, hidden, last_weight = (
+        t.contiguous() for t in (x, harmonics, hidden, last_weight)
+    )
     buffer = _buffer(hidden, last_weight, size)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
-        w = torch.mm(hidden[part], last_weight, out=buffer[: chunk.stop - chunk.first])
+        w = buffer[: chunk.stop - chunk.first]
+        expand(hidden[part], last_weight, w)
         tensors = {"x": x, "y": harmonics[part], "w": w}
         run(product, "forward", tensors, {"out": out}, index, chunk)
     return out
@@ -104,19 +104,23 @@ def _backward(
     product = product_of(*irreps.split(" "))
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     results = gx, gy, gh, g_last = _results(x, harmonics, hidden, last_weight, needs)
-    x, harmonics, hidden, g = (t.contiguous() for t in (x, harmonics, hidden, g))
-    buffer = _buffer(hidden, last_weight, size)
+    x, harmonics, hidden, last_weight, g = (
+        t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
+    )
+    buffer, outer = _buffer(hidden, last_weight, size), OuterSum(g_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
-        w = torch.mm(hidden[part], last_weight, out=buffer[: chunk.stop - chunk.first])
+        w = buffer[: chunk.stop - chunk.first]
+        expand(hidden[part], last_weight, w)
         into = {"gx": gx} if needs[0] else {}
         into |= {"gy": gy[part]} if needs[1] else {}
         into |= {"gw": w} if needs[2] or needs[3] else {}
         run(product, "backward", {"x": x, "y": harmonics[part], "w": w, "g": g}, into, index, chunk)
         if needs[2]:
-            torch.mm(w, last_weight.mT, out=gh[part])
+            contract(w, last_weight, gh[part])
         if needs[3]:
-            g_last.addmm_(hidden[part].mT, w)
+            outer.add(hidden[part], w)
+    outer.finish()
     return results
 
 
@@ -148,14 +152,18 @@ def _double_backward(
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     dg = g.new_zeros(g.shape if needs[0] else 0)
     results = dx, dy, dh, d_last = _results(x, harmonics, hidden, last_weight, needs[1:])
-    x, harmonics, hidden, g = (t.contiguous() for t in (x, harmonics, hidden, g))
+    x, harmonics, hidden, last_weight, g = (
+        t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
+    )
     along = {"ax": ax.contiguous()} if ax is not None else {}
     buffer, second = (_buffer(hidden, last_weight, size) for _ in range(2))
-    ay = ay if ay is None else ay.contiguous()
+    ay, ah, a_last = (None if t is None else t.contiguous() for t in (ay, ah, a_last))
+    outer = OuterSum(d_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
         rows = chunk.stop - chunk.first
-        w = torch.mm(hidden[part], last_weight, out=buffer[:rows])
+        w = buffer[:rows]
+        expand(hidden[part], last_weight, w)
         tensors = {"x": x, "y": harmonics[part], "w": w, "g": g, **along}
         tensors |= {"ay": ay[part]} if ay is not None else {}
         into = {"dg": dg} if needs[0] else {}
@@ -164,29 +172,23 @@ def _double_backward(
         into |= {"dw": w} if needs[3] or needs[4] else {}
         if ah is not None or a_last is not None:
             aw = tensors["aw"] = second[:rows]
-            _last_layer(aw, [(ah, last_weight), (hidden, a_last)], part)
+            if ah is not None:
+                expand(ah[part], last_weight, aw)
+            if a_last is not None:
+                expand(hidden[part], a_last, aw, add=ah is not None)
             if (ah is not None and needs[4]) or (a_last is not None and needs[3]):
                 into |= {"gw": aw}
         run(product, "double_backward", tensors, into, index, chunk)
         if needs[3]:
-            torch.mm(w, last_weight.mT, out=dh[part])
+            contract(w, last_weight, dh[part])
             if a_last is not None:
-                dh[part].addmm_(aw, a_last.mT)
+                contract(aw, a_last, dh[part], add=True)
         if needs[4]:
-            d_last.addmm_(hidden[part].mT, w)
+            outer.add(hidden[part], w)
             if ah is not None:
-                d_last.addmm_(ah[part].mT, aw)
+                outer.add(ah[part], aw)
+    outer.finish()
     return dg, *results
-
-
-def _last_layer(
-    out: Tensor, terms: Sequence[tuple[Tensor | None, Tensor | None]], part: slice
-) -> None:
-    """Sum the products of those pairs of which both are there."""
-    pairs = [(rows[part], weight) for rows, weight in terms if rows is not None and weight is not None]
-    torch.mm(*pairs[0], out=out)
-    for rows, weight in pairs[1:]:
-        out.addmm_(rows, weight)
 
 
 def _buffer(hidden: Tensor, last_weight: Tensor, size: int) -> Tensor:
@@ -218,7 +220,12 @@ def _(g: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @_double_backward.register_fake
 def _(
-    ax: Tensor | None, ay: Tensor | None, ah: Tensor | None, a_last: Tensor | None, g: Tensor, *rest: Any
+    ax: Tensor | None,
+    ay: Tensor | None,
+    ah: Tensor | None,
+    a_last: Tensor | None,
+    g: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     needs = rest[-1]
     return g.new_empty(g.shape if needs[0] else 0), *_results(*rest[:4], needs[1:])
@@ -231,11 +238,11 @@ def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = wanted(ctx, 4)
+    needs = [is_wanted(ctx, i) for i in range(4)]
     if g is None or not any(needs):
         return (None,) * 10
     results = _backward(g, *ctx.saved_tensors, *ctx.others, needs)
-    return *none_unless(needs, results), *(None,) * 6
+    return *_where(needs, results), *(None,) * 6
 
 
 def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -245,11 +252,16 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward_gradients(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = wanted(ctx, 5)
+    needs = [is_wanted(ctx, i) for i in range(5)]
     if all(cotangent is None for cotangent in cotangents) or not any(needs):
         return (None,) * 12
     results = _double_backward(*cotangents, *ctx.saved_tensors, *ctx.others, needs)
-    return *none_unless(needs, results), *(None,) * 7
+    return *_where(needs, results), *(None,) * 7
+
+
+def _where(needs: list[bool], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Replace the placeholders of what was not computed."""
+    return tuple(r if need else None for need, r in zip(needs, results, strict=True))
 
 
 _forward.register_autograd(_forward_gradients, setup_context=_keep_forward)

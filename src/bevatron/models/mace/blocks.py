@@ -6,6 +6,7 @@ output is divided by the square root of the number of inputs.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from math import sqrt
 
@@ -85,15 +86,22 @@ class ElementGroups:
     ----------
     elements
         [N], the index of each atom's element.
-    counts
-        Atoms of each element.
+    num_elements
+        Z.
     """
 
-    def __init__(self, elements: Int[Tensor, " N"], counts: Sequence[int]) -> None:
-        self.elements = elements
-        self.counts = list(counts)
+    def __init__(self, elements: Int[Tensor, " N"], num_elements: int) -> None:
+        self.elements, self.num_elements = elements, num_elements
         self.order = torch.argsort(elements, stable=True)
         self.inverse = torch.argsort(self.order)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Atoms of each element; asks the device, if there are several."""
+        if self.num_elements == 1:
+            return [len(self.elements)]
+        counts: list[int] = torch.bincount(self.elements, minlength=self.num_elements).tolist()
+        return counts
 
     def mix_channels(
         self, x: Float[Tensor, "N K M"], weight: Float[Tensor, "Z K J"]
@@ -273,13 +281,23 @@ class RadialMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E n"]:
         """Apply all layers."""
-        scale = 1.0
-        for layer, weight in enumerate(self.weights):
-            if layer:
-                x = silu(x)
-                scale = SILU_NORM
-            x = x @ (weight * (scale / sqrt(weight.shape[0])))
+        return self.hidden(x) @ self.last_weight
+
+    def hidden(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E H"]:
+        """Return what enters the last layer: apply that with `last_weight`, fused if one likes."""
+        for layer in range(len(self.weights) - 1):
+            x = silu(x @ self._scaled(layer))
         return x
+
+    @property
+    def last_weight(self) -> Float[Tensor, "H n"]:
+        """The matrix of the last layer, normalisation included."""
+        return self._scaled(len(self.weights) - 1)
+
+    def _scaled(self, layer: int) -> Tensor:
+        """Return a layer's matrix with the factor of the activation before it."""
+        weight = self.weights[layer]
+        return weight * ((SILU_NORM if layer else 1.0) / sqrt(weight.shape[0]))
 
 
 class LinearReadout(nn.Module):

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from bevatron.kernels import channelwise_tensor_product, symmetric_contraction
+from bevatron.kernels import radial_tensor_product, symmetric_contraction
+from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.models.mace.blocks import (
     ElementGroups,
@@ -67,18 +68,19 @@ class Interaction(nn.Module):
         harmonics: Float[Tensor, "E S"],
         radial: Float[Tensor, "E B"],
         cutoff: Float[Tensor, "E 1"] | None,
-        edges: Int[Tensor, "2 E"],
+        edges: EdgeOrder,
         groups: ElementGroups,
     ) -> tuple[Float[Tensor, "N K S"], Float[Tensor, "N F"] | None]:
         """Return A and, in the residual kinds, what the skip adds after the product."""
         up = torch.cat([part.flatten(1) for part in self.linear_up(features)], dim=1)
-        weights = self.radial_mlp(radial)
+        hidden = self.radial_mlp.hidden(radial)
         if cutoff is not None:
-            weights = weights * cutoff
-        messages = channelwise_tensor_product(
+            hidden = hidden * cutoff
+        messages = radial_tensor_product(
             up,
             harmonics,
-            weights,
+            hidden,
+            self.radial_mlp.last_weight,
             edges,
             self.irreps_in,
             self.irreps_harmonics,
@@ -94,7 +96,7 @@ class Interaction(nn.Module):
         return torch.cat(self.skip(degrees, groups), dim=2), None
 
     def _normalise(
-        self, a: Tensor, radial: Tensor, cutoff: Tensor | None, edges: Tensor
+        self, a: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
     ) -> Float[Tensor, "N K S"]:
         """Divide by the number of neighbours, average or as a smooth density."""
         if self.density is None:
@@ -102,7 +104,7 @@ class Interaction(nn.Module):
         density = torch.tanh(self.density(radial).square())
         if cutoff is not None:
             density = density * cutoff
-        total = a.new_zeros(len(a), 1).index_add(0, edges[1], density)
+        total = a.new_zeros(len(a), 1).index_add(0, edges.edges[1], density)
         return a / (1.0 + total).unsqueeze(2)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
+from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.maths.so3 import spherical_harmonics
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.models.mace.blocks import (
@@ -92,7 +93,7 @@ class MACE(nn.Module):
         for name in ("scale", "shift"):
             values = torch.tensor(getattr(config, name))
             self.register_buffer(name, values.expand(config.num_heads).clone())
-        # Unknown elements count as one more, so that one look at the counts finds them.
+        # Unknown elements are refused before they get here.
         index = torch.full((256,), config.num_elements, dtype=torch.int64)
         index[numbers] = torch.arange(config.num_elements)
         self.register_buffer("element_index", index, persistent=False)
@@ -196,8 +197,9 @@ class MACE(nn.Module):
         harmonics = spherical_harmonics(self.config.l_max, geometry.vectors)
         radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.edges)
         features = [self.embedding(groups.elements)]
+        edges = EdgeOrder(geometry.edges, len(geometry.numbers), by_receiver=True)
         for interaction, product in zip(self.interactions, self.products, strict=True):
-            a, skip = interaction(features[-1], harmonics, radial, cutoff, geometry.edges, groups)
+            a, skip = interaction(features[-1], harmonics, radial, cutoff, edges, groups)
             features.append(product(a, skip, groups))
         return features[1:]
 
@@ -224,19 +226,29 @@ class MACE(nn.Module):
         total = node_energy.new_zeros(batch.num_graphs).index_add(0, batch.graph, node_energy)
         return {"energy": total, "node_energy": node_energy}
 
-    def _groups(self, batch: StructureBatch) -> ElementGroups:
-        """Sort the atoms by element, refusing unknown ones."""
-        elements = self.element_index[batch.atomic_numbers]
-        num_elements = self.config.num_elements
-        counts = torch.bincount(elements, minlength=num_elements + 1).tolist()
-        if counts[num_elements]:
-            unknown = batch.atomic_numbers[elements == num_elements].unique().tolist()
+    def check(self, batch: StructureBatch) -> None:
+        """Refuse a batch with elements that the model does not know.
+
+        Raises
+        ------
+        DataError
+            Naming them.
+        """
+        present = set(batch.atomic_numbers.unique().tolist())
+        unknown = sorted(present - set(self.config.atomic_numbers))
+        if unknown:
             known = ", ".join(chemical_symbols[z] for z in self.config.atomic_numbers)
             names = ", ".join(chemical_symbols[z] if z < 119 else str(z) for z in unknown)
             raise DataError(
                 f"the structures contain {names}, which the model does not know; it knows {known}"
             )
-        return ElementGroups(elements, counts[:num_elements])
+
+    def _groups(self, batch: StructureBatch) -> ElementGroups:
+        """Sort the atoms by element, refusing unknown ones unless that was done before."""
+        if not batch.checked:
+            self.check(batch)
+        elements = self.element_index[batch.atomic_numbers]
+        return ElementGroups(elements, self.config.num_elements)
 
 
 @dataclass(frozen=True)
