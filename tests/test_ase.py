@@ -236,6 +236,7 @@ def test_stress_of_a_molecule_is_not_there(model, ethanol):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_dynamics_at_constant_energy_does_not_drift(model):
     """2 ps at 0.5 fs and about 300 K: the total energy drifts by less than 1e-5 eV/atom/ps."""
     start = Atoms()

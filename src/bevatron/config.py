@@ -21,7 +21,7 @@ from bevatron.errors import ConfigError
 T = TypeVar("T")
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     """Build the dataclass ``cls`` from plain values, strictly.
 
     Parameters

@@ -5,6 +5,8 @@ has moved by more than skin / 2. Until then the pairs within the cutoff are pick
 that the edges are those, and in the order, of a list built anew.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -50,7 +52,7 @@ class VerletList:
         self,
         positions: npt.ArrayLike,
         cell: npt.ArrayLike | None = None,
-        pbc: npt.ArrayLike = False,
+        pbc: npt.ArrayLike | Sequence[bool] = False,
     ) -> tuple[Int32Array, Int32Array]:
         """Return the edges within the cutoff, as `neighbour_list` does.
 
