@@ -6,6 +6,7 @@ twice, once in each direction. An atom is a neighbour of its own periodic images
 """
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -22,7 +23,10 @@ ONE_SPOT = 1e-3
 
 
 def neighbour_list(
-    positions: npt.ArrayLike, cell: npt.ArrayLike, pbc: npt.ArrayLike, cutoff: float
+    positions: npt.ArrayLike,
+    cell: npt.ArrayLike,
+    pbc: npt.ArrayLike | Sequence[bool],
+    cutoff: float,
 ) -> tuple[Int32Array, Int32Array]:
     """Find all directed edges shorter than the cutoff.
 
