@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 a mistake that one sentence explains; 130, 138 and 143 a r
 SIGUSR1 or SIGTERM stopped and that has saved its state; 1 anything unforeseen, with a traceback.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +41,21 @@ bevatron {version}: training scientific graph and structure models at the speed 
 """
 
 
+_MENDABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+"""What a file system refuses and a user can mend."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -60,13 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = str(error) if arguments[0] == "convert" else as_typed(str(error), options)
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
-    except SystemExit as stop:
-        # After --help.
-        return stop.code if isinstance(stop.code, int) else 0
     except BrokenPipeError:
         # The reader of our output (`| head`) has left; that is no failure of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if debug or error.errno not in _MENDABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}", file=sys.stderr)  # noqa: T201
+        return EXIT_MISTAKE
+    except SystemExit as stop:
+        # After --help.
+        return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
         return 130
 

@@ -111,6 +111,8 @@ def evaluate_files(
     """
     if not paths:
         raise ConfigError("evaluate: expected at least one file of labelled structures or store")
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise DataError(f"{out}: cannot be written, its folder does not exist; make it first")
     module = model if isinstance(model, torch.nn.Module) else load_model(model)
     heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
     potential = Potential(module, device, dtype, head or heads_known[0])

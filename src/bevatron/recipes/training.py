@@ -34,7 +34,11 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # says which there are
         values = {}
-    cls, _ = recipe(str(values.pop("recipe", "mace")))
+    chosen = str(values.pop("recipe", "mace"))
+    if chosen not in RECIPES:
+        known = ", ".join(sorted(RECIPES))
+        raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
+    cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
     if preset is not None:
         values["preset"] = preset
@@ -57,10 +61,12 @@ def start(
         Whatever a user can mend.
     """
     folder = Path(config.output)
-    there = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir())
+    checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
+    there = checkpoints.is_dir() and any(checkpoints.iterdir())
+    begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
     if resume == "must" and not there:
         raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
-    if resume == "never" and (there or (folder / "metrics.jsonl").exists()) and not dry_run:
+    if resume == "never" and begun and not dry_run:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
             "begins a new one"

@@ -98,7 +98,7 @@ class RunFolder:
                 )
             return path
         if not run.resume:
-            if there or self.metrics.exists() or self.best.exists():
+            if there or _has_lines(self.metrics) or self.best.exists():
                 raise ConfigError(
                     f"{self.path}: holds a run already; resume it or choose another folder"
                 )
@@ -155,6 +155,11 @@ class RunFolder:
         if best is None:
             return last, "the last (the best ones are not in the folder any more)"
         return best, f"the best, of epoch {decisions.best_epoch + 1}"
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a run has written anything; one that was refused at its start has not."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def identity_of(run: Run) -> dict[str, Any]:
