@@ -18,7 +18,9 @@ from bevatron.kernels.registry import (
     use,
 )
 from bevatron.kernels.scatter_sum import scatter_sum
+from bevatron.kernels.swiglu import swiglu
 from bevatron.kernels.symmetric_contraction import symmetric_contraction
+from bevatron.kernels.transition import transition
 
 __all__ = [
     "KernelConfig",
@@ -32,6 +34,8 @@ __all__ = [
     "radial_tensor_product",
     "reset_launches",
     "scatter_sum",
+    "swiglu",
     "symmetric_contraction",
+    "transition",
     "use",
 ]

@@ -219,16 +219,26 @@ def launch_backward(
             WANTS_VECTORS=wants_vectors,
             num_warps=_warps(block * width_pad),
         )
-        if wants_vectors:
-            sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
-                *(parts, dweight, dbias, programs),
-                C=width,
-                BLOCK=SUM_BLOCK,
-                BLOCK_C=SUM_BLOCK_C,
-                HAS_WEIGHT=weight is not None,
-                HAS_BIAS=bias is not None,
-                num_warps=4,
-            )
+    sum_shares(parts, weight, bias, dweight, dbias)
+
+
+def sum_shares(
+    shares: Tensor, weight: Tensor | None, bias: Tensor | None, dweight: Tensor, dbias: Tensor
+) -> None:
+    """Add what programs left in ``shares`` [programs, 2, C], in their order."""
+    if weight is None and bias is None:
+        return
+    programs, _, width = shares.shape
+    with on_device(shares):
+        sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
+            *(shares, dweight, dbias, programs),
+            C=width,
+            BLOCK=SUM_BLOCK,
+            BLOCK_C=SUM_BLOCK_C,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            num_warps=4,
+        )
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,196 @@
+"""The fused kernels of the transition: the hidden layer lives in registers only.
+
+``forward_kernel`` and ``input_kernel`` own a block of rows and walk the hidden channels;
+``weight_kernel`` owns a block of hidden channels and walks rows, computing the transposed hidden
+block, so that it enters the products with the rows as it lies.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from bevatron.kernels.layer_norm.triton_kernels import load_vector, logistic
+
+
+@triton.jit
+def load_rows(base, first, count, width: tl.constexpr, BLOCK: tl.constexpr):
+    """Load rows ``first .. first + BLOCK`` of a [count, width] matrix, zero behind the last."""
+    row = first + tl.arange(0, BLOCK)
+    at = base + tl.cast(first, tl.int64) * width
+    at = at + tl.arange(0, BLOCK)[:, None] * width + tl.arange(0, width)[None, :]
+    return tl.load(at, mask=(row < count)[:, None], other=0.0)
+
+
+@triton.jit
+def store_rows(base, first, count, block, width: tl.constexpr, BLOCK: tl.constexpr):
+    """Store what `load_rows` would load."""
+    row = first + tl.arange(0, BLOCK)
+    at = base + tl.cast(first, tl.int64) * width
+    at = at + tl.arange(0, BLOCK)[:, None] * width + tl.arange(0, width)[None, :]
+    tl.store(at, block.to(base.dtype.element_ty), mask=(row < count)[:, None])
+
+
+@triton.jit
+def load_weight(base, h, C: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Load the hidden channels ``h .. h + BLOCK_H`` of a [H, C] matrix."""
+    row, col = h + tl.arange(0, BLOCK_H), tl.arange(0, C)
+    return tl.load(base + row[:, None] * C + col[None, :])
+
+
+@triton.jit
+def load_down(base, h, C: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Load the hidden channels ``h .. h + BLOCK_H`` of a [C, H] matrix, as [C, BLOCK_H]."""
+    row, col = tl.arange(0, C), h + tl.arange(0, BLOCK_H)
+    return tl.load(base + row[:, None] * H + col[None, :])
+
+
+@triton.jit
+def affine(xhat, NormWeight, NormBias, C: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+           HAS_BIAS: tl.constexpr):  # fmt: skip
+    """Apply the LayerNorm's weight and bias."""
+    col = tl.arange(0, C)
+    if HAS_WEIGHT:
+        xhat = xhat * load_vector(NormWeight, col, C)
+    if HAS_BIAS:
+        xhat = xhat + load_vector(NormBias, col, C)
+    return xhat
+
+
+@triton.jit
+def forward_kernel(
+    X, NormWeight, NormBias, Up, Down, Gate, UpBias, DownBias, Y, Mean, Rstd, count, eps,
+    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr, HAS_DOWN_BIAS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute BLOCK rows of the result."""
+    first = tl.program_id(0) * BLOCK
+    row = first + tl.arange(0, BLOCK)
+    x = load_rows(X, first, count, C, BLOCK).to(tl.float32)
+    mean = tl.sum(x, 1) / C
+    centred = x - mean[:, None]
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)
+    tl.store(Mean + row, mean, mask=row < count)
+    tl.store(Rstd + row, rstd, mask=row < count)
+    normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, HAS_WEIGHT, HAS_BIAS)
+    normed = normed.to(X.dtype.element_ty)
+    y = tl.zeros([BLOCK, C], tl.float32)
+    for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
+        value = tl.dot(normed, tl.trans(load_weight(Up, h, C, BLOCK_H)))
+        if HAS_UP_BIAS:
+            value += tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
+        if GATED:
+            gate = tl.dot(normed, tl.trans(load_weight(Gate, h, C, BLOCK_H)))
+            hidden = gate * logistic(gate) * value
+        else:
+            hidden = tl.maximum(value, 0.0)
+        y = tl.dot(hidden.to(normed.dtype), tl.trans(load_down(Down, h, C, H, BLOCK_H)), y)
+    if HAS_DOWN_BIAS:
+        y += load_vector(DownBias, tl.arange(0, C), C)
+    store_rows(Y, first, count, y, C, BLOCK)
+
+
+@triton.jit
+def input_kernel(
+    DY, X, NormWeight, NormBias, Up, Down, Gate, UpBias, Mean, Rstd, DX, Normed, Parts, count,
+    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute dx of BLOCK rows; leave the normalised rows, and shares of the norm's gradients."""
+    first = tl.program_id(0) * BLOCK
+    row = first + tl.arange(0, BLOCK)
+    mean = tl.load(Mean + row, mask=row < count, other=0.0)
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0)
+    xhat = (load_rows(X, first, count, C, BLOCK).to(tl.float32) - mean[:, None]) * rstd[:, None]
+    normed = affine(xhat, NormWeight, NormBias, C, HAS_WEIGHT, HAS_BIAS).to(X.dtype.element_ty)
+    store_rows(Normed, first, count, normed, C, BLOCK)
+    dy = load_rows(DY, first, count, C, BLOCK)
+    g = tl.zeros([BLOCK, C], tl.float32)
+    for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
+        up = load_weight(Up, h, C, BLOCK_H)
+        value = tl.dot(normed, tl.trans(up))
+        if HAS_UP_BIAS:
+            value += tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
+        dvalue = tl.dot(dy, load_down(Down, h, C, H, BLOCK_H))
+        if GATED:
+            weight = load_weight(Gate, h, C, BLOCK_H)
+            gate = tl.dot(normed, tl.trans(weight))
+            s = logistic(gate)
+            silu = gate * s
+            dgate = dvalue * value * (s + silu * (1.0 - s))
+            dvalue = dvalue * silu
+            g = tl.dot(dgate.to(dy.dtype), weight, g)
+        else:
+            dvalue = tl.where(value > 0.0, dvalue, 0.0)
+        g = tl.dot(dvalue.to(dy.dtype), up, g)
+    xhat = (load_rows(X, first, count, C, BLOCK).to(tl.float32) - mean[:, None]) * rstd[:, None]
+    xhat = tl.where((row < count)[:, None], xhat, 0.0)
+    col = tl.arange(0, C)
+    if HAS_WEIGHT or HAS_BIAS:
+        part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
+        tl.store(part, tl.sum(g * xhat, 0))
+        tl.store(part + C, tl.sum(g, 0))
+    if HAS_WEIGHT:
+        g *= load_vector(NormWeight, col, C)
+    mean_g = tl.sum(g, 1) / C
+    mean_gx = tl.sum(g * xhat, 1) / C
+    dx = (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+    store_rows(DX, first, count, dx, C, BLOCK)
+
+
+@triton.jit
+def weight_kernel(
+    DY, Normed, Up, DownT, Gate, UpBias, Parts, BiasParts, count, rows_per_part,
+    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
+    GATED: tl.constexpr, HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute one part's share of the weights' gradients for BLOCK_H hidden channels.
+
+    Parts is [part, 2 or 3, H, C]: of Up, of Down transposed, of Gate.
+    """
+    h = tl.program_id(0) * BLOCK_H
+    first = tl.program_id(1) * rows_per_part
+    last = tl.minimum(first + rows_per_part, count)
+    up = load_weight(Up, h, C, BLOCK_H)
+    down = load_weight(DownT, h, C, BLOCK_H)
+    dup = tl.zeros([BLOCK_H, C], tl.float32)
+    ddown = tl.zeros([BLOCK_H, C], tl.float32)
+    if GATED:
+        weight = load_weight(Gate, h, C, BLOCK_H)
+        dweight = tl.zeros([BLOCK_H, C], tl.float32)
+    if HAS_UP_BIAS:
+        bias = tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[:, None]
+        dbias = tl.zeros([BLOCK_H], tl.float32)
+    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+        # Rows behind the last have dy = 0: whatever their hidden channels, they add nothing.
+        normed = load_rows(Normed, start, last, C, BLOCK)
+        dy = load_rows(DY, start, last, C, BLOCK)
+        value = tl.dot(up, tl.trans(normed))
+        if HAS_UP_BIAS:
+            value += bias
+        dvalue = tl.dot(down, tl.trans(dy))
+        if GATED:
+            gate = tl.dot(weight, tl.trans(normed))
+            s = logistic(gate)
+            silu = gate * s
+            hidden = silu * value
+            dgate = dvalue * value * (s + silu * (1.0 - s))
+            dvalue = dvalue * silu
+            dweight = tl.dot(dgate.to(dy.dtype), normed, dweight)
+        else:
+            hidden = tl.maximum(value, 0.0)
+            dvalue = tl.where(value > 0.0, dvalue, 0.0)
+        ddown = tl.dot(hidden.to(dy.dtype), dy, ddown)
+        dup = tl.dot(dvalue.to(dy.dtype), normed, dup)
+        if HAS_UP_BIAS:
+            dbias += tl.sum(dvalue, 1)
+    matrices = 3 if GATED else 2
+    at = Parts + (tl.program_id(1) * matrices).to(tl.int64) * H * C
+    at = at + (h + tl.arange(0, BLOCK_H))[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(at, dup)
+    tl.store(at + H * C, ddown)
+    if GATED:
+        tl.store(at + 2 * H * C, dweight)
+    if HAS_UP_BIAS:
+        tl.store(BiasParts + tl.program_id(1) * H + h + tl.arange(0, BLOCK_H), dbias)
