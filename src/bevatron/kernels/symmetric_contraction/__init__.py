@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 
@@ -14,12 +15,17 @@ registry.register(
     "reference",
     "bevatron.kernels.symmetric_contraction.reference:symmetric_contraction",
 )
+registry.register(
+    "symmetric_contraction",
+    "triton",
+    "bevatron.kernels.symmetric_contraction.triton:symmetric_contraction",
+)
 
 
 def symmetric_contraction(
     a: Float[Tensor, "N K S"],
     weights: Mapping[int, Sequence[Float[Tensor, "Z _ K"]]],
-    elements: Int[Tensor, "N"],
+    elements: Int[Tensor, "N"] | ElementOrder,
     irreps_out: Irreps | str,
     correlation: int,
     coefficients: Mapping[int, Sequence[CouplingTensor]] | None = None,
@@ -40,7 +46,8 @@ def symmetric_contraction(
     weights
         For every degree L of the result, W of order 1, 2, ..., ``correlation``.
     elements
-        The element of each atom, a row of the weights.
+        The element of each atom, a row of the weights; or their `ElementOrder`, which saves sorting
+        them when several operators need it.
     irreps_out
         Degrees of the result, K copies each: ``128x0e+128x1o``; the parity is (-1)^L.
     correlation
@@ -87,9 +94,10 @@ def symmetric_contraction(
         _check_weights(block.l, weights[block.l], tensors, correlation, a)
         couplings.append(tensors)
         ordered.append(list(weights[block.l]))
-    if elements.shape != a.shape[:1]:
+    of_atoms = elements.elements if isinstance(elements, ElementOrder) else elements
+    if of_atoms.shape != a.shape[:1]:
         raise ValueError(
-            f"symmetric_contraction: {tuple(elements.shape)} elements for {a.shape[0]} atoms"
+            f"symmetric_contraction: {tuple(of_atoms.shape)} elements for {a.shape[0]} atoms"
         )
     run = registry.dispatch("symmetric_contraction", a)
     result: Tensor = run(a, ordered, elements, tuple(couplings))

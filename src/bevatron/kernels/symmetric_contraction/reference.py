@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.typing import IntArray
 
@@ -25,17 +26,18 @@ from bevatron.typing import IntArray
 def symmetric_contraction(
     a: Tensor,
     weights: Sequence[Sequence[Tensor]],
-    elements: Tensor,
+    elements: Tensor | ElementOrder,
     couplings: tuple[tuple[CouplingTensor, ...], ...],
 ) -> Tensor:
     """Evaluate all degrees at once, element by element."""
     table = _table(couplings, a.dtype, a.device)
     stacked = [torch.cat(list(orders), dim=1) for orders in weights]
-    order = torch.argsort(elements, stable=True)
-    present, counts = torch.unique_consecutive(elements[order], return_counts=True)
-    groups = a[order].transpose(0, 1).split(counts.tolist(), dim=1)
+    groups = ElementOrder.of(elements, stacked[0].shape[0])
     parts = []
-    for element, a_kns in zip(present.tolist(), groups, strict=True):
+    by_element = a[groups.order].transpose(0, 1).split(groups.counts, dim=1)
+    for element, a_kns in enumerate(by_element):
+        if a_kns.shape[1] == 0:
+            continue
         c = _fold(table, [weight[element] for weight in stacked])
         inner = (_monomials(a_kns, table.order - 1) @ c).unflatten(
             2, (table.num_m, table.num_components)
@@ -43,7 +45,7 @@ def symmetric_contraction(
         parts.append((inner * a_kns.unsqueeze(2)).sum(3))
     if not parts:
         return a.new_zeros(0, a.shape[1] * table.num_m)
-    b_nkm = torch.cat(parts, dim=1).transpose(0, 1)[torch.argsort(order)]
+    b_nkm = torch.cat(parts, dim=1).transpose(0, 1)[groups.inverse]
     return torch.cat([b_nkm[:, :, part].flatten(1) for part in table.degrees], dim=1)
 
 

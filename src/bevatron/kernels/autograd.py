@@ -1,0 +1,33 @@
+"""What operators' backward formulas ask the autograd engine."""
+
+from typing import Any
+
+import torch
+
+
+def is_wanted(ctx: Any, position: int) -> bool:
+    """Whether the running backward pass needs the gradient by an input of an operator.
+
+    ``ctx.needs_input_grad`` says only that the input requires gradients. The forces of a potential
+    are gradients by positions alone; then those by weights, which also require gradients, would be
+    computed and thrown away.
+
+    Parameters
+    ----------
+    ctx
+        What `torch.library.register_autograd` hands to ``backward``.
+    position
+        Place of the input among the operator's arguments.
+    """
+    if not ctx.needs_input_grad[position]:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    node = ctx.next_functions[position][0]
+    if node is None:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        # A leaf, of which the engine does not tell, or a torch that does not offer this.
+        return True

@@ -1,0 +1,149 @@
+"""The contraction as polynomials: one per component of the result, in the components of A.
+
+All factors of a product are the same feature, so coefficients that differ in the order of factors
+add up, and with the weights folded in
+
+    B[n, k, M] = sum over terms t of M: C[z_n, t, k] * A[n, k, i_1] * .. * A[n, k, i_nu],
+    C[z, t, k] = sum over paths p of all degrees and orders: mixing[t, p] * W[z, p, k]
+
+Products of more factors contain those of fewer, so the terms make a tree: a node is a product, its
+children have one factor more.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.maths.symmetric_product import CouplingTensor
+from bevatron.typing import FloatArray
+
+
+@dataclass
+class Node:
+    """A product of components and the terms that have it.
+
+    Attributes
+    ----------
+    terms
+        M -> number of the term.
+    children
+        Component -> this product times it.
+    """
+
+    terms: dict[int, int] = field(default_factory=dict)
+    children: dict[int, "Node"] = field(default_factory=dict)
+
+    def restricted(self, m: int) -> "Node":
+        """Return the tree of one component M of the result."""
+        children = {i: child.restricted(m) for i, child in self.children.items()}
+        return Node(
+            {m: self.terms[m]} if m in self.terms else {},
+            {i: child for i, child in children.items() if child.terms or child.children},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Polynomial:
+    """What to multiply and add; equal if the same object.
+
+    Attributes
+    ----------
+    size
+        S, the components of A.
+    degrees
+        L of each block of the result.
+    terms
+        (M, sorted components) of each term; M counts over all blocks. Depth first in the tree.
+    mixing
+        [terms, paths of all degrees and orders], float64.
+    """
+
+    size: int
+    degrees: tuple[int, ...]
+    terms: tuple[tuple[int, tuple[int, ...]], ...]
+    mixing: FloatArray
+
+    @cached_property
+    def key(self) -> str:
+        """A name for its terms, the same in every process, by which `known_polynomial` finds it."""
+        text = repr((self.size, self.degrees, self.terms))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def num_m(self) -> int:
+        """Components of the result in all blocks."""
+        return sum(2 * degree + 1 for degree in self.degrees)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where a component M lies in a row of K channels: first * K + channel * step + its m."""
+        return [
+            (sum(2 * d + 1 for d in self.degrees[:block]), 2 * degree + 1)
+            for block, degree in enumerate(self.degrees)
+            for _ in range(2 * degree + 1)
+        ]
+
+    def tree(self, first: int = 0, last: int | None = None) -> Node:
+        """Arrange the terms first .. last-1 as a tree."""
+        root = Node()
+        for number, (m, product) in list(enumerate(self.terms))[first:last]:
+            node = root
+            for component in product:
+                node = node.children.setdefault(component, Node())
+            node.terms[m] = number
+        return root
+
+    def fold(self, weights: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Tensor:
+        """Return C [Z, T, K] from the weights [Z, paths, K] of every degree and order."""
+        flat = torch.cat([w.to(dtype) for orders in weights for w in orders], dim=1)
+        folded: Tensor = _mixing(self, dtype, flat.device) @ flat
+        return folded
+
+
+_known: dict[str, Polynomial] = {}
+
+
+@lru_cache(maxsize=64)
+def polynomial_of(couplings: tuple[tuple[CouplingTensor, ...], ...]) -> Polynomial:
+    """Collect the terms of all degrees and orders."""
+    columns: dict[tuple[int, tuple[int, ...]], dict[int, float]] = {}
+    first_m = first_path = 0
+    for orders in couplings:
+        for coupling in orders:
+            for index, path, value in zip(*coupling.symmetrised(), strict=True):
+                m, *product = (int(i) for i in index)
+                # Components of high degree first: few products of them are shared.
+                key = (first_m + m, tuple(sorted(product, reverse=True)))
+                columns.setdefault(key, {})[first_path + int(path)] = float(value)
+            first_path += coupling.num_paths
+        first_m += 2 * orders[0].degree + 1
+    terms = sorted(columns, key=lambda term: (term[1], term[0]))
+    mixing = np.zeros((len(terms), first_path))
+    for row, term in enumerate(terms):
+        for path, value in columns[term].items():
+            mixing[row, path] = value
+    polynomial = Polynomial(
+        size=(couplings[0][0].l_max + 1) ** 2,
+        degrees=tuple(orders[0].degree for orders in couplings),
+        terms=tuple(terms),
+        mixing=mixing,
+    )
+    _known.setdefault(polynomial.key, polynomial)
+    return polynomial
+
+
+def known_polynomial(key: str) -> Polynomial:
+    """Return a polynomial with the terms of this key; its mixing may be another."""
+    return _known[key]
+
+
+@lru_cache(maxsize=64)
+def _mixing(polynomial: Polynomial, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Kept for calls that take gradients, so it may not be born in inference mode.
+    with torch.inference_mode(mode=False):
+        return torch.from_numpy(polynomial.mixing).to(device, dtype)
