@@ -5,6 +5,7 @@ reaches what else is inside.
 """
 
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.pair_attention import pair_attention
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
@@ -28,6 +29,7 @@ __all__ = [
     "current",
     "explain",
     "implementations",
+    "indexed_linear",
     "launches",
     "layer_norm",
     "pair_attention",

@@ -43,7 +43,8 @@ def indexed_linear(
     Returns
     -------
     Tensor
-        In memory components come before channels, [N, M, J], if they do in ``x``.
+        From Triton, components come before channels in memory, [N, M, J], if they do in ``x``.
+        Triton gives NaN for an element that is not in 0..Z-1; the reference raises RuntimeError.
 
     Raises
     ------
