@@ -1,6 +1,6 @@
 """Fine-tuning: a model for new data that begins with the weights of another."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from bevatron.data.dataset import Dataset, Subset
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import ConfigError
 from bevatron.models.mace import MACE, Statistics, load_matching, statistics
 from bevatron.models.mace.finetune import TransferRow, adapted_config
 from bevatron.recipes.potential import Potential
@@ -26,14 +26,17 @@ class FinetuneConfig:
     Attributes
     ----------
     elements
-        ``data``: the new model knows the elements of the data; ``all``: those of the old one too.
+        ``data``: the new model knows the elements of the data; ``all``: those of the old one too
+        (always so with `keep_heads`).
     e0
         ``refit``: least squares of the energies that the old model's interaction does not explain,
-        so that its energies fit the new data's level of theory from the first step; ``keep``: the
-        old model's; ``data``: as data.e0 says.
+        so that its energies fit the new data's level of theory from the first step (where data.e0
+        gives numbers or ``isolated``, those are taken); ``keep``: the old model's; ``data``: as
+        data.e0 says. Elements that the data do not have keep the old model's.
     keep_heads
-        Keep the old heads beside those of the data. Data for an old head, given under its name in
-        data.heads, go on training it.
+        Keep the old heads, with their E0, beside those of the data. Plain data train a new head,
+        ``default`` or, if there is one, ``finetuned``; data for an old head, given under its name
+        in data.heads, go on training it.
     new_heads
         A new head begins as a ``copy`` of the old model's first one, or ``random``.
     frozen
@@ -76,24 +79,14 @@ def initialise(
         If the old E0 are to be kept but the data have further elements.
     """
     numbers = set(found.atomic_numbers)
-    if config.elements == "all":
+    if config.elements == "all" or config.keep_heads:
         numbers |= set(source.config.atomic_numbers)
     elements = tuple(sorted(numbers))
-    notes = []
+    kept = set(source.config.heads if config.keep_heads else ())
     if config.e0 == "keep":
-        unknown = sorted(numbers - set(source.config.atomic_numbers))
-        if unknown:
-            raise ConfigError(
-                f"finetune.e0: 'keep' has no energy for the elements {unknown}, which the model to "
-                "start from does not know; use 'refit' or 'data'"
-            )
-    energies = _energies(found, elements)
-    if config.e0 == "refit":
-        energies, lines = _refit(source, data, found, elements)
-        notes += lines
-    kept = source.config.heads if config.keep_heads else ()
-    kept = data.heads if config.e0 == "keep" else kept
-    energies = _with_old(source, data.heads, elements, energies, kept)
+        _check_known(source, numbers)
+        kept = set(data.heads)
+    energies = _energies(source, found, data.heads, elements, kept)
     target = adapted_config(
         source.config, atomic_numbers=elements, heads=data.heads, atomic_energies=energies.tolist()
     )
@@ -105,7 +98,24 @@ def initialise(
         keep_energies=True,
         new_heads=config.new_heads,
     )
+    notes = []
+    if config.e0 == "refit":
+        open_heads = [h for h in data.e0 if h not in kept and data.e0[h] in _FITTED]
+        notes = [_refit(model, data, found, head) for head in open_heads]
     return model, [*notes, *transfer_table(rows)]
+
+
+_FITTED = ("auto", "least_squares")
+"""What data.e0 says where E0 may be refitted; else it was given."""
+
+
+def _check_known(source: MACE, numbers: Collection[int]) -> None:
+    unknown = sorted(set(numbers) - set(source.config.atomic_numbers))
+    if unknown:
+        raise ConfigError(
+            f"finetune.e0: 'keep' has no energy for the elements {unknown}, which the model to "
+            "start from does not know; use 'refit' or 'data'"
+        )
 
 
 def transfer_table(rows: Sequence[TransferRow]) -> list[str]:
@@ -134,35 +144,28 @@ def old_energies(source: MACE, elements: Sequence[int]) -> dict[str, dict[int, f
     }
 
 
-def _energies(found: Statistics, elements: Sequence[int]) -> FloatArray:
-    """Spread E0 of the data's elements over the model's; 0 where the data have none."""
-    rows = np.zeros((len(found.atomic_energies), len(elements)))
-    for column, z in enumerate(elements):
-        if z in found.atomic_numbers:
-            index = found.atomic_numbers.index(z)
-            rows[:, column] = [row[index] for row in found.atomic_energies]
-    return rows
-
-
-def _with_old(
+def _energies(
     source: MACE,
+    found: Statistics,
     heads: Sequence[str],
     elements: Sequence[int],
-    energies: FloatArray,
-    kept: Sequence[str],
+    kept: Collection[str],
 ) -> FloatArray:
-    """Put the old model's E0, of its first head if need be, where heads keep them."""
+    """Put together E0 [heads, elements], eV: the data's, or the old model's where they have none.
+
+    A head that the old model has not takes the old ones from its first.
+    """
     old = old_energies(source, elements)
-    first = old[source.config.heads[0]]
-    rows = energies.copy()
+    rows = np.array([[old.get(h, old[source.config.heads[0]])[z] for z in elements] for h in heads])
     for i, head in enumerate(heads):
-        if head in kept:
-            rows[i] = [old.get(head, first)[z] for z in elements]
+        if head not in kept:
+            for z, energy in zip(found.atomic_numbers, found.atomic_energies[i], strict=True):
+                rows[i, elements.index(z)] = energy
     return rows
 
 
 class _Unexplained:
-    """Training structures whose energy is what the old interaction leaves unexplained."""
+    """Structures whose energy is what a model's interaction leaves unexplained."""
 
     def __init__(self, dataset: Dataset, energies: FloatArray) -> None:
         self.dataset, self.energies = dataset, energies
@@ -172,38 +175,44 @@ class _Unexplained:
 
     def __getitem__(self, index: int) -> Arrays:
         energy = np.array(self.energies[index], dtype=np.float64)
-        return {**self.dataset[index], "energy": energy, "group": np.zeros(0, dtype=np.uint8)}
-
-
-def _refit(
-    source: MACE, data: StructureData, found: Statistics, elements: Sequence[int]
-) -> tuple[FloatArray, list[str]]:
-    """Fit E0 to the energies that the old model's interaction does not explain."""
-    known = set(source.config.atomic_numbers)
-    if not set(found.atomic_numbers) <= known:
-        return _energies(found, elements), ["E0: of the data, which have elements that are new"]
-    order = np.random.default_rng(0).permutation(len(data.train))[:REFIT_STRUCTURES]
-    some = Subset(data.train, np.sort(order))
-    potential = Potential(source, head=source.config.heads[0])
-    with torch.no_grad():
-        potential.model.get_buffer("atomic_energies").zero_()
-    samples = [{**some[i], "head": np.array(0, dtype=np.int32)} for i in range(len(some))]
-    interaction = [float(r["energy"]) for r in potential.evaluate(samples, compute=("energy",))]
-    energies = np.array([float(some[i]["energy"]) for i in range(len(some))])
-    left = _Unexplained(some, energies - np.array(interaction))
-    try:
-        refitted = statistics(left, heads=data.heads, e0="least_squares")
-    except DataError:
-        # Some head has no data of its own: it keeps the old E0, see _with_old.
-        heads = {int(some[i]["head"]) for i in range(len(some))}
-        given = dict.fromkeys(found.atomic_numbers, 0.0)
-        choice = {
-            name: "least_squares" if i in heads else given for i, name in enumerate(data.heads)
+        return {
+            **self.dataset[index],
+            "energy": energy,
+            "head": np.array(0, dtype=np.int32),
+            "group": np.zeros(0, dtype=np.uint8),
         }
-        refitted = statistics(left, heads=data.heads, e0=choice)  # type: ignore[arg-type]
-    spread = replace(found, atomic_energies=refitted.atomic_energies)
-    if refitted.atomic_numbers != found.atomic_numbers:
-        spread = replace(spread, atomic_numbers=refitted.atomic_numbers)
-    return _energies(spread, elements), [
-        f"E0: fitted to what the old interaction leaves unexplained in {len(some)} structures"
+
+
+@torch.no_grad()
+def _refit(model: MACE, data: StructureData, found: Statistics, head: str) -> str:
+    """Fit E0 of a head to the energies that the interaction does not explain, in place."""
+    index = data.heads.index(head)
+    isolated = set(found.isolated)
+    own = [
+        i
+        for i in range(len(data.train))
+        if i not in isolated
+        and int(data.train[i]["head"]) == index
+        and not np.isnan(data.train[i]["energy"])
     ]
+    if not own:
+        return f"E0 of head '{head}': as in the data, which have no energies to fit them to"
+    if len(own) > REFIT_STRUCTURES:
+        chosen = np.random.default_rng(0).choice(own, REFIT_STRUCTURES, replace=False)
+        own = sorted(chosen.tolist())
+    some = Subset(data.train, np.array(own, dtype=np.int64))
+    energies = model.get_buffer("atomic_energies")
+    potential = Potential(model, head=head)
+    potential.model.get_buffer("atomic_energies").zero_()
+    samples = [some[i] for i in range(len(some))]
+    interaction = [float(r["energy"]) for r in potential.evaluate(samples, compute=("energy",))]
+    labels = np.array([float(sample["energy"]) for sample in samples])
+    refitted = statistics(_Unexplained(some, labels - np.array(interaction)), e0="least_squares")
+    for z, energy in zip(refitted.atomic_numbers, refitted.atomic_energies[0], strict=True):
+        energies[index, model.config.atomic_numbers.index(z)] = energy
+    rows = tuple(tuple(row) for row in energies.tolist())
+    model.config = replace(model.config, atomic_energies=rows)
+    return (
+        f"E0 of head '{head}': fitted to what the old interaction leaves unexplained in "
+        f"{len(some)} structures"
+    )

@@ -37,10 +37,16 @@ class SourceConfig:
 
     Attributes
     ----------
-    train, valid, test
-        Files of structures or prepared stores.
-    valid_fraction, test_fraction
-        Share of ``train`` that is set aside where there are no such files.
+    train
+        Files of structures or prepared stores (also ``--data``).
+    valid
+        The same, for validation.
+    test
+        The same, for the errors in the report.
+    valid_fraction
+        Share of ``train`` that is set aside for validation where there are no such files.
+    test_fraction
+        The same for tests.
     labels
         Under which names the labels are found.
     e0
@@ -237,6 +243,10 @@ def load_structures(
         For data that must not be trained on and configurations that contradict each other.
     """
     sources = config.sources()
+    if first_heads and not config.heads:
+        # Plain data beside old heads are a new one, whatever the old ones are called.
+        name = "default" if "default" not in first_heads else _free_name(first_heads)
+        sources = {name: next(iter(sources.values()))}
     own = _head_names(sources)
     names = (*first_heads, *(name for name in own if name not in first_heads))
     if first_heads and own != tuple(sources):
@@ -295,6 +305,12 @@ def isolated_atoms(dataset: Dataset) -> IntArray:
     single = np.flatnonzero(dataset.lengths("atomic_numbers") == 1)
     marked = ISOLATED_GROUP.encode()
     return np.array([i for i in single if bytes(dataset[int(i)]["group"]) == marked], np.int64)
+
+
+def _free_name(taken: Sequence[str]) -> str:
+    """Name a new head beside others."""
+    names = ("finetuned", *(f"finetuned-{i}" for i in range(2, len(taken) + 3)))
+    return next(name for name in names if name not in taken)
 
 
 def _head_names(sources: Mapping[str, SourceConfig]) -> tuple[str, ...]:

@@ -54,18 +54,31 @@ class LabelOptions:
 
     Attributes
     ----------
-    energy_key, forces_key, stress_key, virials_key
+    energy_key
         Name to use; none given: found by itself; empty text: do not use this label.
+    forces_key
+        Likewise.
+    stress_key
+        Likewise.
+    virials_key
+        Likewise.
     group_key
         Name of the text that puts a structure into a group for metrics ('IsolatedAtom' marks
         reference energies of single atoms).
     group_weights
         Factor on the weight of all structures of a group.
-    weight_key, energy_weight_key, forces_weight_key, stress_weight_key
-        Names of the weights of a structure and of its labels; 1 where absent.
-    head_key, heads
-        Name of the text that says which head a structure belongs to, and the heads in order; a
-        structure without goes to the first.
+    weight_key
+        Name of the weight of a structure; 1 where absent.
+    energy_weight_key
+        Name of the weight of its energy.
+    forces_weight_key
+        Name of the weight of its forces.
+    stress_weight_key
+        Name of the weight of its stress.
+    head_key
+        Name of the text that says which head a structure belongs to.
+    heads
+        The heads in order; a structure without goes to the first.
     allow_unlabelled
         Take structures without any label too (for prediction); NaN labels count as absent.
     allow_zero_labels
