@@ -84,8 +84,7 @@ def recorded(model: nn.Module) -> Callable[[], Any]:
     ema = AveragedWeights(model, 0.99)
     update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
     update.set(1e-3, float("inf"))
-    loss = torch.zeros((), dtype=torch.float64, device="cuda")
-    return Recorder(loss.device).record(lambda: update(loss), lambda: update.rehearse(loss))
+    return Recorder(torch.device("cuda")).record(update.run, update.rehearse)
 
 
 def main() -> None:

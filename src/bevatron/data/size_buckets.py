@@ -74,7 +74,7 @@ def choose_shapes(
     Examples
     --------
     >>> sizes = np.array([[100, 10, 2], [96, 9, 3], [900, 60, 2], [880, 64, 4]])
-    >>> [shape.edges for shape in choose_shapes(sizes, headroom=0.0).shapes]
+    >>> [shape.edges for shape in choose_shapes(sizes, 2, headroom=0.0).shapes]
     [128, 1024]
     """
     if not len(sizes):

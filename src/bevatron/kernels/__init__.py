@@ -5,6 +5,7 @@ reaches what else is inside.
 """
 
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.pair_attention import pair_attention
@@ -28,6 +29,7 @@ __all__ = [
     "channelwise_tensor_product",
     "current",
     "explain",
+    "fused_adam_ema",
     "implementations",
     "indexed_linear",
     "launches",

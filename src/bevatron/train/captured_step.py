@@ -56,8 +56,6 @@ def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
         return "this task's loss is not made for it"
     if not {"atoms", "edges"} <= run.sizes.keys():
         return "the atoms and edges of the samples are not counted"
-    if not all(group["fused"] for group in state.optimizer.param_groups):
-        return "optim.fused is off"
     kinds = {(p.dtype, p.device) for p in trained_parameters(state.model).values()}
     return "the parameters are of several types" if len(kinds) > 1 else None
 
@@ -234,9 +232,7 @@ class _Recordings:
         self._terms, self._totals, self._parts = zeros(width), zeros(width), zeros(rows, width)
         self._figures = zeros((rows + 1) * width + 2)
         self._readings = [Reading(self._figures), Reading(self._figures)]
-        self._replay_update = self._recorder.record(
-            self._record_update, lambda: self._update.rehearse(self._totals[0])
-        )
+        self._replay_update = self._recorder.record(self._record_update, self._update.rehearse)
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the recordings of other shapes."""
@@ -288,6 +284,7 @@ class _Recordings:
         self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
 
     def _record_update(self) -> None:
-        norm, fine = self._update(self._totals[0])
-        verdict = torch.stack([norm.double(), fine.double()])
+        self._update.loss.copy_(self._totals[0])
+        self._update.run()
+        verdict = self._update.verdict[1:]
         self._figures.copy_(torch.cat([self._parts.flatten(), self._totals, verdict]))

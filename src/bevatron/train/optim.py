@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -68,16 +67,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, each times its own ``lr_scale`` if it has one.
-
-    One that is a tensor is changed in place, without waiting for its device.
-    """
+    """Set the learning rate of all groups, each times its own ``lr_scale`` if it has one."""
     for group in optimizer.param_groups:
-        scaled = lr * group.get("lr_scale", 1.0)
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(scaled)
-        else:
-            group["lr"] = scaled
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float | None) -> Float[Tensor, ""]:
@@ -123,51 +115,6 @@ def load_optimizer_tensors(
     state = optimizer.state_dict()
     state["state"] = {i: moments[name] for i, name in enumerate(order) if name in moments}
     optimizer.load_state_dict(state)
-
-
-@dataclass(frozen=True)
-class FlatTensors:
-    """Tensors that lie one after the other in one, so that one launch reaches all of them.
-
-    Attributes
-    ----------
-    flat
-        All of them, of one type and device.
-    parts
-        Views of it, by name.
-    """
-
-    flat: Float[Tensor, " n"]
-    parts: dict[str, Tensor]
-
-    @classmethod
-    def zeros(cls, like: Mapping[str, Tensor]) -> "FlatTensors":
-        """Make zeros in the shapes of others.
-
-        Examples
-        --------
-        >>> tensors = FlatTensors.zeros({"a": torch.ones(2), "b": torch.ones(1, 3)})
-        >>> tensors.parts["b"].fill_(1.0)
-        tensor([[1., 1., 1.]])
-        >>> tensors.flat
-        tensor([0., 0., 1., 1., 1.])
-        """
-        first = next(iter(like.values()))
-        sizes = [tensor.numel() for tensor in like.values()]
-        flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        parts = {
-            name: part.view(tensor.shape)
-            for (name, tensor), part in zip(like.items(), flat.split(sizes), strict=True)
-        }
-        return cls(flat, parts)
-
-    @classmethod
-    def copy(cls, tensors: Mapping[str, Tensor]) -> "FlatTensors":
-        """Copy tensors to lie together."""
-        made = cls.zeros(tensors)
-        for name, tensor in tensors.items():
-            made.parts[name].copy_(tensor)
-        return made
 
 
 class AveragedWeights:
