@@ -6,7 +6,6 @@ output is divided by the square root of the number of inputs.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 from math import sqrt
 
@@ -16,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from bevatron.kernels import indexed_linear
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.radial import (
     agnesi_transform,
     bessel_basis,
@@ -77,49 +78,6 @@ class EquivariantLinear(nn.Module):
         ]
 
 
-class ElementGroups:
-    """The atoms of a batch by element.
-
-    A map of its own for each element is then a few matrix products, not one per atom.
-
-    Parameters
-    ----------
-    elements
-        [N], the index of each atom's element.
-    num_elements
-        Z.
-    """
-
-    def __init__(self, elements: Int[Tensor, " N"], num_elements: int) -> None:
-        self.elements, self.num_elements = elements, num_elements
-        self.order = torch.argsort(elements, stable=True)
-        self.inverse = torch.argsort(self.order)
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """Atoms of each element; asks the device, if there are several."""
-        if self.num_elements == 1:
-            return [len(self.elements)]
-        counts: list[int] = torch.bincount(self.elements, minlength=self.num_elements).tolist()
-        return counts
-
-    def mix_channels(
-        self, x: Float[Tensor, "N K M"], weight: Float[Tensor, "Z K J"]
-    ) -> Float[Tensor, "N J M"]:
-        """Multiply the channels of each atom by the matrix of its element."""
-        present = [
-            (part, matrix)
-            for part, matrix in zip(
-                x.index_select(0, self.order).split(self.counts), weight.unbind(0), strict=True
-            )
-            if len(part)
-        ]
-        if len(present) == 1:
-            return mix_channels(x, present[0][1])
-        mixed = torch.cat([mix_channels(part, matrix) for part, matrix in present])
-        return mixed.index_select(0, self.inverse)
-
-
 class ElementLinear(nn.Module):
     """Mix the channels of each degree with weights of the atom's element (mace: skip_tp).
 
@@ -144,7 +102,7 @@ class ElementLinear(nn.Module):
         )
 
     def forward(
-        self, parts: Sequence[Float[Tensor, "N K _"]], groups: ElementGroups
+        self, parts: Sequence[Float[Tensor, "N K _"]], elements: ElementOrder
     ) -> list[Float[Tensor, "N K _"]]:
         """Return one [N, K, 2l+1] per degree of the output."""
         mixed = []
@@ -152,7 +110,7 @@ class ElementLinear(nn.Module):
             if degree <= self.l_in:
                 weight = self.weights[degree]
                 scale = 1.0 / sqrt(weight.shape[0] * weight.shape[1])
-                mixed.append(groups.mix_channels(parts[degree] * scale, weight))
+                mixed.append(indexed_linear(parts[degree], weight, elements, scale))
             else:
                 shape = (parts[0].shape[0], self.channels, 2 * degree + 1)
                 mixed.append(parts[0].new_zeros(shape))

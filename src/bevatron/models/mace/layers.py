@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from bevatron.kernels import radial_tensor_product, symmetric_contraction
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.models.mace.blocks import (
-    ElementGroups,
     ElementLinear,
     EquivariantLinear,
     RadialMLP,
@@ -69,7 +69,7 @@ class Interaction(nn.Module):
         radial: Float[Tensor, "E B"],
         cutoff: Float[Tensor, "E 1"] | None,
         edges: EdgeOrder,
-        groups: ElementGroups,
+        elements: ElementOrder,
     ) -> tuple[Float[Tensor, "N K S"], Float[Tensor, "N F"] | None]:
         """Return A and, in the residual kinds, what the skip adds after the product."""
         up = torch.cat([part.flatten(1) for part in self.linear_up(features)], dim=1)
@@ -88,12 +88,12 @@ class Interaction(nn.Module):
         )
         parts = self.linear(messages)
         if self.residual:
-            skip = self.skip(split_degrees(features, [self.channels] * (self.l_in + 1)), groups)
+            skip = self.skip(split_degrees(features, [self.channels] * (self.l_in + 1)), elements)
             added = torch.cat([part.flatten(1) for part in skip], dim=1)
             return self._normalise(torch.cat(parts, dim=2), radial, cutoff, edges), added
         a = self._normalise(torch.cat(parts, dim=2), radial, cutoff, edges)
         degrees = a.split([2 * degree + 1 for degree in range(self.l_max + 1)], dim=2)
-        return torch.cat(self.skip(degrees, groups), dim=2), None
+        return torch.cat(self.skip(degrees, elements), dim=2), None
 
     def _normalise(
         self, a: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
@@ -127,14 +127,14 @@ class Product(nn.Module):
         self.linear = EquivariantLinear([channels] * (l_out + 1), [channels] * (l_out + 1))
 
     def forward(
-        self, a: Float[Tensor, "N K S"], skip: Float[Tensor, "N F"] | None, groups: ElementGroups
+        self, a: Float[Tensor, "N K S"], skip: Float[Tensor, "N F"] | None, elements: ElementOrder
     ) -> Float[Tensor, "N F"]:
         """Return the features of the next layer."""
         contraction = [cast("ContractionWeights", weights) for weights in self.contraction]
         weights = {w.degree: list(w.weights) for w in contraction}
         couplings = {w.degree: w.couplings() for w in contraction}
         correlated = symmetric_contraction(
-            a, weights, groups.elements, self.irreps_out, self.correlation, couplings
+            a, weights, elements, self.irreps_out, self.correlation, couplings
         )
         features = torch.cat([part.flatten(1) for part in self.linear(correlated)], dim=1)
         return features if skip is None else features + skip

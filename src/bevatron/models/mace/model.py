@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.so3 import spherical_harmonics
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.models.mace.blocks import (
-    ElementGroups,
     LinearReadout,
     NodeEmbedding,
     NonlinearReadout,
@@ -148,11 +148,11 @@ class MACE(nn.Module):
         _check_outputs(compute)
         straining = "stress" in compute or "virials" in compute
         derivatives = straining or "forces" in compute
-        groups = self._groups(batch)
+        elements = self._elements(batch)
         with torch.set_grad_enabled(derivatives or torch.is_grad_enabled()):
             geometry = Geometry.of(batch, forces=derivatives, strain=straining)
-            features = self._features(geometry, groups)
-            outputs = self._energies(batch, geometry, features, groups)
+            features = self._features(geometry, elements)
+            outputs = self._energies(batch, geometry, features, elements)
             if "descriptors" in compute:
                 k = self.config.num_channels
                 outputs["descriptors"] = torch.cat([x[:, :k] for x in features], dim=1)
@@ -192,15 +192,15 @@ class MACE(nn.Module):
             {"params": others, "weight_decay": 0.0},
         ]
 
-    def _features(self, geometry: "Geometry", groups: ElementGroups) -> list[Tensor]:
+    def _features(self, geometry: "Geometry", elements: ElementOrder) -> list[Tensor]:
         """Run all layers; one flat feature [N, F] of each."""
         harmonics = spherical_harmonics(self.config.l_max, geometry.vectors)
         radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.edges)
-        features = [self.embedding(groups.elements)]
+        features = [self.embedding(elements.elements)]
         edges = EdgeOrder(geometry.edges, len(geometry.numbers), by_receiver=True)
         for interaction, product in zip(self.interactions, self.products, strict=True):
-            a, skip = interaction(features[-1], harmonics, radial, cutoff, edges, groups)
-            features.append(product(a, skip, groups))
+            a, skip = interaction(features[-1], harmonics, radial, cutoff, edges, elements)
+            features.append(product(a, skip, elements))
         return features[1:]
 
     def _energies(
@@ -208,7 +208,7 @@ class MACE(nn.Module):
         batch: StructureBatch,
         geometry: "Geometry",
         features: list[Tensor],
-        groups: ElementGroups,
+        elements: ElementOrder,
     ) -> dict[str, Tensor]:
         """E_i = E0[head, z_i] + scale[head] * (pair_i + sum of read-outs) + shift[head]."""
         head = batch.head[batch.graph]
@@ -221,7 +221,7 @@ class MACE(nn.Module):
             )
         if self.config.scale_shift:
             energy = self.scale[head] * energy + self.shift[head]
-        isolated = self.atomic_energies[head, groups.elements]
+        isolated = self.atomic_energies[head, elements.elements]
         node_energy = isolated.double() + energy.double()
         total = node_energy.new_zeros(batch.num_graphs).index_add(0, batch.graph, node_energy)
         return {"energy": total, "node_energy": node_energy}
@@ -243,12 +243,12 @@ class MACE(nn.Module):
                 f"the structures contain {names}, which the model does not know; it knows {known}"
             )
 
-    def _groups(self, batch: StructureBatch) -> ElementGroups:
+    def _elements(self, batch: StructureBatch) -> ElementOrder:
         """Sort the atoms by element, refusing unknown ones unless that was done before."""
         if not batch.checked:
             self.check(batch)
         elements = self.element_index[batch.atomic_numbers]
-        return ElementGroups(elements, self.config.num_elements)
+        return ElementOrder(elements, self.config.num_elements)
 
 
 @dataclass(frozen=True)
