@@ -13,6 +13,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from torch import Tensor
 
 from bevatron import kernels
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, paths
+from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.symmetric_contraction.polynomial import polynomial_of
 from bevatron.maths.irreps import Irreps
+from bevatron.maths.symmetric_product import symmetric_coefficients
 from bevatron.testing import assert_close, derivatives
 
 ATOMS, EDGES, CELL = 3072, 118_980, 256
@@ -166,6 +170,84 @@ def _edge_case(
         return result
 
     return Case(op, name, call, inputs, moved)
+
+
+def _elements(present: int, known: int = 89) -> ElementOrder:
+    """Draw the atoms' elements from some of those that a foundation model knows."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(known, generator=generator)[:present]
+    drawn = chosen[torch.randint(0, present, (ATOMS,), generator=generator)].cuda()
+    order = ElementOrder(drawn, known)
+    order.counts  # noqa: B018  the reference asks the device for it, once per batch
+    return order
+
+
+def _all_of(moved: Mapping[str, float]) -> dict[str, float]:
+    """Bytes of each pass: inputs, weights and the result, again for gradients, and again."""
+    x, w, y = moved["x"], moved["w"], moved["y"]
+    forward = x + w + y
+    backward = forward + x + w + y + x + w
+    training = backward + (x + w) + (x + w + y) + (x + w + y)
+    return {"forward": forward, "backward": backward, "training": training}
+
+
+@cases("symmetric_contraction")
+def contraction_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the products of the paper's configuration and of MP-0 small, medium and large."""
+    found = []
+    for name, irreps, correlation, present in (
+        ("corr 2, 0e+1o, 3 of 89 elements", "128x0e+128x1o", 2, 3),
+        ("corr 3, 0e, 3 of 89 elements", "128x0e", 3, 3),
+        ("corr 3, 0e+1o, 3 of 89 elements", "128x0e+128x1o", 3, 3),
+        ("corr 3, 0e+1o, 40 of 89 elements", "128x0e+128x1o", 3, 40),
+        ("corr 3, 0e+1o+2e, 3 of 89 elements", "128x0e+128x1o+128x2e", 3, 3),
+    ):
+        elements, orders = _elements(present), range(1, correlation + 1)
+        couplings = [
+            [symmetric_coefficients(3, block.l, nu) for nu in orders]
+            for block in Irreps.parse(irreps)
+        ]
+        inputs = {"a": _draw(dtype, ATOMS, 128, 16)}
+        for degree, of_degree in enumerate(couplings):
+            for nu, coupling in zip(orders, of_degree, strict=True):
+                inputs[f"w{degree}{nu}"] = _draw(dtype, 89, coupling.num_paths, 128)
+
+        def call(a: Tensor, _case: Any = (irreps, correlation, elements), **w: Tensor) -> Tensor:
+            irreps, correlation, elements = _case
+            weights: dict[int, list[Tensor]] = {}
+            for place, weight in w.items():
+                weights.setdefault(int(place[1]), []).append(weight)
+            return kernels.symmetric_contraction(a, weights, elements, irreps, correlation)
+
+        x = inputs["a"].nbytes
+        w = sum(value.nbytes for value in inputs.values()) - x
+        moved = _all_of({"x": x, "w": w, "y": ATOMS * Irreps.parse(irreps).dim * dtype.itemsize})
+        # A coefficient is multiplied and added once; with g and by three factors of the product;
+        # and about twice that for the derivative along a direction.
+        terms = polynomial_of(tuple(tuple(orders) for orders in couplings)).terms
+        once = 2.0 * ATOMS * 128 * len(terms)
+        counts = {"forward": once, "backward": 6 * once, "training": 16 * once}
+        found.append(Case("symmetric_contraction", name, call, inputs, moved, counts))
+    return found
+
+
+@cases("indexed_linear")
+def indexed_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the skip of one degree."""
+    found = []
+    for components, present in ((1, 3), (3, 3), (1, 40), (3, 40), (7, 3)):
+        inputs = {
+            "x": _draw(dtype, ATOMS, 128, components),
+            "weights": _draw(dtype, 89, 128, 128),
+        }
+        call = partial(kernels.indexed_linear, elements=_elements(present), scale=128**-0.5)
+        x = inputs["x"].nbytes
+        moved = _all_of({"x": x, "w": inputs["weights"].nbytes * present / 89, "y": x})
+        once = 2.0 * ATOMS * components * 128 * 128
+        counts = {"forward": once, "backward": 3 * once, "training": 7 * once}
+        name = f"{components} components, {present} of 89 elements"
+        found.append(Case("indexed_linear", name, call, inputs, moved, counts))
+    return found
 
 
 def check(case: Case) -> None:

@@ -10,10 +10,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from bevatron.kernels import channelwise_tensor_product, radial_tensor_product, use
+from bevatron import kernels
+from bevatron.errors import KernelError
+from bevatron.kernels import channelwise_tensor_product, radial_tensor_product
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, paths
 from bevatron.maths.irreps import Irreps
-from bevatron.testing import AwkwardGraph, assert_close, awkward_graphs, check_op
+from bevatron.testing import AwkwardGraph, Tolerance, assert_close, awkward_graphs, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
@@ -23,9 +25,10 @@ DTYPES = [torch.float64, torch.float32]
 SMALL = ("3x0e+2x1o", "0e+1o", "0e+1o")
 MACE = ("5x0e+5x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
 NEQUIP = ("3x0e+2x0o+1x1o+4x1e", "0e+1o+2e", "0e+0o+1o+1e+2e+2o")
-# Interpreted, an edge takes a tenth of a second.
-GRAPHS = awkward_graphs() if GPU else awkward_graphs(hub=4)[:6]
-TINY = AwkwardGraph("three edges", 3, torch.tensor([[2, 0, 2], [0, 2, 2]]))
+HIGH = ("2x3o+1x2e", "0e+2e+4e", "1o+2e+3o")
+# Interpreted, a kernel takes a tenth of a second.
+GRAPHS = awkward_graphs() if GPU else awkward_graphs(hub=9)[:6]
+TINY = AwkwardGraph("five edges", 3, torch.tensor([[2, 0, 2, 1, 2], [0, 0, 0, 2, 2]]))
 
 
 def make(irreps, graph, dtype=torch.float64, hidden=0):
@@ -43,23 +46,41 @@ def make(irreps, graph, dtype=torch.float64, hidden=0):
     return {name: value.to(DEVICE) for name, value in {**inputs, "edges": graph.edges}.items()}
 
 
-def check(irreps, inputs, **options):
-    """Compare with the reference: result, first and second derivatives, every pair of inputs."""
+def product(irreps, inputs):
+    """The operator that these inputs belong to."""
     operator = radial_tensor_product if "hidden" in inputs else channelwise_tensor_product
 
-    def product(**tensors):
+    def call(**tensors):
         return operator(
             **tensors, irreps_in=irreps[0], irreps_harmonics=irreps[1], irreps_out=irreps[2]
         )
 
-    check_op(product, product, inputs, ran=(operator.__name__, "triton"), **options)
+    return call, (operator.__name__, "triton")
+
+
+def check(irreps, inputs, **options):
+    """Compare with the reference: result, first and second derivatives of every pair of inputs."""
+    call, ran = product(irreps, inputs)
+    check_op(call, call, inputs, ran=ran, **options)
+
+
+def module(name):
+    """Where constants of the implementation can be changed."""
+    return importlib.import_module(f"bevatron.kernels.{name}")
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Cut even small graphs, in the midst of a receiver's edges."""
-    module = importlib.import_module("bevatron.kernels.radial_tensor_product.triton")
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module("radial_tensor_product.triton"), "CHUNK", 4)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Write kernels as they are written for a GPU: few channels, one edge after another."""
+    launch = module("channelwise_tensor_product.triton_launch")
+    for name, value in (("INTERPRETED", False), ("EDGES", 1), ("BLOCK", 4)):
+        monkeypatch.setattr(launch, name, value)
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
@@ -72,3 +93,130 @@ def test_result_and_derivatives_are_right_on_awkward_graphs(graph, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_made_in_chunks_give_the_same(graph, dtype, small_chunks):
     check(SMALL, make(SMALL, graph, dtype, hidden=5))
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_kernels_are_right_as_written_for_a_gpu(as_on_a_gpu, small_chunks, hidden):
+    irreps = ("5x0e+3x1o", "0e+1o", "0e+1o")
+    check(irreps, make(irreps, TINY, hidden=hidden))
+
+
+@pytest.mark.parametrize("irreps", [MACE, NEQUIP, HIGH], ids=["mace", "nequip", "high degrees"])
+@pytest.mark.parametrize("dtype", DTYPES if GPU else DTYPES[:1])
+def test_any_irreps_are_written_rightly(irreps, dtype):
+    check(irreps, make(irreps, TINY, dtype))
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_edges_in_any_order_and_strided_inputs(hidden, small_chunks):
+    inputs = make(SMALL, TINY, hidden=hidden)
+    order = torch.tensor([3, 0, 4, 2, 1], device=DEVICE)
+    for name in ("harmonics", "weights", "hidden"):
+        if name in inputs:
+            inputs[name] = inputs[name][order]
+    inputs["edges"] = inputs["edges"][:, order]
+    check(SMALL, inputs, strided=True)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_an_order_found_before_gives_the_same_bits(hidden):
+    inputs = make(SMALL, TINY, torch.float32, hidden=hidden)
+    call, _ = product(SMALL, inputs)
+    order = EdgeOrder(inputs["edges"], TINY.num_nodes, by_receiver=True)
+    with kernels.use("triton"):
+        assert torch.equal(call(**inputs), call(**{**inputs, "edges": order}))
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU the check stops the process")
+def test_edges_said_to_be_sorted_that_are_not_are_refused():
+    order = EdgeOrder(torch.tensor([[0, 0], [1, 0]]), 2, by_receiver=True)
+    with pytest.raises(RuntimeError, match="not sorted by receiver"):
+        order.senders  # noqa: B018
+
+
+def test_a_gradient_that_nobody_asked_for_is_not_computed():
+    inputs = make(SMALL, TINY, hidden=3)
+    call, _ = product(SMALL, inputs)
+    tensors = {k: v.requires_grad_() if k != "edges" else v for k, v in inputs.items()}
+    # Leaves are always wanted; a weight behind another node is not.
+    scaled = {**tensors, "last_weight": tensors["last_weight"] * 2.0, "x": tensors["x"] * 2.0}
+    asked = []
+    radial = module("radial_tensor_product.triton")
+    launch, run = module("channelwise_tensor_product.triton_launch"), radial.run
+
+    def watched(product, kind, given, into, index, chunk):
+        asked.append(sorted(into))
+        run(product, kind, given, into, index, chunk)
+
+    assert launch.run is run
+    radial.run = watched
+    try:
+        with kernels.use("triton"):
+            result = call(**scaled).sum()
+            torch.autograd.grad(result, [tensors["harmonics"], tensors["hidden"]])
+    finally:
+        radial.run = run
+    assert asked == [["out"], ["gw", "gy"]]
+
+
+def test_half_precision_is_refused_by_name():
+    inputs = {k: v.half() if k != "edges" else v for k, v in make(SMALL, TINY).items()}
+    call, _ = product(SMALL, inputs)
+    with (
+        kernels.use("triton"),
+        pytest.raises(KernelError, match="float32 or float64, not in float16"),
+    ):
+        call(**inputs)
+
+
+@pytest.mark.parametrize("shape", [(7, 5, 9), (64, 3, 40)])
+def test_matrix_products_of_the_last_layer(shape):
+    """Against float64; the interpreter rounds nothing to TF32, a GPU does."""
+    matmul = module("radial_tensor_product.triton_matmul")
+    num_rows, num_hidden, width = shape
+    rows, weight = torch.randn(num_rows, num_hidden), torch.randn(num_hidden, width)
+    rows, weight = rows.to(DEVICE), weight.to(DEVICE)
+    layer, limit = matmul.Layer(weight), Tolerance.of(torch.float32).forward
+    expanded = torch.full((num_rows, width), 2.0, device=DEVICE)
+    layer.expand(rows, expanded, add=True)
+    assert_close(expanded, rows.double() @ weight.double() + 2.0, limit)
+    contracted = torch.full((num_rows, num_hidden), float("nan"), device=DEVICE)
+    layer.contract(expanded, contracted)
+    assert_close(contracted, expanded.double() @ weight.double().mT, limit)
+    outer = matmul.OuterSum(torch.zeros(num_hidden, width, device=DEVICE))
+    for _ in range(2):
+        outer.add(rows, expanded)
+    outer.finish()
+    assert_close(outer.out, 2.0 * rows.double().mT @ expanded.double(), limit)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("hidden", [0, 16])
+def test_a_captured_step_follows_new_edges(hidden):
+    """The order of the edges is found inside the graph: nothing of the first batch remains."""
+    first, second = (make(MACE, awkward_graphs(seed=s)[5], torch.float32, hidden) for s in (0, 1))
+    call, _ = product(MACE, first)
+    static = {k: v.clone() for k, v in first.items()}
+
+    def step():
+        tensors = {k: v.detach().requires_grad_() for k, v in static.items() if k != "edges"}
+        order = EdgeOrder(static["edges"], 5, by_receiver=True)
+        out = call(**tensors, edges=order)
+        grads = torch.autograd.grad(out.square().sum(), list(tensors.values()), create_graph=True)
+        last = torch.autograd.grad(sum(g.square().sum() for g in grads), list(tensors.values()))
+        return [out, *grads, *last]
+
+    with kernels.use("triton"):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        for name, value in second.items():
+            static[name].copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        for got, want in zip(found, step(), strict=True):
+            assert torch.equal(got, want)

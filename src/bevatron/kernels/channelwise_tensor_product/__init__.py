@@ -18,7 +18,7 @@ registry.register(
 )
 
 
-def only_32_and_64_bit(device: torch.device, dtype: torch.dtype) -> str | None:
+def only_32_and_64_bit(_: torch.device, dtype: torch.dtype) -> str | None:
     """Say why a Triton kernel over edges cannot run on a type: its sums would be too coarse."""
     if dtype in {torch.float32, torch.float64}:
         return None

@@ -92,9 +92,8 @@ class EdgeOrder:
             senders, receivers = self.edges[0], self.edges[1]
             permutation = None
             if self.by_receiver:
-                torch._assert_async(
-                    (receivers[1:] >= receivers[:-1]).all(), "the edges are not sorted by receiver"
-                )
+                ascending = (receivers[1:] >= receivers[:-1]).all()
+                torch._assert_async(ascending, "the edges are not sorted by receiver")  # noqa: SLF001
             else:
                 receivers, permutation = torch.sort(receivers, stable=True)
                 senders = senders.index_select(0, permutation)

@@ -138,26 +138,25 @@ def _named(
 
 
 @_forward.register_fake
-def _(x: Tensor, harmonics: Tensor, weights: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape[0], product_of(*rest[-1].split(" ")).dim_out)
 
 
 @_backward.register_fake
-def _(
-    g: Tensor, x: Tensor, harmonics: Tensor, weights: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _results(x, harmonics, weights, rest[-1])
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, x, harmonics, weights = inputs[:4]
+    return _results(x, harmonics, weights, inputs[-1])
 
 
 @_double_backward.register_fake
-def _(
-    ax: Tensor | None, ay: Tensor | None, aw: Tensor | None, g: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    needs = rest[-1]
-    return g.new_empty(g.shape if needs[0] else 0), *_results(*rest[:3], needs[1:])
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    g, x, harmonics, weights = inputs[3:7]
+    needs = inputs[-1]
+    by_g: Tensor = g.new_empty(g.shape if needs[0] else 0)
+    return by_g, *_results(x, harmonics, weights, needs[1:])
 
 
-def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:8])
     ctx.irreps = inputs[8]
@@ -171,7 +170,7 @@ def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
     return *_where(needs, results), *(None,) * 6
 
 
-def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:9])
     ctx.irreps = inputs[9]

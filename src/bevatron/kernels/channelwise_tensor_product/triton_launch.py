@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators
 """Compiles and launches the generated kernels; sums what edges give to their senders."""
 
 import linecache
@@ -23,8 +24,14 @@ from bevatron.kernels.channelwise_tensor_product.triton_source import (
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Python: then few large programs are best."""
 
-BLOCK, EDGES = 32, 4
-"""Channels of a program and edges at once: a warp for each edge, in which it sums over channels."""
+BLOCK = 32
+"""Channels of a program, which is one warp: its sums over channels need no shared memory."""
+
+EDGES = 32 if INTERPRETED else 1
+"""Edges at once; more than one needs masks, with which a GPU is slower."""
+
+PIECES = 2
+"""Programs that share a receiver's edges where nothing is summed over them."""
 
 
 @cache
@@ -97,24 +104,6 @@ def run(
         for result in into.values():
             result.zero_()
         return
-    groups = [into]
-    if "dg" in into and len(into) > 1:
-        # Apart they need half the registers each, and nothing is computed twice. First the sum:
-        # gradients may overwrite the weights.
-        groups = [{"dg": into["dg"]}, {k: v for k, v in into.items() if k != "dg"}]
-    for group in groups:
-        _launch(product, kind, tensors, group, index, chunk)
-
-
-def _launch(
-    product: Product,
-    kind: str,
-    tensors: Mapping[str, Tensor],
-    into: Mapping[str, Tensor],
-    index: Index,
-    chunk: Chunk,
-) -> None:
-    """Run one kernel and sum what it left apart; see `run`."""
     x, w = tensors["x"], tensors["w"]
     given = {name for name in ("ax", "ay", "aw") if name in tensors}
     variant = variant_of(product, kind, x.dtype, into, given, index.permutation is not None)
@@ -127,10 +116,9 @@ def _launch(
         results[by_y] = x.new_empty(num_blocks(product, variant), *into[by_y].shape)
     arguments = [{**tensors, **results}[name] for name in argument_names(variant)]
     arguments += [t for t in index[:3] if t is not None]
-    grid = ((index.receiver_ptr.shape[0] - 1) * num_blocks(product, variant),)
-    options = {"num_warps": variant.edges}
-    if variant.registers:
-        options["maxnreg"] = variant.registers
+    num_nodes = index.receiver_ptr.shape[0] - 1
+    grid = (num_nodes * variant.pieces * num_blocks(product, variant),)
+    options = {"num_warps": 1} | ({"maxnreg": variant.registers} if variant.registers else {})
     compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], **options)
     if by_y and results[by_y] is not into[by_y]:
         torch.sum(results[by_y], 0, out=into[by_y])
@@ -154,7 +142,9 @@ def variant_of(
         wanted=frozenset(wanted),
         dtype=str(dtype).removeprefix("torch."),
         block=widest if INTERPRETED else min(BLOCK, widest),
-        edges=32 if INTERPRETED else EDGES,
+        edges=EDGES,
+        pieces=PIECES if kind == "backward" else 1,
+        prefetch=True,
         permuted=permuted,
     )
 
@@ -171,7 +161,7 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
 
 
 @triton.jit(do_not_specialize=["segment", "first"])
-def _sum_by_sender(  # type: ignore[no-untyped-def]
+def _sum_by_sender(
     rows_ptr,
     permutation_ptr,
     ptr_ptr,

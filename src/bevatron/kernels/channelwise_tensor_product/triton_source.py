@@ -42,6 +42,8 @@ class Variant:
         ``float32`` or ``float64``.
     block, edges
         Channels of a program and edges that it computes at once, powers of two.
+    pieces
+        Programs that share the edges of one receiver; only one may sum over them.
     permuted
         Whether rows of the edges' tensors are found through a permutation; otherwise they are
         sorted by receiver.
@@ -57,6 +59,7 @@ class Variant:
     dtype: str = "float32"
     block: int = 32
     edges: int = 1
+    pieces: int = 1
     permuted: bool = False
     prefetch: bool = False
     registers: int = 0
@@ -140,6 +143,7 @@ class _Writer:
         self.sums = next((n for n in ("out", "dg") if n in variant.wanted), "")
         self.by_x = next((n for n in ("gx", "dx") if n in variant.wanted), "")
         self.by_y = next((n for n in ("gy", "dy") if n in variant.wanted), "")
+        self._there = "there" if variant.edges > 1 else ""
         self.by_w = [name for name in ("gw", "dw") if name in variant.wanted]
 
     def text(self) -> str:
@@ -156,7 +160,8 @@ class _Writer:
         self._add(f"for i in range(begin, end, {edges}):")
         self.depth += 1
         if self.variant.prefetch:
-            loaded = self._load_edges(f"i + {edges}", "next_")
+            after = f"i + {edges}" if edges > 1 else "tl.minimum(i + 1, end - 1)"
+            loaded = self._load_edges(after, "next_")
             self._compute()
             for name in loaded:
                 self._add(f"{name} = next_{name}")
@@ -178,8 +183,9 @@ class _Writer:
         names += ["permutation_ptr"] if self.variant.permuted else []
         self._add(f"def kernel({', '.join(names)}, first, stop, num_rows):")
         self.depth = 1
+        pieces = self.variant.pieces
         self._add("pid = tl.program_id(0).to(tl.int64)")
-        self._add(f"node = pid // {parts}")
+        self._add(f"node = pid // {parts * pieces}")
         self._add(f"part = pid % {parts}")
         self._add(f"lane = tl.arange(0, {block})[None, :]")
         self._add(f"k = part * {block} + lane")
@@ -189,6 +195,11 @@ class _Writer:
         self._add("origin = tl.load(receiver_ptr + node)")
         self._add("begin = tl.maximum(origin, first)")
         self._add("end = tl.minimum(tl.load(receiver_ptr + node + 1), stop)")
+        if pieces > 1:
+            self._add(f"piece = pid // {parts} % {pieces}")
+            self._add("count = tl.maximum(end - begin, 0)")
+            self._add(f"end = begin + count * (piece + 1) // {pieces}")
+            self._add(f"begin += count * piece // {pieces}")
         self._add("if begin < end:")
         self.depth = 2
         if self.sums:
@@ -224,21 +235,22 @@ class _Writer:
         for name in self.by_w:
             for c in self._ordered():
                 where = f"{name}_ptr + row * {num_weights} + {c.path.weights.start} + k"
-                self._store(where, f"{name}_{c.number}", self._mask(c.path.x, "there"))
+                self._store(where, f"{name}_{c.number}", self._mask(c.path.x, self._there))
         for i, irrep in enumerate(irreps) if self.by_x else ():
             for m in range(irrep.dim):
                 where = (
                     f"{self.by_x}_ptr + (edge - first) * {irreps.dim} + {irreps.slices[i].start}"
                 )
                 where += f" + k * {irrep.dim} + {m}"
-                self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, "there"))
+                self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, self._there))
 
     def _store_harmonics(self) -> None:
         """Store the gradient by the harmonics, summed over channels: lane s component s."""
         dim, block = self.product.irreps_harmonics.dim, self.variant.block
         for start in range(0, dim, block):
             where = f"{self.by_y}_ptr + (part * num_rows + row) * {dim} + {start} + lane"
-            mask = f"there & (lane < {dim - start})"
+            mask = f"lane < {dim - start}"
+            mask = f"{self._there} & ({mask})" if self._there else mask
             self._store(where, f"{self.by_y}_{start // block}", mask)
 
     def _sum_harmonics(self, j: int, m: int) -> None:
@@ -252,13 +264,19 @@ class _Writer:
     def _load_edges(self, first: str, prefix: str) -> list[str]:
         """Load all of some edges; return the names of what was loaded."""
         loaded = ["edge", "there", "row"]
-        self._add(f"{prefix}edge = {first} + tl.arange(0, {self.variant.edges})[:, None]")
-        there = f"{prefix}there"
-        self._add(f"{there} = {prefix}edge < end")
-        self._add(f"{prefix}sender = tl.load(senders_ptr + {prefix}edge, mask={there}, other=0)")
+        there, masked = "", ""
+        if self.variant.edges > 1:
+            self._add(f"{prefix}edge = {first} + tl.arange(0, {self.variant.edges})[:, None]")
+            there, masked = f"{prefix}there", f", mask={prefix}there, other=0"
+            self._add(f"{there} = {prefix}edge < end")
+        else:
+            # Loads without a mask are scheduled much better.
+            loaded.remove("there")
+            self._add(f"{prefix}edge = {first}")
+        self._add(f"{prefix}sender = tl.load(senders_ptr + {prefix}edge{masked})")
         row = f"{prefix}edge - first"
         if self.variant.permuted:
-            row = f"tl.load(permutation_ptr + {prefix}edge, mask={there}, other=0)"
+            row = f"tl.load(permutation_ptr + {prefix}edge{masked})"
         self._add(f"{prefix}row = {row}")
         for name in self.inputs:
             for own, rows, column, block in self._columns(name):

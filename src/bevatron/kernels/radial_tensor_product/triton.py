@@ -16,11 +16,11 @@ from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
 from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
-from bevatron.kernels.radial_tensor_product.triton_matmul import OuterSum, contract, expand
+from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
 from bevatron.maths.irreps import Irreps
 
 CHUNK, CHUNK_BYTES = 32768, 96 * 2**20
-"""Most edges of a chunk and what their weights may take: enough to fill a GPU, hardly any memory."""
+"""Most edges of a chunk and bytes of their weights: enough to fill a GPU, hardly any memory."""
 
 
 def radial_tensor_product(
@@ -75,11 +75,11 @@ def _forward(
     x, harmonics, hidden, last_weight = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight)
     )
-    buffer = _buffer(hidden, last_weight, size)
+    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
         w = buffer[: chunk.stop - chunk.first]
-        expand(hidden[part], last_weight, w)
+        layer.expand(hidden[part], w)
         tensors = {"x": x, "y": harmonics[part], "w": w}
         run(product, "forward", tensors, {"out": out}, index, chunk)
     return out
@@ -107,17 +107,18 @@ def _backward(
     x, harmonics, hidden, last_weight, g = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
     )
-    buffer, outer = _buffer(hidden, last_weight, size), OuterSum(g_last)
+    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
+    outer = OuterSum(g_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
         w = buffer[: chunk.stop - chunk.first]
-        expand(hidden[part], last_weight, w)
+        layer.expand(hidden[part], w)
         into = {"gx": gx} if needs[0] else {}
         into |= {"gy": gy[part]} if needs[1] else {}
         into |= {"gw": w} if needs[2] or needs[3] else {}
         run(product, "backward", {"x": x, "y": harmonics[part], "w": w, "g": g}, into, index, chunk)
         if needs[2]:
-            contract(w, last_weight, gh[part])
+            layer.contract(w, gh[part])
         if needs[3]:
             outer.add(hidden[part], w)
     outer.finish()
@@ -158,31 +159,32 @@ def _double_backward(
     along = {"ax": ax.contiguous()} if ax is not None else {}
     buffer, second = (_buffer(hidden, last_weight, size) for _ in range(2))
     ay, ah, a_last = (None if t is None else t.contiguous() for t in (ay, ah, a_last))
-    outer = OuterSum(d_last)
+    layer, outer = Layer(last_weight), OuterSum(d_last)
+    along_last = None if a_last is None else Layer(a_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
         rows = chunk.stop - chunk.first
         w = buffer[:rows]
-        expand(hidden[part], last_weight, w)
+        layer.expand(hidden[part], w)
         tensors = {"x": x, "y": harmonics[part], "w": w, "g": g, **along}
         tensors |= {"ay": ay[part]} if ay is not None else {}
         into = {"dg": dg} if needs[0] else {}
         into |= {"dx": dx} if needs[1] else {}
         into |= {"dy": dy[part]} if needs[2] else {}
         into |= {"dw": w} if needs[3] or needs[4] else {}
-        if ah is not None or a_last is not None:
+        if ah is not None or along_last is not None:
             aw = tensors["aw"] = second[:rows]
             if ah is not None:
-                expand(ah[part], last_weight, aw)
-            if a_last is not None:
-                expand(hidden[part], a_last, aw, add=ah is not None)
-            if (ah is not None and needs[4]) or (a_last is not None and needs[3]):
+                layer.expand(ah[part], aw)
+            if along_last is not None:
+                along_last.expand(hidden[part], aw, add=ah is not None)
+            if (ah is not None and needs[4]) or (along_last is not None and needs[3]):
                 into |= {"gw": aw}
         run(product, "double_backward", tensors, into, index, chunk)
         if needs[3]:
-            contract(w, last_weight, dh[part])
-            if a_last is not None:
-                contract(aw, a_last, dh[part], add=True)
+            layer.contract(w, dh[part])
+            if along_last is not None:
+                along_last.contract(aw, dh[part], add=True)
         if needs[4]:
             outer.add(hidden[part], w)
             if ah is not None:
@@ -214,24 +216,20 @@ def _(x: Tensor, *rest: Any) -> Tensor:
 
 
 @_backward.register_fake
-def _(g: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _results(*rest[:4], rest[-1])
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, x, harmonics, hidden, last_weight = inputs[:5]
+    return _results(x, harmonics, hidden, last_weight, inputs[-1])
 
 
 @_double_backward.register_fake
-def _(
-    ax: Tensor | None,
-    ay: Tensor | None,
-    ah: Tensor | None,
-    a_last: Tensor | None,
-    g: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    needs = rest[-1]
-    return g.new_empty(g.shape if needs[0] else 0), *_results(*rest[:4], needs[1:])
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    g, x, harmonics, hidden, last_weight = inputs[4:9]
+    needs = inputs[-1]
+    by_g: Tensor = g.new_empty(g.shape if needs[0] else 0)
+    return by_g, *_results(x, harmonics, hidden, last_weight, needs[1:])
 
 
-def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:8])
     ctx.others = inputs[8:10]
@@ -245,7 +243,7 @@ def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
     return *_where(needs, results), *(None,) * 6
 
 
-def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:9])
     ctx.others = inputs[9:11]

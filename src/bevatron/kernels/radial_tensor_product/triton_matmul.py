@@ -1,56 +1,87 @@
-"""Matrix products of the last radial layer: a narrow hidden layer, very many edges.
+# mypy: allow-untyped-defs, allow-untyped-decorators
+"""Matrix products of the last radial layer: few hidden numbers, very many edges.
 
 In float32 a number is split into two that tensor cores take, and three of the four products are
-summed (3xTF32): errors stay those of float32, at several times its speed. The library's float32
-products reach half their peak at these shapes. Where torch allows TF32, one product is taken, and
-float64 goes to the library.
+summed (3xTF32): errors are those of float32 arithmetic, at more than its speed. The library's
+float32 products reach half their peak at these shapes. Where torch allows TF32 one product is
+taken. Float64 goes to the library.
 """
 
-import os
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
 SPLITS = 16
 """Parts of the edges whose outer products are summed apart, to keep all multiprocessors busy."""
 
 
-def expand(rows: Tensor, weight: Tensor, out: Tensor, add: bool = False) -> None:
-    """Compute out = rows @ weight, or add it: [R, H] times [H, W], H small."""
-    if out.dtype != torch.float32:
-        torch.addmm(out, rows, weight, beta=float(add), out=out)
-        return
-    num_rows, width = rows.shape[0], weight.shape[1]
-    grid = (triton.cdiv(num_rows, _EXPAND[0]), triton.cdiv(width, _EXPAND[1]))
-    _expand[grid](
-        rows, weight, out, num_rows,
-        WIDTH=width, HIDDEN=weight.shape[0], ADD=add,
-        M=_EXPAND[0], N=_EXPAND[1], K=_hidden_block(weight), PRECISION=_precision(),
-        num_warps=_EXPAND[2],
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Tiles:
+    """Rows, columns and inner numbers of a tile, its warps, and loads under way at once."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
 
 
-def contract(rows: Tensor, weight: Tensor, out: Tensor, add: bool = False) -> None:
-    """Compute out = rows @ weight.T, or add it: [R, W] times [W, H], H small."""
-    if out.dtype != torch.float32:
-        torch.addmm(out, rows, weight.mT, beta=float(add), out=out)
-        return
-    num_rows = rows.shape[0]
-    _contract[(triton.cdiv(num_rows, _CONTRACT[0]),)](
-        rows, weight, out, num_rows,
-        WIDTH=weight.shape[1], HIDDEN=weight.shape[0], ADD=add,
-        M=_CONTRACT[0], N=_hidden_block(weight), K=_CONTRACT[1], PRECISION=_precision(),
-        num_warps=_CONTRACT[2],
-    )  # fmt: skip
+EXPAND = Tiles(128, 64, 64, 8, 2)
+CONTRACT = Tiles(128, 64, 32, 8, 3)
+OUTER = Tiles(64, 32, 64, 4, 3)
+
+
+class Layer:
+    """A weight [H, W] with few rows, prepared for products with tensors of edges.
+
+    Parameters
+    ----------
+    weight
+        Contiguous.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.hidden, self.width = weight.shape
+        if weight.dtype == torch.float32:
+            self.high, self.low = _halves(weight)
+            self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
+
+    def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
+        """Compute out = rows @ weight, or add it."""
+        if out.dtype != torch.float32:
+            torch.addmm(out, rows, self.weight, beta=float(add), out=out)
+            return
+        tiles, group = EXPAND, 4
+        grid = (
+            triton.cdiv(len(rows), tiles.rows),
+            triton.cdiv(self.width, tiles.columns * group),
+        )
+        _expand[grid](
+            rows, self.high_t, self.low_t, out, len(rows),
+            WIDTH=self.width, HIDDEN=self.hidden, ADD=add, GROUP=group,
+            M=tiles.rows, N=tiles.columns, K=_filled(self.hidden), EXACT=_exact(),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+    def contract(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
+        """Compute out = rows @ weight.T, or add it."""
+        if out.dtype != torch.float32:
+            torch.addmm(out, rows, self.weight.mT, beta=float(add), out=out)
+            return
+        _contract[(triton.cdiv(len(rows), CONTRACT.rows),)](
+            rows, self.high, self.low, out, len(rows),
+            WIDTH=self.width, HIDDEN=self.hidden, ADD=add,
+            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.inner, EXACT=_exact(),
+            num_warps=CONTRACT.warps, num_stages=CONTRACT.stages,
+        )  # fmt: skip
 
 
 class OuterSum:
-    """A sum of products left.T @ right over many rows, [R, H] and [R, W], chunk after chunk.
+    """The sum of left.T @ right over chunks of rows, [R, H] and [R, W].
 
     Parameters
     ----------
@@ -60,7 +91,9 @@ class OuterSum:
 
     def __init__(self, out: Tensor) -> None:
         self.out = out
-        self.parts = out.new_zeros(SPLITS, *out.shape) if out.dtype == torch.float32 else None
+        self.parts = None
+        if out.dtype == torch.float32 and out.numel():
+            self.parts = out.new_zeros(SPLITS, *out.shape)
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Add the product of a chunk."""
@@ -68,12 +101,12 @@ class OuterSum:
             self.out.addmm_(left.mT, right)
             return
         num_rows, width = right.shape
-        step = triton.cdiv(triton.cdiv(num_rows, SPLITS), _OUTER[1]) * _OUTER[1]
-        _outer[(SPLITS, triton.cdiv(width, _OUTER[0]))](
+        step = triton.cdiv(triton.cdiv(num_rows, SPLITS), OUTER.inner) * OUTER.inner
+        _outer[(SPLITS, triton.cdiv(width, OUTER.columns))](
             left, right, self.parts, num_rows, step,
             WIDTH=width, HIDDEN=left.shape[1],
-            M=_hidden_block(left.mT), N=_OUTER[0], K=_OUTER[1], PRECISION=_precision(),
-            num_warps=_OUTER[2],
+            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.inner, EXACT=_exact(),
+            num_warps=OUTER.warps, num_stages=OUTER.stages,
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -82,68 +115,91 @@ class OuterSum:
             torch.sum(self.parts, 0, out=self.out)
 
 
-# Rows and columns of a tile (of what is multiplied and summed over in the last two), and warps.
-_EXPAND = (128, 128, 8)
-_CONTRACT = (128, 32, 4)
-_OUTER = (128, 32, 4)
-
-
-def _hidden_block(weight: Tensor) -> int:
+def _filled(hidden: int) -> int:
     """Fill the hidden numbers up to what a matrix unit takes."""
-    return max(16, int(triton.next_power_of_2(weight.shape[0])))
+    return max(16, int(triton.next_power_of_2(hidden)))
 
 
-def _precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+def _exact() -> bool:
+    return not torch.backends.cuda.matmul.allow_tf32
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split as `_split` does."""
+    high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return high, x - high
+
+
+@triton.jit
+def _split(x):
+    """Split float32 numbers into what TF32 holds of them, rounded, and the rest."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def _product(a_high, a_low, b_high, b_low, total, EXACT: tl.constexpr):
+    """Add a product of two split matrices; the smallest of the four parts is left out."""
+    if EXACT:
+        total = tl.dot(a_low, b_high, total, input_precision="tf32")
+        total = tl.dot(a_high, b_low, total, input_precision="tf32")
+    return tl.dot(a_high, b_high, total, input_precision="tf32")
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _expand(
-    rows_ptr, weight_ptr, out_ptr, num_rows,
-    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, GROUP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
+    """Compute several tiles of one block of rows, which is split only once."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
-    column = tl.program_id(1) * N + tl.arange(0, N)[None, :]
     k = tl.arange(0, K)
-    inside = (row < num_rows) & (column < WIDTH)
     a = tl.load(
         rows_ptr + row * HIDDEN + k[None, :],
         mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
     ).to(tl.float32)  # fmt: skip
-    b = tl.load(
-        weight_ptr + k[:, None] * WIDTH + column,
-        mask=(k[:, None] < HIDDEN) & (column < WIDTH), other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    total = tl.dot(a, b, input_precision=PRECISION)
-    if ADD:
-        total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
+    a_high, a_low = _split(a)
+    for tile in range(GROUP):
+        column = (tl.program_id(1) * GROUP + tile) * N + tl.arange(0, N)[None, :]
+        inside = (row < num_rows) & (column < WIDTH)
+        where = column * HIDDEN + k[:, None]
+        mask = (k[:, None] < HIDDEN) & (column < WIDTH)
+        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        total = tl.zeros([M, N], dtype=tl.float32)
+        if ADD:
+            total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        total = _product(a_high, a_low, b_high, b_low, total, EXACT)
+        tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _contract(
-    rows_ptr, weight_ptr, out_ptr, num_rows,
+    rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
+    """Multiply a block of rows with the transposed weight."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
     column = tl.arange(0, N)[None, :]
     inside = (row < num_rows) & (column < HIDDEN)
     total = tl.zeros([M, N], dtype=tl.float32)
+    if ADD:
+        total += tl.load(out_ptr + row * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
     for start in range(0, WIDTH, K):
         k = start + tl.arange(0, K)
         a = tl.load(
             rows_ptr + row * WIDTH + k[None, :],
             mask=(row < num_rows) & (k[None, :] < WIDTH), other=0.0,
         ).to(tl.float32)  # fmt: skip
-        b = tl.load(
-            weight_ptr + column * WIDTH + k[:, None],
-            mask=(column < HIDDEN) & (k[:, None] < WIDTH), other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    if ADD:
-        total += tl.load(out_ptr + row * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        where = column * WIDTH + k[:, None]
+        mask = (column < HIDDEN) & (k[:, None] < WIDTH)
+        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        a_high, a_low = _split(a)
+        total = _product(a_high, a_low, b_high, b_low, total, EXACT)
     tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
 
 
@@ -151,16 +207,17 @@ def _contract(
 def _outer(
     left_ptr, right_ptr, parts_ptr, num_rows, step,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    split = tl.program_id(0).to(tl.int64)
+    """Sum over one part of the rows, for some columns."""
+    part = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, M)[:, None]
     column = tl.program_id(1) * N + tl.arange(0, N)[None, :]
     inside = (line < HIDDEN) & (column < WIDTH)
-    where = parts_ptr + (split * HIDDEN + line) * WIDTH + column
+    where = parts_ptr + (part * HIDDEN + line) * WIDTH + column
     total = tl.load(where, mask=inside, other=0.0).to(tl.float32)
-    stop = tl.minimum((split + 1) * step, num_rows)
-    for start in range(split * step, stop, K):
+    stop = tl.minimum((part + 1) * step, num_rows)
+    for start in range(part * step, stop, K):
         row = start + tl.arange(0, K)
         a = tl.load(
             left_ptr + row[None, :] * HIDDEN + line,
@@ -170,5 +227,7 @@ def _outer(
             right_ptr + row[:, None] * WIDTH + column,
             mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
         ).to(tl.float32)  # fmt: skip
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        a_high, a_low = _split(a)
+        b_high, b_low = _split(b)
+        total = _product(a_high, a_low, b_high, b_low, total, EXACT)
     tl.store(where, total, mask=inside)

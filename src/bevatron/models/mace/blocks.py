@@ -254,7 +254,7 @@ class RadialMLP(nn.Module):
 
     def _scaled(self, layer: int) -> Tensor:
         """Return a layer's matrix with the factor of the activation before it."""
-        weight = self.weights[layer]
+        weight: Tensor = self.weights[layer]
         return weight * ((SILU_NORM if layer else 1.0) / sqrt(weight.shape[0]))
 
 
