@@ -51,13 +51,13 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
                 weights,
                 order,
                 table,
-                scale,
                 *y.stride(),
                 *x.stride(),
                 *weights.stride(),
                 K=num_in,
                 J=num_out,
                 M=num_components,
+                SCALE=scale,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
                 DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
@@ -82,12 +82,12 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
                 g,
                 order,
                 table,
-                scale,
                 *x.stride(),
                 *g.stride(),
                 K=num_in,
                 J=num_out,
                 M=num_components,
+                SCALE=scale,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
                 DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
@@ -162,6 +162,7 @@ def _precision(x: Tensor) -> dict[str, Any]:
     }
 
 
+# SCALE is compiled in: as an argument it would be rounded to float32.
 # The type checks of the tests would wrap these functions, and Triton reads their source.
 @triton.jit
 @no_type_check
@@ -171,7 +172,6 @@ def mix_kernel(
     w_ptr,
     order_ptr,
     table_ptr,
-    scale,
     y_n,
     y_j,
     y_m,
@@ -184,6 +184,7 @@ def mix_kernel(
     K: tl.constexpr,
     J: tl.constexpr,
     M: tl.constexpr,
+    SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -214,7 +215,7 @@ def mix_kernel(
         w = tl.load(w_column[None, :] + (k_long * w_k)[:, None], mask=w_mask, other=0.0).to(ACC)
         total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=ACC)
     out = y_ptr + (n * y_n + m * y_m)[:, None] + (j.to(tl.int64) * y_j)[None, :]
-    tl.store(out, total * scale, mask=valid[:, None] & (j < J)[None, :])
+    tl.store(out, total * SCALE, mask=valid[:, None] & (j < J)[None, :])
 
 
 @triton.jit
@@ -225,7 +226,6 @@ def outer_kernel(
     g_ptr,
     order_ptr,
     table_ptr,
-    scale,
     x_n,
     x_k,
     x_m,
@@ -235,6 +235,7 @@ def outer_kernel(
     K: tl.constexpr,
     J: tl.constexpr,
     M: tl.constexpr,
+    SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -265,4 +266,4 @@ def outer_kernel(
         g = tl.load(g_at, mask=g_mask, other=0.0).to(ACC)
         total = tl.dot(x, g, total, input_precision=PRECISION, out_dtype=ACC)
     out = part_ptr + tile.to(tl.int64) * (K * J) + k[:, None] * J + j[None, :]
-    tl.store(out, total * scale, mask=(k < K)[:, None] & (j < J)[None, :])
+    tl.store(out, total * SCALE, mask=(k < K)[:, None] & (j < J)[None, :])

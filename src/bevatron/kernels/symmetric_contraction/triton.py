@@ -195,7 +195,7 @@ def _launch(
             ROWS=_rows(kind, a),
             LANES=lanes,
             ACC=tl.float32 if dtype == torch.float32 else tl.float64,
-            num_warps=1,
+            num_warps=max(1, lanes // 32),
         )
 
 

@@ -52,7 +52,7 @@ _ROWS = """
 {margin}row = n[:, None] * ({num_m} * K)
 """
 
-_BOTH = "gl.BlockedLayout([ROWS, 1], [1, 32], [1, 1], [1, 0])"
+_BOTH = "gl.BlockedLayout([ROWS, 1], [1, 32], [1, LANES // 32], [1, 0])"
 _LAYOUTS = {
     "row_layout": f", layout=gl.SliceLayout(1, {_BOTH})",
     "lane_layout": f", layout=gl.SliceLayout(0, {_BOTH})",
