@@ -1,5 +1,6 @@
 """Counts launches and idle time of a GPU in a profiler trace."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,8 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
             "cudaMemsetAsync", "cudaLaunchKernelExC", "cuLaunchKernelEx")  # fmt: skip
 
 
-def trace(step: Callable[[], Any], steps: int = 10) -> dict[str, float]:
-    """Profile some steps.
+def trace(step: Callable[[], Any], steps: int = 10, top: int = 0) -> dict[str, float]:
+    """Profile some steps; print the ``top`` kernels that took longest.
 
     Returns
     -------
@@ -34,6 +35,8 @@ def trace(step: Callable[[], Any], steps: int = 10) -> dict[str, float]:
         for event in events
         if event.device_type() == on_device and event.duration_ns() > 0
     )
+    if top:
+        print_longest(events, steps, top)
     launches = sum(event.name().startswith(LAUNCHES) for event in events)
     busy, end = 0, intervals[0][0]
     for begin, stop in intervals:
@@ -46,3 +49,15 @@ def trace(step: Callable[[], Any], steps: int = 10) -> dict[str, float]:
         "busy ms": round(busy / steps / 1e6, 3),
         "idle %": round(100 * (1 - busy / wall), 1),
     }
+
+
+def print_longest(events: Any, steps: int, top: int) -> None:
+    """Print ms per step and launches per step of the kernels that took longest."""
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for event in events:
+        if event.device_type() == torch.autograd.DeviceType.CUDA:
+            spent[event.name()] += event.duration_ns()
+            count[event.name()] += 1
+    for name, time in spent.most_common(top):
+        print(f"  {time / steps / 1e6:8.3f} ms {count[name] / steps:7.1f} x {name[:110]}")

@@ -160,7 +160,7 @@ def measure(contender: Contender, repeats: int, *, traced: bool) -> dict[str, fl
             times.append(begin.elapsed_time(end) / TOGETHER)
         found[f"{what} ms"] = statistics.median(times)
         found[f"{what} peak MiB"] = peak_memory() / 2**20
-    return found | (trace(contender.step) if traced else {})
+    return found | (trace(contender.step, top=30) if traced else {})
 
 
 def peak_memory() -> int:
