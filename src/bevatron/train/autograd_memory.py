@@ -1,9 +1,15 @@
-"""How many bytes autograd keeps for a backward pass."""
+"""How many bytes autograd keeps for a backward pass, in all and by module."""
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+OUTSIDE = "(outside of modules)"
 
 
 def saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor] = ()) -> int:
@@ -18,17 +24,137 @@ def saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor] = ()) 
     >>> saved_bytes(lambda: (x * 2).exp().sum())
     40
     """
+    kept: list[int] = []
+    with _watched(kept.append, excluded):
+        compute()
+    return sum(kept)
+
+
+@dataclass
+class SavedBytes:
+    """What a module keeps for the backward pass.
+
+    Attributes
+    ----------
+    forward
+        Of its forward pass.
+    gradient
+        Of a gradient through it that is itself part of the loss, as forces are.
+    """
+
+    forward: int = 0
+    gradient: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.forward + self.gradient
+
+
+def saved_bytes_by_module(
+    model: nn.Module, compute: Callable[[], Tensor], excluded: Iterable[Tensor] = ()
+) -> dict[str, SavedBytes]:
+    """Count what each module keeps until the backward pass, most first.
+
+    What a submodule keeps is not counted again for the module around it. Operations of an inner
+    gradient belong to the module whose forward pass they go back through.
+
+    Parameters
+    ----------
+    model
+        Whose modules.
+    compute
+        Calls the model and returns the loss.
+    excluded
+        Tensors that do not count: the weights.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    >>> x = torch.ones(5, 4)
+    >>> found = saved_bytes_by_module(model, lambda: model(x).sum(), [*model.parameters(), x])
+    >>> {name: saved.total for name, saved in found.items()}
+    {'1': 80}
+    """
+    found: dict[str, SavedBytes] = {}
+    with ExitStack() as stack:
+        places = _Places()
+        stack.callback(places.remove)
+        places.watch(model)
+
+        def count(size: int) -> None:
+            name, inner = places.present()
+            saved = found.setdefault(name, SavedBytes())
+            if inner:
+                saved.gradient += size
+            else:
+                saved.forward += size
+
+        stack.enter_context(_watched(count, excluded))
+        compute()
+    return dict(sorted(found.items(), key=lambda item: -item[1].total))
+
+
+@contextmanager
+def _watched(count: Callable[[int], None], excluded: Iterable[Tensor]) -> Iterator[None]:
+    """Call ``count`` with the bytes of every storage that autograd keeps in this block."""
     known = {tensor.untyped_storage().data_ptr() for tensor in excluded}
-    kept: dict[int, int] = {}
     alive: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+            known.add(storage.data_ptr())
             alive.append(tensor.detach())  # so that no address is used twice
+            count(storage.nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        compute()
-    return sum(kept.values())
+        yield
+
+
+class _Places:
+    """Which module is at work, also while a gradient goes back through it.
+
+    Autograd numbers its nodes in the order of their making; the numbers at which a module began
+    and ended tell which nodes are its own.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[str] = []
+        self._numbers: list[int] = []
+        self._names: list[str] = []
+        self._handles: list[Any] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Follow all modules of a model."""
+        for name, module in model.named_modules():
+            label = name or OUTSIDE
+
+            def enter(_module: nn.Module, _inputs: object, label: str = label) -> None:
+                self._calls.append(label)
+                self._note()
+
+            def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
+                self._calls.pop()
+                self._note()
+
+            self._handles.append(module.register_forward_pre_hook(enter))
+            self._handles.append(module.register_forward_hook(leave, always_call=True))
+
+    def present(self) -> tuple[str, bool]:
+        """Return the module that is at work and whether a gradient goes back through it."""
+        node: Any = torch._C._current_autograd_node()  # noqa: SLF001  None outside of a backward pass
+        if node is None:
+            return (self._calls[-1] if self._calls else OUTSIDE), False
+        place = bisect_right(self._numbers, node._sequence_nr()) - 1  # noqa: SLF001
+        return (self._names[place] if place >= 0 else OUTSIDE), True
+
+    def remove(self) -> None:
+        """Follow them no longer."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _note(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # noqa: SLF001
+        self._names.append(self._calls[-1] if self._calls else OUTSIDE)

@@ -7,7 +7,7 @@ already added up over the ranks, so that all ranks decide alike.
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,10 +42,17 @@ from bevatron.train.state import TrainState, seed_everything
 from bevatron.train.step import LaunchedStep, note_loss, train_step
 
 
-def fit(run: Run) -> FitResult:
+def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     """Train as a run says, or go on where its checkpoint stands.
 
     Under torchrun or srun every process calls this with an equal run.
+
+    Parameters
+    ----------
+    run
+        What to train.
+    trainer
+        Makes what walks the run instead of a `Trainer`; profiling has its own.
 
     Returns
     -------
@@ -78,9 +85,9 @@ def fit(run: Run) -> FitResult:
             records.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, records, mesh)
-        trainer = Trainer(run, mesh, state, records, saver, stops)
-        stack.callback(trainer.close)
-        return trainer.walk()
+        walker = (trainer or Trainer)(run, mesh, state, records, saver, stops)
+        stack.callback(walker.close)
+        return walker.walk()
 
 
 def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:

@@ -1,4 +1,4 @@
-"""Figures in one house style: curves, parity, bars, histograms, ranges and batch balance.
+"""Figures in one house style: curves, parity, bars, stacks, histograms, ranges, batch balance.
 
 Every function returns a matplotlib figure that belongs to no window and no global state;
 `bevatron.train.report.Report` embeds it and `save` writes it. Colours are those of Okabe and Ito,
@@ -9,6 +9,7 @@ from bevatron.train.plots.agreement import MOST_POINTS, bars, parity
 from bevatron.train.plots.balance import batch_balance
 from bevatron.train.plots.distributions import Counted, histogram, ranges
 from bevatron.train.plots.lines import Curve, Panel, curves
+from bevatron.train.plots.stacks import Stacks, stacks
 from bevatron.train.plots.style import PALETTE, png, save
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Counted",
     "Curve",
     "Panel",
+    "Stacks",
     "bars",
     "batch_balance",
     "curves",
@@ -25,4 +27,5 @@ __all__ = [
     "png",
     "ranges",
     "save",
+    "stacks",
 ]
