@@ -78,8 +78,9 @@ def sentence(box: str, command: str) -> str:
     >>> sentence("Unrecognized options: --lrr", "bevatron train mace")
     'there is no option --lrr; `bevatron train mace --help` shows all'
     """
-    lines = [re.sub(r"^[\s│╭╰]+|[\s│╮╯]+$", "", line) for line in box.splitlines()]
-    lines = [line for line in lines if not re.fullmatch(r"─.*─", line)]
+    # The frame is drawn in ASCII where the terminal has nothing better.
+    lines = [re.sub(r"^[\s│╭╰|+]+|[\s│╮╯|+]+$", "", line) for line in box.splitlines()]
+    lines = [line for line in lines if not re.fullmatch(r"[─-].*[─-]", line)]
     text = " ".join(line for line in lines if line)
     unknown = re.search(
         r"Unrecognized options: (.*?)(?:$| Perhaps you meant| Arguments sim| For )", text
@@ -88,7 +89,9 @@ def sentence(box: str, command: str) -> str:
         return _unknown(unknown[1], text, command)
     missing = re.search(r"Missing from .*?:(.*?)(?:For full helptext|$)", " ".join(lines))
     if missing:
-        names = [line.split()[0] for line in lines if re.fullmatch(r"(--\S+|[A-Z]+)( .*)?", line)]
+        names = [
+            line.split()[0] for line in lines if re.fullmatch(r"(--\S+|[A-Z]{2,})( .*)?", line)
+        ]
         given = ", ".join(dict.fromkeys(names))
         return f"`{command}` needs {given}; `{command} --help` says more"
     text = re.split(r" (?:Got errors:|Argument helptext:|For full helptext)", text)[0].strip()
@@ -142,21 +145,21 @@ def as_typed(message: str, options: str) -> str:
         message,
     )
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
-    return re.sub(r"(?<![\w.-])--trust\b", f"{options}trust", text)
+    return text.replace("pass --trust", f"pass {options}trust")
 
 
 _KEYS = "energy|forces|stress|virials|group|head|weight"
 
 _WORDING = (
-    (r"^Error parsing (--\S+): ", r"\1: "),
+    (r"^.*?Error parsing (--\S+): ", r"\1: "),
     (r"invalid literal for int\(\) with base 10: (.*)", r"expected a whole number, got \1"),
     (r"could not convert string to float: (.*)", r"expected a number, got \1"),
     (r"no type matching (.*) could be instantiated from \[(.*)\]", r"expected \1, got \2"),
     (
-        r"^invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
+        r"^.*?invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
         r"\2: expected one of \3, got \1",
     ),
-    (r"^Missing value for argument '(.*)'\. Expected (\d+) values", r"\1: expected a value"),
+    (r"^.*?Missing value for argument '(.*)'\. Expected (\d+) values", r"\1: expected a value"),
 )
 """What tyro says -> what we say."""
 

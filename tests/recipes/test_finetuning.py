@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bevatron.errors import BevatronError, ConfigError
+from bevatron.errors import BevatronError, CheckpointError, ConfigError
 from bevatron.models.mace import load_model
 from bevatron.recipes.evaluation import evaluate_dataset
 from bevatron.recipes.mace import MaceRun, build
@@ -195,7 +195,7 @@ def test_another_architecture_than_the_source_has_is_refused(run):
 
 
 def test_a_file_to_start_from_is_to_be_converted_first(run, acac):
-    with pytest.raises(ConfigError, match="bevatron convert mace-torch"):
+    with pytest.raises(CheckpointError, match="bevatron convert mace-torch"):
         run(start_from=str(acac))
 
 

@@ -12,11 +12,11 @@ from bevatron.files import atomic_write, write_json_atomically
 from bevatron.models.mace import (
     from_mace_torch,
     load_mace_torch_file,
-    load_model,
     save_mace_torch_file,
     save_model,
     to_mace_torch,
 )
+from bevatron.recipes.potential import trained_model
 
 
 def from_mace_torch_file(
@@ -46,10 +46,16 @@ def from_mace_torch_file(
         raise CheckpointError(f"{file}: the file does not exist")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise CheckpointError(f"{out}: is there already; choose another folder")
+    if config is None and file.suffix in {".pt", ".safetensors"} and not trust:
+        raise ConfigError(
+            f"{file}: a state dict does not say what it belongs to; give mace-torch's "
+            "configuration with --config FILE.json (or --trust, if it is a pickled model)"
+        )
     if config is None:
         model = load_mace_torch_file(file, trust=trust)
     else:
-        model = from_mace_torch(_read_state_dict(file), _read_config(config))
+        given, state = _read_config(config), _read_state_dict(file)
+        model = from_mace_torch(state, given)
     save_model(model, out)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -74,7 +80,7 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
     MissingPackageError
         For ``NAME.model`` without mace-torch.
     """
-    found = load_model(model)
+    found = trained_model(model)
     if out.suffix == ".model":
         save_mace_torch_file(found, out)
         return f"{out}: written for mace-torch"
@@ -95,13 +101,19 @@ def _read_state_dict(file: Path) -> dict[str, Tensor]:
 
             return load_file(file)
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         # torch raises many kinds for a file that is no checkpoint or holds more than tensors.
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{file}: is not a state dict of tensors ({reason})") from None
+        raise CheckpointError(_no_state_dict(file)) from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise CheckpointError(f"{file}: is not a state dict of tensors")
+        raise CheckpointError(_no_state_dict(file))
     return state
+
+
+def _no_state_dict(file: Path) -> str:
+    return (
+        f"{file}: is not a state dict of tensors; a whole model is converted without --config, "
+        "with --trust"
+    )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

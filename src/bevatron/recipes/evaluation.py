@@ -15,8 +15,8 @@ from bevatron.data.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
-from bevatron.models.mace import MaceTask, load_model, per_structure_errors
-from bevatron.recipes.potential import Potential
+from bevatron.models.mace import MaceTask, per_structure_errors
+from bevatron.recipes.potential import Potential, trained_model
 from bevatron.recipes.structures import batch_sizes, open_structures
 from bevatron.train.evaluate import predict
 from bevatron.train.settings import BatchConfig, LoaderConfig
@@ -113,7 +113,7 @@ def evaluate_files(
         raise ConfigError("evaluate: expected at least one file of labelled structures or store")
     if out is not None and not Path(out).absolute().parent.is_dir():
         raise DataError(f"{out}: cannot be written, its folder does not exist; make it first")
-    module = model if isinstance(model, torch.nn.Module) else load_model(model)
+    module = model if isinstance(model, torch.nn.Module) else trained_model(model)
     heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
     potential = Potential(module, device, dtype, head or heads_known[0])
     labels = labels or LabelOptions()

@@ -188,13 +188,11 @@ def _refit(model: MACE, data: StructureData, found: Statistics, head: str) -> st
     """Fit E0 of a head to the energies that the interaction does not explain, in place."""
     index = data.heads.index(head)
     isolated = set(found.isolated)
-    own = [
-        i
-        for i in range(len(data.train))
-        if i not in isolated
-        and int(data.train[i]["head"]) == index
-        and not np.isnan(data.train[i]["energy"])
-    ]
+    own = []
+    for i in range(len(data.train)):
+        sample = data.train[i]
+        if i not in isolated and int(sample["head"]) == index and not np.isnan(sample["energy"]):
+            own.append(i)
     if not own:
         return f"E0 of head '{head}': as in the data, which have no energies to fit them to"
     if len(own) > REFIT_STRUCTURES:

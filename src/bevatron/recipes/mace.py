@@ -26,12 +26,12 @@ from bevatron.models.mace import (
     MaceConfig,
     MaceTask,
     Statistics,
-    load_model,
     statistics,
 )
 from bevatron.models.mace.storage import KIND
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.potential import trained_model
 from bevatron.recipes.step_cost import StepMeter, find_capacity
 from bevatron.recipes.structures import (
     DataConfig,
@@ -162,7 +162,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         For data that must not be trained on and settings that contradict each other.
     """
     use(config.kernels)
-    source = None if config.start_from is None else load_model(_model_path(config.start_from))
+    source = None if config.start_from is None else trained_model(config.start_from)
     architecture = config.model if source is None else _of_source(config, source.config)
     kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
     prepared = config.output / "prepared"
@@ -235,15 +235,6 @@ class _Saver:
 
     def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         model_folder.save_model(folder, KIND, to_dict(self.config), state)
-
-
-def _model_path(path: Path) -> Path:
-    if path.is_file():
-        raise ConfigError(
-            f"start_from: '{path}' is a file; `bevatron convert mace-torch {path} FOLDER --trust` "
-            "makes a model folder of a mace-torch checkpoint"
-        )
-    return path
 
 
 def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:

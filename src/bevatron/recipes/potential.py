@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from bevatron.data.samples import collate_structures
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import CheckpointError, ConfigError, DataError
 from bevatron.models.common.model_folder import MODEL_FILE
-from bevatron.models.mace import load_model
+from bevatron.models.mace import MACE, load_model
 from bevatron.typing import Arrays
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -59,7 +59,9 @@ class Potential:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
         self.device, self.dtype = _device(device), DTYPES[dtype]
-        module = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else _load(Path(model))
+        module = (
+            copy.deepcopy(model) if isinstance(model, torch.nn.Module) else trained_model(model)
+        )
         self.model = module.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
         config: Any = self.model.config
         self.cutoff = float(config.r_max)
@@ -124,8 +126,20 @@ class Potential:
                 }
 
 
-def _load(path: Path) -> torch.nn.Module:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far."""
+def trained_model(path: Path | str) -> MACE:
+    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or a file is given, which has to be converted first.
+    """
+    path = Path(path)
+    if path.is_file():
+        raise CheckpointError(
+            f"{path}: is a file, expected a run or a model folder; "
+            f"`bevatron convert mace-torch {path} FOLDER --trust` makes one of a mace-torch model"
+        )
     best = path / "best"
     unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
     return load_model(best if unfinished else path)

@@ -147,6 +147,7 @@ def open_structures(
     labels: LabelOptions,
     prepared: Path,
     workers: int | None = None,
+    overwrite: bool = False,
 ) -> list[Store]:
     """Open stores and prepare files.
 
@@ -162,6 +163,8 @@ def open_structures(
         Folder for what is prepared; one that is already there is used if it is the same.
     workers
         Processes; None = all usable cores.
+    overwrite
+        Replace what was prepared there of other files or with other settings.
 
     Raises
     ------
@@ -182,7 +185,11 @@ def open_structures(
         else:
             files.append(path)
     if files:
-        stores.append(prepare_structures(files, prepared, cutoff, labels, workers=workers))
+        stores.append(
+            prepare_structures(
+                files, prepared, cutoff, labels, workers=workers, overwrite=overwrite
+            )
+        )
     return stores
 
 
@@ -326,7 +333,9 @@ def _open(
 ) -> list[Store]:
     if not paths:
         return []
-    return open_structures(paths, cutoff, source.labels, prepared, config.prepare_workers)
+    # A run's own folder holds what this run needs and nothing else.
+    own = config.prepared is None
+    return open_structures(paths, cutoff, source.labels, prepared, config.prepare_workers, own)
 
 
 def _divide(

@@ -1,0 +1,567 @@
+"""The command line: every command on small real data, and every mistake in one sentence."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from bevatron.cli import main
+
+DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
+CUTOFF = "3.0"
+TINY = (
+    "--preset small --model.num-channels 4 --model.l-max 1 --model.max-L 0 --model.correlation 1 "
+    f"--model.r-max {CUTOFF} --train.epochs 1 --train.device cpu --no-report "
+    "--data.prepare-workers 1"
+).split()
+
+
+@pytest.fixture(scope="session")
+def frames():
+    """Fourteen bundled structures of methanol as text, two lines and the atoms each."""
+    with gzip.open(str(DATA), "rt") as file:
+        return ["".join(islice(file, 8)) for _ in range(14)]
+
+
+@pytest.fixture
+def structures(frames, tmp_path):
+    """A file of structures."""
+    path = tmp_path / "structures.xyz"
+    path.write_text("".join(frames))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shelf(frames, tmp_path_factory):
+    """A folder with a file, its store and a finished run, for tests that only read them."""
+    folder = tmp_path_factory.mktemp("shelf")
+    (folder / "data.xyz").write_text("".join(frames))
+    file, store, run = (str(folder / name) for name in ("data.xyz", "store", "run"))
+    assert main(["prepare", file, "--out", store, "--cutoff", CUTOFF, "--workers", "1"]) == 0
+    assert main(["train", "mace", "--data", store, "--output", run, *TINY]) == 0
+    return folder
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must end with one sentence and exit code 2, and returns the sentence."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2
+        said = capsys.readouterr().err.strip()
+        last = said.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "Traceback" not in said
+        return last.removeprefix("error: ")
+
+    return run
+
+
+@pytest.fixture
+def train(structures, tmp_path):
+    """Trains a tiny model on a file; returns the exit code."""
+
+    def run(*arguments, data=structures, output=tmp_path / "run"):
+        given = ["--data", str(data), "--output", str(output), *TINY, *map(str, arguments)]
+        return main(["train", "mace", *given])
+
+    return run
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return [line["loss"] for line in metrics(folder) if line["kind"] == "step"]
+
+
+# Preparing and training.
+
+
+def test_a_run_from_a_store_leaves_a_complete_folder(shelf):
+    names = {path.name for path in (shelf / "run").iterdir()}
+    expected = {"config.yaml", "metrics.jsonl", "log.txt", "weights.safetensors", "model.json"}
+    assert expected | {"checkpoints", "best"} <= names
+    assert "report.html" not in names
+    assert losses(shelf / "run")
+
+
+def test_a_file_and_its_store_give_the_same_losses(shelf, train, tmp_path):
+    assert train(data=shelf / "data.xyz") == 0
+    assert losses(tmp_path / "run") == losses(shelf / "run")
+
+
+def test_a_run_writes_a_report_where_it_is_wanted(train, tmp_path):
+    assert train("--report", "true") == 0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert list((tmp_path / "run" / "plots").glob("*.png"))
+
+
+def test_yaml_is_read_and_changed_by_options(structures, tmp_path):
+    config = {
+        "recipe": "mace",
+        "output": str(tmp_path / "run"),
+        "preset": "small",
+        "data": {"train": [str(structures)], "valid_fraction": 0.25, "prepare_workers": 1},
+        "model": {"num_channels": 4, "l_max": 1, "max_L": 0, "r_max": 3.0, "correlation": 1},
+        "loss": {"stage_two": {"start_epoch": 1}},
+        "optim": {"lr": "3e-4"},
+        "batch": {"capacity": {"atoms": 20, "edges": 500}},
+        "train": {"epochs": 2, "device": "cpu"},
+        "report": False,
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    changes = ["--optim.lr", "0.002", "--train.epochs=1", "--loss.stage-two.energy-weight", "7"]
+    assert main(["train", str(path), *changes]) == 0
+    found = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert found["optim"]["lr"] == 0.002
+    assert found["loss"]["stage_two"] == {
+        "start_epoch": 1,
+        "energy_weight": 7.0,
+        "forces_weight": 100.0,
+        "stress_weight": 0.0,
+        "virials_weight": 0.0,
+    }
+    assert found["batch"]["capacity"] == {"atoms": 20, "edges": 500}
+    assert found["model"]["num_channels"] == 4
+    assert found["model"]["radial_mlp"] == [32, 32, 32]
+    # A run's own configuration starts it again.
+    again = ["train", str(tmp_path / "run" / "config.yaml"), "--resume", "must"]
+    assert main([*again, "--train.epochs", "2"]) == 0
+    assert max(line["epoch"] for line in metrics(tmp_path / "run") if line["kind"] == "step") == 1
+
+
+def test_data_sets_with_heads_of_their_own_are_read_from_yaml(structures, frames, tmp_path):
+    other = tmp_path / "other.xyz"
+    other.write_text("".join(frames[:6]))
+    heads = {
+        "one": {"train": [str(structures)]},
+        "two": {"train": [str(other)], "e0": {"H": -10.0, "C": -50.0, "O": -100.0}},
+    }
+    config = {
+        "output": str(tmp_path / "run"),
+        "preset": "small",
+        "data": {"heads": heads, "prepare_workers": 1},
+        "model": {"num_channels": 4, "l_max": 1, "max_L": 0, "r_max": 3.0, "correlation": 1},
+    }
+    path = tmp_path / "heads.yaml"
+    path.write_text(yaml.safe_dump(config))
+    options = ["--train.epochs", "1", "--train.device", "cpu", "--no-report"]
+    assert main(["train", str(path), *options]) == 0
+    model = json.loads((tmp_path / "run" / "model.json").read_text())["config"]
+    assert model["heads"] == ["one", "two"]
+    assert model["atomic_energies"][1] == [-10.0, -50.0, -100.0]
+
+
+def test_isolated_energies_and_capacities_are_given_on_the_command_line(train, tmp_path):
+    e0 = ["--data.e0", "H", "-10", "C", "-50.5", "O", "-100"]
+    assert train(*e0, "--batch.capacity", "atoms", "20", "edges", "900") == 0
+    model = json.loads((tmp_path / "run" / "model.json").read_text())["config"]
+    assert model["atomic_energies"] == [[-10.0, -50.5, -100.0]]
+
+
+def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
+    assert train("--dry-run") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"parameters +[\d,]+ \([\d,]+ trained\)", said)
+    for word in ("steps", "memory", "fill", "validation structures"):
+        assert word in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_resume_must_auto_and_never(train, refused, structures, shelf, tmp_path):
+    run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
+    assert "no checkpoint to resume" in refused(*run, "--resume", "must")
+    assert train("--resume", "auto") == 0
+    steps = len(losses(tmp_path / "run"))
+    sentence = refused(*run)
+    assert "holds a run already" in sentence
+    assert "--resume auto" in sentence
+    assert train("--resume", "must", "--train.epochs", "2") == 0
+    assert len(losses(tmp_path / "run")) == 2 * steps
+    assert "'model.num_channels' was 4 and is 8" in refused(
+        *run, "--resume", "auto", "--model.num-channels", "8"
+    )
+
+
+def test_the_help_of_train_leaves_out_what_the_data_decide(capsys):
+    assert main(["train", "mace", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--model.num-channels" in said
+    assert "--data" in said
+    for name in ("atomic-numbers", "atomic-energies", "avg-num", "coefficients", "model.heads"):
+        assert name not in said
+
+
+def test_elements_of_the_model_may_be_more_than_those_of_the_data(structures, tmp_path, refused):
+    values = {"data": {"train": [str(structures)], "prepare_workers": 1, "e0": {}}}
+    path = tmp_path / "elements.yaml"
+    options = ["train", path, *TINY, "--output"]
+    values["data"]["e0"] = {"H": -10.0, "C": -50.0, "N": -70.0, "O": -100.0}
+    values["model"] = {"atomic_numbers": [1, 6, 7, 8]}
+    path.write_text(yaml.safe_dump(values))
+    assert main([str(option) for option in [*options, tmp_path / "run"]]) == 0
+    model = json.loads((tmp_path / "run" / "model.json").read_text())["config"]
+    assert model["atomic_numbers"] == [1, 6, 7, 8]
+    path.write_text(yaml.safe_dump({**values, "model": {"atomic_numbers": [1, 6]}}))
+    assert "data hold also [8]" in refused(*options, tmp_path / "few")
+    path.write_text(yaml.safe_dump({**values, "model": {"heads": ["a", "b"]}}))
+    assert "set data.heads instead" in refused(*options, tmp_path / "few")
+
+
+# Using a model.
+
+
+def test_evaluate_prints_tables_and_writes_them(shelf, tmp_path, capsys):
+    out = tmp_path / "errors.json"
+    arguments = [shelf / "run", shelf / "store", "--out", out]
+    assert main(["evaluate", *map(str, arguments)]) == 0
+    said = capsys.readouterr().out
+    assert "forces RMSE" in said
+    assert "by element" in said
+    errors = json.loads(out.read_text())
+    assert errors["total"]["forces_rmse"] > 0
+    assert set(errors["element"]) == {"H", "C", "O"}
+
+
+def test_predict_keeps_order_and_columns_and_adds_results(shelf, tmp_path):
+    out = tmp_path / "out.xyz"
+    arguments = [str(shelf / "run"), str(shelf / "data.xyz"), str(out)]
+    assert main(["predict", *arguments, "--capacity", "20"]) == 0
+    before, after = ase.io.read(shelf / "data.xyz", ":"), ase.io.read(out, ":")
+    assert len(after) == len(before)
+    for old, new in zip(before, after, strict=True):
+        assert set(new.info) - set(old.info) == {"predicted_energy"}
+        assert new.info["REF_energy"] == old.info["REF_energy"]
+        assert new.info["config_type"] == old.info["config_type"]
+        np.testing.assert_allclose(new.positions, old.positions, atol=1e-8)
+        np.testing.assert_allclose(new.arrays["REF_forces"], old.arrays["REF_forces"], atol=1e-8)
+        energies = new.arrays["predicted_energies"]
+        assert energies.sum() == pytest.approx(new.info["predicted_energy"], abs=1e-6)
+    errors = [new.info["predicted_energy"] - new.info["REF_energy"] for new in after]
+    assert np.abs(errors).max() < 5
+
+
+def test_a_committee_adds_its_spread(shelf, train, tmp_path):
+    assert train("--train.seed", "1", data=shelf / "store") == 0
+    out, other = tmp_path / "out.xyz", tmp_path / "run"
+    arguments = [str(shelf / "run"), str(shelf / "data.xyz"), str(out)]
+    assert main(["predict", *arguments, "--committee", str(other), "--prefix", "my_"]) == 0
+    alone = tmp_path / "alone.xyz"
+    energies = []
+    for model in (shelf / "run", other):
+        assert main(["predict", str(model), str(shelf / "data.xyz"), str(alone)]) == 0
+        energies.append(ase.io.read(alone).info["predicted_energy"])
+    first = ase.io.read(out)
+    assert first.info["my_energy"] == pytest.approx(np.mean(energies))
+    assert first.info["my_energy_std"] == pytest.approx(np.std(energies))
+    assert first.arrays["my_forces_std"].shape == (len(first),)
+
+
+def test_relax_writes_structures_without_the_labels_of_the_start(shelf, tmp_path):
+    out = tmp_path / "relaxed.xyz"
+    arguments = [str(shelf / "run"), str(shelf / "data.xyz"), str(out)]
+    assert main(["relax", *arguments, "--steps", "2", "--fmax", "0.01"]) == 0
+    first = ase.io.read(out)
+    assert first.info["relax_steps"] == 2
+    assert "REF_energy" not in first.info
+    assert "REF_forces" not in first.arrays
+    assert np.isfinite(first.get_forces()).all()
+
+
+def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
+    store = str(shelf / "store")
+    figures = tmp_path / "figures"
+    assert main(["inspect", store, "--out", str(figures), "--plan", "--ranks", "2"]) == 0
+    assert (figures / "inspect.html").exists()
+    assert "balanced" in capsys.readouterr().out
+    assert main(["bench", "store", store]) == 0
+    assert main(["bench", "loader", store, "--workers", "0"]) == 0
+    assert main(["bench", "packing", store, "--ranks", "2"]) == 0
+    said = capsys.readouterr().out
+    for word in ("read us (median)", "structures/s", "algorithm1"):
+        assert word in said
+
+
+def test_env_says_what_runs_and_why_not(capsys):
+    assert main(["env"]) == 0
+    said = capsys.readouterr().out
+    for word in (f"torch  {' ' * 0}", "devices", "channelwise_tensor_product", "gloo"):
+        assert word.strip() in said
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["predict", "--help"]])
+def test_help_and_version_are_printed(arguments, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+# Mistakes.
+
+
+BAD_DATA = {
+    "no energy": (r"REF_energy=\S+", "", "no frame has an energy"),
+    "zeros": (r"REF_energy=\S+", "REF_energy=0.0", "is zero in every frame"),
+    "another name": (r"REF_energy", "my_energy", r"--labels.energy-key 'my_energy'"),
+    "NaN": (r"REF_energy=\S+", "REF_energy=nan", r"frame 0: .*NaN"),
+    "no element": (r"\nO ", "\nQq ", r"frame 0: .*'Qq', which is no element"),
+    "no volume": (r'pbc="F F F"', 'pbc="T T T"', r"frame 0: the cell has zero volume"),
+    "stress": (
+        r'pbc="F F F"',
+        'pbc="T T T" Lattice="9 0 0 0 9 0 0 0 9" REF_stress="1 2 3 4"',
+        r"frame 0: .*stress.* 4 numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_bad_data_are_refused_with_file_and_frame(case, frames, tmp_path, refused):
+    pattern, replacement, sentence = BAD_DATA[case]
+    path = tmp_path / "bad.xyz"
+    text = "".join(frames)
+    path.write_text(re.sub(pattern, replacement, text))
+    assert path.read_text() != text
+    said = refused("prepare", path, "--out", tmp_path / "store", "--cutoff", CUTOFF)
+    assert said.startswith(str(path))
+    assert re.search(sentence, said)
+    said = refused("train", "mace", "--data", path, "--output", tmp_path / "run", *TINY)
+    assert re.search(sentence.replace("--labels", "--data.labels"), said)
+
+
+def test_two_atoms_on_one_spot_are_refused(frames, tmp_path, refused):
+    path = tmp_path / "bad.xyz"
+    lines = frames[1].splitlines()
+    lines[3] = lines[2]
+    path.write_text(frames[0] + "\n".join(lines) + "\n")
+    said = refused("prepare", path, "--out", tmp_path / "store", "--cutoff", CUTOFF)
+    assert "frame 1: atoms 0 and 1 are on one spot" in said
+
+
+MISTAKES = {
+    "command": (["predct"], "did you mean 'predict'"),
+    "group": (["bench"], "goes on with one of: store, loader"),
+    "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: mace\)"),
+    "preset": (["train", "mace", "--preset", "smal"], "there is no 'smal' .*small"),
+    "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
+    "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
+    "option": (["train", "mace", "--optim.lrr", "1"], r"no option --optim.lrr .*--optim.lr\?"),
+    "value": (["train", "mace", "--optim.lr", "x"], "--optim.lr: expected a number, got 'x'"),
+    "range": (["train", "mace", "--optim.lr", "-1"], "optim.lr: expected a number above 0"),
+    "choice": (["train", "mace", "--train.dtype", "half"], "--train.dtype: expected one of"),
+    "no value": (["train", "mace", "--train.epochs"], "--train.epochs: expected a value"),
+    "whole number": (["train", "mace", "--train.epochs", "2.5"], "expected a whole number"),
+    "stray word": (["train", "mace", "stray"], "'stray'"),
+    "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
+    "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
+    "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
+    "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: is not a model folder"),
+    "no store": (["inspect", "no-store"], "there is no such store"),
+    "no files": (["evaluate", "no-model"], "expected at least one file"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_told_in_one_sentence(case, refused):
+    arguments, sentence = MISTAKES[case]
+    assert re.search(sentence, refused(*arguments))
+
+
+BAD_YAML = {
+    "data: {trian: [a]}": r"data.trian: unknown key \(did you mean 'train'\?\)",
+    "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
+    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' stands twice",
+    "recipe: macee": "there is no 'macee'",
+    "data: [": "not valid YAML",
+    "just text": "expected keys and values",
+}
+
+
+@pytest.mark.parametrize("text", BAD_YAML)
+def test_bad_yaml_is_refused_with_file_and_key(text, tmp_path, refused):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    said = refused("train", path)
+    assert said.startswith(str(path))
+    assert re.search(BAD_YAML[text], said)
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(Exception, match="there is no command"):
+        main(["nothing", "--debug"])
+
+
+def test_a_store_of_another_cutoff_is_refused(shelf, refused):
+    said = refused("train", "mace", "--data", shelf / "store", "--preset", "small")
+    assert "prepared with a cutoff of 3.0 Å, the model needs 4.5 Å" in said
+
+
+def test_a_loss_without_its_label_is_refused(structures, frames, tmp_path, refused):
+    run = ["train", "mace", "--output", tmp_path / "run", *TINY, "--data"]
+    assert "have no stress" in refused(*run, structures, "--loss.stress-weight", "1")
+    path = tmp_path / "energies.xyz"
+    path.write_text("".join(frames).replace(":REF_forces:R:3", ":other:R:3"))
+    assert "have no forces" in refused(*run, path, "--data.labels.forces-key", "")
+
+
+def test_a_missing_package_is_named_and_the_folder_stays_free(
+    train, refused, structures, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
+    assert "pip install 'bevatron[wandb]'" in refused(*run, "--train.wandb", "true")
+    assert train() == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(shelf, refused, structures, tmp_path):
+    run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
+    assert "'cuda'" in refused(*run, "--train.device", "cuda")
+    predict = ["predict", shelf / "run", shelf / "data.xyz", tmp_path / "out.xyz"]
+    assert "device: 'cuda' cannot be used here" in refused(*predict, "--device", "cuda")
+
+
+def test_predict_and_evaluate_name_the_structure_with_an_unknown_element(shelf, tmp_path, refused):
+    path = tmp_path / "salt.xyz"
+    path.write_text(
+        '1\nProperties=species:S:1:pos:R:3:REF_forces:R:3 REF_energy=1.0 pbc="F F F"\n'
+        "H 0 0 0 0.1 0 0\n"
+        '2\nProperties=species:S:1:pos:R:3:REF_forces:R:3 REF_energy=2.0 pbc="F F F"\n'
+        "Na 0 0 0 0.1 0 0\nCl 0 0 2 -0.1 0 0\n"
+    )
+    expected = f"{path}, frame 1 holds Na, Cl, which the model does not know (it knows H, C, O)"
+    out = tmp_path / "out.xyz"
+    assert refused("predict", shelf / "run", path, out) == expected
+    assert refused("relax", shelf / "run", path, out) == expected
+    assert refused("evaluate", shelf / "run", path) == expected
+    assert not out.exists()
+
+
+def test_predict_names_the_frame_that_makes_no_sense(shelf, tmp_path, refused):
+    good = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
+    for atoms, sentence in {
+        "H 0 0 0\nH 0 0 0": "one spot",
+        "H 0 0 nan\nH 0 0 0": "NaN",
+        "Qq 0 0 0\nH 0 0 0": "Qq",
+    }.items():
+        path = tmp_path / "bad.xyz"
+        path.write_text(f"{good}2\nProperties=species:S:1:pos:R:3\n{atoms}\n")
+        said = refused("predict", shelf / "run", path, tmp_path / "out.xyz")
+        assert said.startswith(f"{path}, frame 1")
+        assert sentence in said
+
+
+def test_a_pickle_is_not_opened_without_trust(tmp_path, refused, shelf):
+    path = tmp_path / "foreign.model"
+    torch.save({"a": torch.nn.Linear(1, 1)}, path)
+    assert "--trust" in refused("convert", "mace-torch", path, tmp_path / "out")
+    pickled = tmp_path / "frames.pkl"
+    pickled.write_bytes(b"\x80\x04.")
+    said = refused("prepare", pickled, "--out", tmp_path / "store", "--cutoff", "3")
+    assert "pass --labels.trust" in said
+    assert "pickle" in refused("predict", shelf / "run", pickled, tmp_path / "out.xyz")
+
+
+def test_errors_of_the_device_and_of_diverging_losses_reach_the_user(train, capsys, monkeypatch):
+    from bevatron.errors import DivergenceError
+    from bevatron.models.mace import MaceTask
+
+    def fails(error):
+        def loss(self, model, batch, normalisers):
+            raise error
+
+        return loss
+
+    monkeypatch.setattr(MaceTask, "loss", fails(torch.OutOfMemoryError("CUDA out of memory")))
+    assert train() == 2
+    assert "batch.capacity" in capsys.readouterr().err
+    monkeypatch.setattr(MaceTask, "loss", fails(DivergenceError("the loss became NaN; frame 3")))
+    assert train("--resume", "auto") == 2
+    assert "error: the loss became NaN; frame 3" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(train, shelf, tmp_path, refused, capsys):
+    (tmp_path / "file").write_text("")
+    assert train(output=tmp_path / "file") == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+    out = tmp_path / "nowhere" / "out.xyz"
+    said = refused("predict", shelf / "run", shelf / "data.xyz", out)
+    assert said == f"{out}: cannot be written, its folder does not exist; make it first"
+    assert str(tmp_path / "file") in refused("inspect", shelf / "store", "--out", tmp_path / "file")
+
+
+# Through the shell.
+
+
+def shell(*arguments, before=""):
+    command = " ".join(map(str, arguments))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    return subprocess.run(
+        ["bash", "-c", f"{before} {sys.executable} -m bevatron {command}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+
+
+def test_exit_codes_reach_the_shell():
+    done = shell("train", "mace", "--data", "no.xyz")
+    assert done.returncode == 2
+    assert done.stderr == "error: no.xyz: the file does not exist\n"
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(shelf, tmp_path):
+    out = tmp_path / "out.xyz"
+    done = shell("predict", shelf / "run", shelf / "data.xyz", out, before="ulimit -f 1;")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {out}: cannot be written")
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "bevatron", "train", "mace", "--data", structures]
+    done = subprocess.run(
+        [*command, "--output", tmp_path / "run", *TINY],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("the run is over") == 1
+    assert log.count("frames; energy") == 1
+    assert done.stdout.count("the run is over") == 1
+    assert sum(line["kind"] == "epoch" for line in metrics(tmp_path / "run")) == 1
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, bevatron; print([m for m in ('torch', 'numpy', 'ase') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_command_of_the_usage_is_there(capsys):
+    main([])
+    said = capsys.readouterr().out
+    for name in re.findall(r"^  bevatron (\w+)", said, flags=re.MULTILINE):
+        if name not in {"train", "convert", "bench"}:
+            assert main([name, "--help"]) == 0
+    assert Path(__file__).exists()
