@@ -138,7 +138,6 @@ def relax_file(
         for i, atoms in enumerate(result.structures):
             atoms.info["relax_converged"] = bool(result.converged[i])
             atoms.info["relax_steps"] = int(result.steps[i])
-            _flatten(atoms)
             ase.io.write(file, atoms, format="extxyz")
         file.flush()
         file.detach()
@@ -195,13 +194,6 @@ def _drop_labels(atoms: Any) -> None:
             del columns[name]
 
 
-def _flatten(atoms: Any) -> None:
-    """Write 3x3 values as extended XYZ has them, nine numbers, instead of as JSON."""
-    for name, value in atoms.info.items():
-        if isinstance(value, np.ndarray) and value.shape == (3, 3):
-            atoms.info[name] = value.reshape(9, order="F")
-
-
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
     """Make what the model takes, or say which frame it cannot be made of."""
     raw = unlabelled_structure(
@@ -230,10 +222,10 @@ def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:
     atoms.arrays[f"{prefix}forces"] = mean["forces"]
     atoms.arrays[f"{prefix}energies"] = mean["node_energy"]
     if "stress" in mean and atoms.cell.rank == 3:
-        atoms.info[f"{prefix}stress"] = mean["stress"]
+        # Nine numbers, as extended XYZ has a stress; a matrix would be written as JSON.
+        atoms.info[f"{prefix}stress"] = mean["stress"].reshape(9)
     if len(found) > 1:
         energies = [float(one["energy"]) for one in found]
         forces = np.stack([one["forces"] for one in found])
         atoms.info[f"{prefix}energy_std"] = float(np.std(energies))
         atoms.arrays[f"{prefix}forces_std"] = np.linalg.norm(forces.std(axis=0), axis=1)
-    _flatten(atoms)
