@@ -28,6 +28,7 @@ NEQUIP = ("3x0e+2x0o+1x1o+4x1e", "0e+1o+2e", "0e+0o+1o+1e+2e+2o")
 HIGH = ("2x3o+1x2e", "0e+2e+4e", "1o+2e+3o")
 # Interpreted, a kernel takes a tenth of a second.
 GRAPHS = awkward_graphs() if GPU else awkward_graphs(hub=9)[:6]
+PAIR = AwkwardGraph("three edges into one node", 2, torch.tensor([[0, 1, 0], [1, 1, 1]]))
 TINY = AwkwardGraph("five edges", 3, torch.tensor([[2, 0, 2, 1, 2], [0, 0, 0, 2, 2]]))
 
 
@@ -72,7 +73,7 @@ def module(name):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Cut even small graphs, in the midst of a receiver's edges."""
-    monkeypatch.setattr(module("radial_tensor_product.triton"), "CHUNK", 4)
+    monkeypatch.setattr(module("radial_tensor_product.triton"), "chunk_size", lambda *_: 4)
 
 
 @pytest.fixture
@@ -101,10 +102,17 @@ def test_kernels_are_right_as_written_for_a_gpu(as_on_a_gpu, small_chunks, hidde
     check(irreps, make(irreps, TINY, hidden=hidden))
 
 
+def test_chunks_are_equal_and_within_their_memory():
+    chunk_size = module("radial_tensor_product.triton").chunk_size
+    assert chunk_size(119_372, 5120) == 23_875  # a fifth: 122 MB
+    assert chunk_size(7, 5120) == 7
+    assert chunk_size(0, 5120) == 0
+
+
 @pytest.mark.parametrize("irreps", [MACE, NEQUIP, HIGH], ids=["mace", "nequip", "high degrees"])
 @pytest.mark.parametrize("dtype", DTYPES if GPU else DTYPES[:1])
 def test_any_irreps_are_written_rightly(irreps, dtype):
-    check(irreps, make(irreps, TINY, dtype))
+    check(irreps, make(irreps, GRAPHS[-1] if GPU else PAIR, dtype))
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -169,7 +177,7 @@ def test_half_precision_is_refused_by_name():
         call(**inputs)
 
 
-@pytest.mark.parametrize("shape", [(7, 5, 9), (64, 3, 40)])
+@pytest.mark.parametrize("shape", [(7, 5, 9), (300, 3, 70)] + ([(20_000, 64, 1280)] if GPU else []))
 def test_matrix_products_of_the_last_layer(shape):
     """Against float64; the interpreter rounds nothing to TF32, a GPU does."""
     matmul = module("radial_tensor_product.triton_matmul")

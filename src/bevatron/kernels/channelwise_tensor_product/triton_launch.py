@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Compiles and launches the generated kernels; sums what edges give to their senders."""
 
 import linecache

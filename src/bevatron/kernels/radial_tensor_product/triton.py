@@ -19,8 +19,8 @@ from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
 from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
 from bevatron.maths.irreps import Irreps
 
-CHUNK, CHUNK_BYTES = 32768, 96 * 2**20
-"""Most edges of a chunk and bytes of their weights: enough to fill a GPU, hardly any memory."""
+CHUNK_BYTES = 128 * 2**20
+"""What the weights of a chunk may take: enough to fill a GPU, little beside all weights."""
 
 
 def radial_tensor_product(
@@ -38,7 +38,7 @@ def radial_tensor_product(
     if order.permutation is not None:
         harmonics = harmonics.index_select(0, order.permutation)
         hidden = hidden.index_select(0, order.permutation)
-    size = chunk_size(table.num_weights, x.element_size())
+    size = chunk_size(order.num_edges, table.num_weights * x.element_size())
     irreps = f"{irreps_in} {irreps_harmonics} {table.irreps_mid}"
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
@@ -46,10 +46,10 @@ def radial_tensor_product(
     return result
 
 
-def chunk_size(num_weights: int, element_size: int) -> int:
-    """Choose the number of edges of a chunk, a power of two."""
-    most = max(CHUNK_BYTES // max(num_weights * element_size, 1), 16)
-    return min(CHUNK, 1 << (most.bit_length() - 1))
+def chunk_size(num_edges: int, edge_bytes: int) -> int:
+    """Cut the edges into as few chunks of equal length as `CHUNK_BYTES` allows."""
+    most = max(CHUNK_BYTES // max(edge_bytes, 1), 1)
+    return -(-num_edges // max(-(-num_edges // most), 1))
 
 
 # In the operators below edges are sorted by receiver, so that `Index` needs no permutation.
