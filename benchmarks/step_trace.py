@@ -12,7 +12,21 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
 
 
 def trace(step: Callable[[], Any], steps: int = 10, top: int = 0) -> dict[str, float]:
-    """Profile some steps; print the ``top`` kernels that took longest.
+    """Profile some steps; print the ``top`` kernels that took longest. See `summary`."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    if top:
+        print_longest(profiler.profiler.kineto_results.events(), steps, top)  # type: ignore[union-attr]
+    return summary(profiler, steps)
+
+
+def summary(profiler: profile, steps: int) -> dict[str, float]:
+    """Summarise a trace of some steps.
 
     Returns
     -------
@@ -21,22 +35,15 @@ def trace(step: Callable[[], Any], steps: int = 10, top: int = 0) -> dict[str, f
         ``idle %``: 1 - union of the device's intervals over the wall time between the first begin
         and the last end.
     """
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     on_device = torch.autograd.DeviceType.CUDA
     intervals = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in events
-        if event.device_type() == on_device and event.duration_ns() > 0
+        if event.device_type() == on_device
+        and event.duration_ns() > 0
+        and not event.is_user_annotation()
     )
-    if top:
-        print_longest(events, steps, top)
     launches = sum(event.name().startswith(LAUNCHES) for event in events)
     busy, end = 0, intervals[0][0]
     for begin, stop in intervals:

@@ -1,0 +1,148 @@
+"""How busy a GPU is in real training on structures of mixed sizes, loader and all.
+
+    python benchmarks/training_idle.py [--model paper] [--workers 6]
+
+`bevatron.train.loop.fit` trains on rattled supercells of 4 to 500 atoms, packed by capacity. After
+a warm-up some steps are traced: idle is 1 - union of the device's intervals over the wall time.
+Once with captured steps, once without; no peer.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.build import bulk
+from report import write_result
+from step_trace import summary
+from torch.profiler import ProfilerActivity, profile
+
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.samples import StructureBatch, unlabelled_structure
+from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask
+from bevatron.train.journal import read_journal
+from bevatron.train.loop import fit
+from bevatron.train.run import Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5))
+SHARES = (0.25, 0.2, 0.2, 0.15, 0.12, 0.08)
+WARM_UP, TRACED = 60, 60
+
+
+class Crystals:
+    """Some different crystals, each seen under several indices."""
+
+    def __init__(self, cutoff: float, different: int = 240, length: int = 6_000) -> None:
+        random = np.random.default_rng(0)
+        self._length = length
+        self._samples = []
+        for i in range(different):
+            atoms = bulk("Cu", "fcc", a=3.585 + 0.004 * (i % 12), cubic=True)
+            atoms = atoms * REPEATS[random.choice(len(REPEATS), p=SHARES)]
+            atoms.numbers[random.random(len(atoms)) < 0.5] = 28
+            atoms.positions += random.normal(0, 0.05, atoms.positions.shape)
+            sample = unlabelled_structure(
+                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
+            )
+            sample["energy"] = np.array(-1.5 * len(atoms) + random.normal())
+            sample["forces"] = random.normal(0, 0.5, atoms.positions.shape)
+            self._samples.append(add_neighbours(sample, cutoff))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._samples[index % len(self._samples)]
+
+    def describe(self, index: int) -> str:
+        """Name a sample."""
+        return f"crystal {index % len(self._samples)}"
+
+    def lengths(self, field: str) -> Any:
+        """Return the length of a field of every sample."""
+        of_each = np.array([len(sample[field]) for sample in self._samples])
+        return of_each[np.arange(self._length) % len(self._samples)]
+
+
+class TracedTask(MaceTask):
+    """A task that traces some steps after a warm-up."""
+
+    steps = 0
+
+    def normalisers(self, batch: StructureBatch) -> dict[str, torch.Tensor]:
+        """Count the labels, and the steps."""
+        self.steps += 1
+        if self.steps == WARM_UP:
+            self.profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            self.profiler.start()
+        if self.steps == WARM_UP + TRACED:
+            self.profiler.stop()
+        return super().normalisers(batch)
+
+
+def train(preset: str, data: Crystals, workers: int, *, captured: bool) -> dict[str, Any]:
+    """Train one epoch; return what the trace and the journal say."""
+    torch.manual_seed(0)
+    sizes = {"atoms": data.lengths("atomic_numbers"), "edges": data.lengths("edges")}
+    config = MaceConfig.preset(preset).with_data(
+        atomic_numbers=(28, 29),
+        atomic_energies=((-1.9, -1.2),),
+        avg_num_neighbors=float(sizes["edges"].sum() / sizes["atoms"].sum()),
+    )
+    task = TracedTask(LossConfig())
+    settings = Settings(
+        optim=OptimConfig(lr=1e-4),
+        schedule=ScheduleConfig(kind="constant"),
+        batch=BatchConfig(capacity=3072),
+        loader=LoaderConfig(workers=workers),
+        checkpoint=CheckpointConfig(every_epochs=None),
+        train=TrainConfig(epochs=1, dtype="float32", device="cuda", cuda_graphs=captured),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        fit(Run(MACE(config), task, data, sizes, Path(folder) / "run", settings))
+        records = read_journal(Path(folder) / "run" / "metrics.jsonl")
+        log = (Path(folder) / "run" / "log.txt").read_text()
+    print(*(line for line in log.splitlines() if "captured" in line), sep="\n")
+    seconds = [r["time"]["seconds"] for r in records if r["kind"] == "step"]
+    calm = seconds[WARM_UP + TRACED + 5 :]
+    what = "captured" if captured else "launched"
+    row = {"model": preset, "steps": what, "ms/step": 1e3 * statistics.mean(calm)}
+    return row | summary(task.profiler, TRACED)
+
+
+def main() -> None:
+    """Train with both kinds of steps and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="*", default=["paper"])
+    parser.add_argument("--workers", type=int, default=6)
+    arguments = parser.parse_args()
+    rows = []
+    for preset in arguments.models:
+        data = Crystals(MaceConfig.preset(preset).r_max)
+        for captured in (True, False):
+            rows.append(train(preset, data, arguments.workers, captured=captured))
+            print(rows[-1], flush=True)
+    notes = (
+        "Rattled fcc supercells of 4 to 500 atoms in batches of 3072 atoms, float32, "
+        f"{arguments.workers} loader workers; {TRACED} traced steps, ms/step from those after it."
+    )
+    write_result("training_idle", rows, notes, device="cuda")
+
+
+if __name__ == "__main__":
+    main()
