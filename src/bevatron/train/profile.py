@@ -19,12 +19,12 @@ COMMUNICATION, HOST = "communication", "host"
 _BOOKKEEPING = (
     r"^(autograd|torch)::|^(?!.*::)\w+(Backward\d*|#.*)$|^detach$"
     r"|^aten::(_?unsafe_|_?reshape|view|as_strided|t$|transpose|permute|expand|slice$|select$"
-    r"|narrow|unsqueeze|squeeze|split|chunk|unbind|detach|alias|empty|resize|resolve_|movedim"
+    r"|narrow|to$|unsqueeze|squeeze|split|chunk|unbind|detach|alias|empty|resize|resolve_|movedim"
     r"|swapaxes|unflatten|flatten$|numpy_T|lift_fresh|item$|_local_scalar|is_|result_type|set_)"
 )
 _COPIES = (
     r"^Mem(cpy|set)|direct_copy|CatArray|FillFunctor"
-    r"|^aten::(copy_|_to_copy|to$|clone|contiguous|cat$|stack|fill_|zero_|zeros|ones|pin_)"
+    r"|^aten::(copy_|_to_copy|clone|contiguous|cat$|stack|fill_|zero_|zeros|ones|pin_)"
 )
 _PRODUCTS = (
     r"gemm|gemv|cutlass|xmma|cublas|nvjet|splitK|dot_kernel|[a-z]mm_kernel|conv(olution|\d)"
