@@ -34,6 +34,7 @@ bevatron {version}: training scientific graph and structure models at the speed 
   bevatron inspect STORE [--plan]                   what is in a store, how batches fill
   bevatron bench store|loader|packing STORE         rates on this machine and these data
   bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
+  bevatron bench profile RUN                        where a step's time and memory go
   bevatron env                                      versions, devices, what runs and why not
   bevatron demo [OUT]                               all of it in three minutes
 
@@ -113,6 +114,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
             "packing": bench_packing,
             "cost": bench_cost,
             "capacity": bench_capacity,
+            "profile": bench_profile,
         },
     }
     if command in commands:
@@ -140,6 +142,7 @@ Files = Annotated[tuple[Path, ...], tyro.conf.Positional, _positional("FILE ..."
 Model = Annotated[Path, tyro.conf.Positional, _positional("MODEL")]
 Source = Annotated[Path, tyro.conf.Positional, _positional("SOURCE")]
 Out = Annotated[Path, tyro.conf.Positional, _positional("OUT")]
+RunFolder = Annotated[Path, tyro.conf.Positional, _positional("RUN")]
 StoreFolder = Annotated[Path, tyro.conf.Positional, _positional("STORE")]
 Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
 
@@ -547,6 +550,39 @@ def bench_capacity(
 
     rows, lines = capacity_curve(step_meter(store, model, device, dtype), most, out)
     _print_rows(rows)
+    _say(*lines)
+
+
+def bench_profile(
+    run: RunFolder,
+    steps: int = 50,
+    warm: int = 10,
+    device: str | None = None,
+    out: Path | None = None,
+) -> None:
+    """Trace steps of a run: time by kind of work, idle time, memory by module, what would help.
+
+    The run itself is not touched: the steps begin with new weights in a folder of their own.
+
+    Parameters
+    ----------
+    run
+        Folder of a run, or a YAML file.
+    steps
+        To time, and then to trace.
+    warm
+        Steps before; more if there are shapes of batches still to be recorded.
+    device
+        auto, cpu, cuda or cuda:N instead of that of the run.
+    out
+        Folder for profile.json and pictures; ``profile`` in the run's folder by default.
+    """
+    from bevatron.recipes.profiling import profile_folder
+
+    tables, lines = profile_folder(run, steps, warm, device, out)
+    for title, rows in tables:
+        _say(f"\n{title}")
+        _print_rows(rows)
     _say(*lines)
 
 
