@@ -26,6 +26,7 @@ from bevatron.train.autograd_memory import SavedBytes
 from bevatron.train.profile import (
     COMMUNICATION,
     HOST,
+    Gains,
     Total,
     by_class,
     by_name,
@@ -153,11 +154,12 @@ def _summary(recording: Recording, waiting_share: float) -> dict[str, Any]:
     steps, window = recording.steps, recording.window
     spent = occupation(recording.spans, window)
     names = by_name(recording.spans, recording.calls)
+    on_gpu = recording.mesh.device.type == "cuda"
     gained = gains(
         recording.spans,
         window,
         steps,
-        step=recording.untraced,
+        step=recording.untraced if on_gpu else None,
         data=recording.data,
         ranks=recording.ranks,
         waiting_share=waiting_share,
@@ -167,14 +169,18 @@ def _summary(recording: Recording, waiting_share: float) -> dict[str, Any]:
         return {"ms": total.time / steps / 1e6, "count": total.count / steps}
 
     traced, step = spent.window / steps, recording.untraced
-    busy = traced - spent.idle / steps
+    idle = max(1 - (traced - spent.idle / steps) / max(step, 1.0), 0.0)
+    if not on_gpu:
+        # Tracing slows operators of a CPU as much as what lies between them.
+        idle, slower = spent.idle / max(spent.window, 1), traced / max(step, 1.0)
+        gained = Gains(*(value / slower for value in dataclasses.astuple(gained)))
     return {
         "rank": recording.mesh.rank,
         "step": step / 1e6,
         "traced_step": traced / 1e6,
         "sizes": recording.sizes,
         "shares": spent.shares(),
-        "idle_untraced": max(1 - busy / max(step, 1.0), 0.0),
+        "idle_untraced": idle,
         "launches": recording.launches / steps,
         "host_only": spent.idle / steps / 1e6,
         "classes": {name: per_step(total) for name, total in by_class(names).items()},
@@ -372,5 +378,5 @@ def _activations(rank: dict[str, Any]) -> Any:
         label: [modules[name][key] / 2**20 for name in names]
         for key, label in (("forward", "forward pass"), ("gradient", "inner gradient"))
     }
-    title = f"Activations by module ({_sizes(rank)})"
-    return plots.stacks([plots.Stacks(title, "MiB", names, parts)], columns=1)
+    batch = f"MiB, of a batch of {_sizes(rank)}"
+    return plots.stacks([plots.Stacks("Activations by module", batch, names, parts)], columns=1)
