@@ -1,0 +1,105 @@
+"""What README.md and docs/mace.md tell a user to type works as it is written."""
+
+import functools
+import gzip
+import re
+import shlex
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bevatron import cli
+from bevatron.recipes.mace import MaceRun
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
+PAGES = ("README.md", "docs/mace.md")
+
+
+def blocks(page, language=""):
+    """Fenced blocks of a page."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    """Every command line of ours in the fenced blocks and in running text."""
+    found = []
+    for page in PAGES:
+        lines = [line for block in blocks(page) for line in block.splitlines()]
+        lines += re.findall(r"`(bevatron [^`]+)`", (ROOT / page).read_text())
+        for line in (line for line in lines if "bevatron " in line):
+            words = shlex.split(line, comments=True)
+            if "bevatron" in words and "..." not in words and "pip" not in words:
+                found.append(words[words.index("bevatron") + 1 :])
+    return list(map(list, dict.fromkeys(map(tuple, found))))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to work in, with the files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with gzip.open(str(DATA), "rt") as file:
+        text = "".join(islice(file, 8 * 12))
+    for name in ("water.extxyz", "test.extxyz"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "start.extxyz").write_text("".join(text.splitlines(keepends=True)[:8]))
+    for block in blocks("docs/mace.md", "yaml"):
+        name = re.match(r"# (\S+\.yaml)", block)
+        if name:
+            (tmp_path / name[1]).write_text(block)
+    return tmp_path
+
+
+def test_pages_hold_commands():
+    named = {words[0] for words in commands()}
+    assert {"prepare", "train", "evaluate", "predict", "convert", "inspect", "relax"} <= named
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_is_understood(words, place, monkeypatch):
+    called = []
+
+    def stand_in(function):
+        @functools.wraps(function)
+        def record(*args, **kwargs):
+            called.append((function.__name__, args, kwargs))
+            return 0
+
+        return record
+
+    for name in ("prepare", "evaluate", "predict", "relax", "inspect", "env", "demo"):
+        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
+    for name in ("convert_from_mace_torch", "convert_to_mace_torch"):
+        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
+    monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
+    assert cli.main(words) == 0
+    assert called or words[-1] == "--help"
+
+
+def test_yaml_blocks_are_configurations(place):
+    found = [yaml.safe_load(block) for block in blocks("docs/mace.md", "yaml")]
+    assert len(found) == 2
+    for values in found:
+        values.pop("recipe", None)
+        config = MaceRun.from_values(values)
+        assert config.data.sources()
+
+
+def test_python_blocks_run(place):
+    """Training in Python, then dynamics with what was trained, shortened."""
+    dynamics, training = blocks("docs/mace.md", "python")
+    assert len(training.strip().splitlines()) <= 11
+    short = '"train": {"epochs": 1, "device": "cpu"}, "report": False, "preset": "small"'
+    assert training.count('"preset": "small"') == 1
+    training = training.replace('"preset": "small"', short)
+    exec(compile(training, "docs/mace.md", "exec"), {"__name__": "page"})
+    assert (place / "runs/water/model.json").exists()
+    assert "run(1000)" in dynamics
+    seen = {}
+    exec(compile(dynamics.replace("run(1000)", "run(2)"), "docs/mace.md", "exec"), seen)
+    assert seen["atoms"].get_temperature() > 0
