@@ -5,9 +5,11 @@ reaches what else is inside.
 """
 
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
+from bevatron.kernels.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair_attention import pair_attention
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
@@ -20,6 +22,8 @@ from bevatron.kernels.registry import (
     use,
 )
 from bevatron.kernels.scatter_sum import scatter_sum
+from bevatron.kernels.silu import silu
+from bevatron.kernels.spherical_harmonics import spherical_harmonics
 from bevatron.kernels.swiglu import swiglu
 from bevatron.kernels.symmetric_contraction import symmetric_contraction
 from bevatron.kernels.transition import transition
@@ -27,6 +31,7 @@ from bevatron.kernels.transition import transition
 __all__ = [
     "KernelConfig",
     "channelwise_tensor_product",
+    "conditioned_transition",
     "current",
     "explain",
     "fused_adam_ema",
@@ -34,10 +39,13 @@ __all__ = [
     "indexed_linear",
     "launches",
     "layer_norm",
+    "layer_norm_linear",
     "pair_attention",
     "radial_tensor_product",
     "reset_launches",
     "scatter_sum",
+    "silu",
+    "spherical_harmonics",
     "swiglu",
     "symmetric_contraction",
     "transition",

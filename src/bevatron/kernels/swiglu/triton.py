@@ -67,8 +67,11 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
 gated.register_autograd(_backward, setup_context=_save)
 
 
-def launch_forward(gate: Tensor, value: Tensor, y: Tensor) -> None:
-    """Write the result into ``y``, whose rows follow each other; it may lie on an input."""
+def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:
+    """Write the result into ``y``, whose rows follow each other; it may lie on an input.
+
+    Without ``silu`` the gate is a sigmoid.
+    """
     rows = as_rows(gate, value)
     if rows.count == 0:
         return
@@ -81,6 +84,7 @@ def launch_forward(gate: Tensor, value: Tensor, y: Tensor) -> None:
             BLOCK=block,
             BLOCK_C=block_c,
             AXES=rows.axes,
+            SILU=silu,
         )
 
 
@@ -91,6 +95,7 @@ def launch_backward(
     dgate: Tensor,
     dvalue: Tensor,
     y: Tensor | None = None,
+    silu: bool = True,
 ) -> None:
     """Write both gradients, and the result again into ``y`` if given.
 
@@ -109,6 +114,7 @@ def launch_backward(
             BLOCK=block,
             BLOCK_C=block_c,
             AXES=rows.axes,
+            SILU=silu,
             WANTS_Y=y is not None,
         )
 

@@ -12,8 +12,9 @@ def forward_kernel(
     Gate, Value, Y, count, n1, n2, gate_0, gate_1, gate_2, gate_C,
     value_0, value_1, value_2, value_C, y_N,
     C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, AXES: tl.constexpr,
+    SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of BLOCK_C channels."""
+    """Compute BLOCK rows of BLOCK_C channels; without SILU the gate is a sigmoid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (row < count)[:, None] & (col < C)[None, :]
@@ -21,7 +22,7 @@ def forward_kernel(
     g = tl.load(at + (col * gate_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     at = Value + row_offsets(row, n1, n2, value_0, value_1, value_2, AXES)[:, None]
     v = tl.load(at + (col * value_C)[None, :], mask=inside, other=0.0).to(tl.float32)
-    y = g * logistic(g) * v
+    y = (g * logistic(g) if SILU else logistic(g)) * v
     tl.store(Y + (row * y_N)[:, None] + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
 
 
@@ -30,7 +31,7 @@ def backward_kernel(
     DY, Gate, Value, DGate, DValue, Y, count, n1, n2, dy_0, dy_1, dy_2, dy_C,
     gate_0, gate_1, gate_2, gate_C, value_0, value_1, value_2, value_C, d_N,
     C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, AXES: tl.constexpr,
-    WANTS_Y: tl.constexpr,
+    SILU: tl.constexpr, WANTS_Y: tl.constexpr,
 ):  # fmt: skip
     """Compute both gradients, and the result again if wanted.
 
@@ -47,11 +48,12 @@ def backward_kernel(
     at = Value + row_offsets(row, n1, n2, value_0, value_1, value_2, AXES)[:, None]
     v = tl.load(at + (col * value_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     s = logistic(g)
-    silu = g * s
-    dg = dy * v * (s + silu * (1.0 - s))
+    a = g * s if SILU else s
+    da = s + a * (1.0 - s) if SILU else s * (1.0 - s)
+    dg = dy * v * da
     out = (row * d_N)[:, None] + col[None, :]
     tl.store(DGate + out, dg.to(DGate.dtype.element_ty), mask=inside)
-    tl.store(DValue + out, (dy * silu).to(DValue.dtype.element_ty), mask=inside)
+    tl.store(DValue + out, (dy * a).to(DValue.dtype.element_ty), mask=inside)
     if WANTS_Y:
-        y = silu * v
+        y = a * v
         tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)

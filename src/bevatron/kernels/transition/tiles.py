@@ -17,6 +17,8 @@ class Tiles:
         Of a program: its warps, and how many blocks its loads run ahead.
     per_processor
         Programs side by side on a processor, where the number of programs is free.
+    registers
+        Of a thread at most, so that more programs fit side by side; 0 for no limit.
     """
 
     rows: int
@@ -24,12 +26,13 @@ class Tiles:
     warps: int = 8
     stages: int = 2
     per_processor: int = 1
+    registers: int = 0
 
 
 MEASURED: Mapping[str, Tiles] = {
-    "forward": Tiles(128, 64, 8, 3),
-    "input": Tiles(128, 64, 8, 2),
-    "weight": Tiles(64, 64, 8, 3),
+    "forward": Tiles(64, 32, 4, 2, registers=168),
+    "input": Tiles(64, 32, 4, 3),
+    "weight": Tiles(32, 128, 8, 3),
 }
 
 _replaced: dict[str, Tiles] = {}

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device, sum_shares
 from bevatron.kernels.rows import processors
-from bevatron.kernels.transition.tiles import choose
+from bevatron.kernels.transition.tiles import Tiles, choose
 from bevatron.kernels.transition.triton_kernels import (
     forward_kernel,
     input_kernel,
@@ -59,7 +59,7 @@ def forward(
             HAS_UP_BIAS=up_bias is not None,
             HAS_DOWN_BIAS=down_bias is not None,
             STAGES=tiles.stages,
-            num_warps=tiles.warps,
+            **_options(tiles, x),
         )
 
 
@@ -130,7 +130,7 @@ def _input(
             GATED=gate is not None,
             HAS_UP_BIAS=bias is not None,
             STAGES=tiles.stages,
-            num_warps=tiles.warps,
+            **_options(tiles, x),
         )
     sum_shares(shares, *vectors, *dvectors)
 
@@ -141,7 +141,8 @@ def _weight(
     """Return gradients of up, of down transposed and of gate, and of the bias, all float32."""
     tiles = choose("weight")
     (H, C), count = up.shape, len(normed)
-    blocks = H // tiles.hidden
+    hidden = tiles.hidden if H % tiles.hidden == 0 else HIDDEN_MULTIPLE
+    blocks = H // hidden
     parts = max(1, tiles.per_processor * processors(dy.device) // blocks)
     rows = -(-count // parts)
     rows = -(-rows // tiles.rows) * tiles.rows
@@ -155,11 +156,11 @@ def _weight(
             C=C,
             H=H,
             BLOCK=tiles.rows,
-            BLOCK_H=tiles.hidden,
+            BLOCK_H=hidden,
             GATED=gate is not None,
             HAS_UP_BIAS=bias is not None,
             STAGES=tiles.stages,
-            num_warps=tiles.warps,
+            **_options(tiles, dy),
         )
     return shares.sum(0), bias_shares.sum(0)
 
@@ -167,3 +168,10 @@ def _weight(
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     """Give a pointer to something for an argument that the kernel will not read."""
     return stand_in if tensor is None else tensor
+
+
+def _options(tiles: Tiles, x: Tensor) -> dict[str, int]:
+    options = {"num_warps": tiles.warps}
+    if tiles.registers and x.device.type == "cuda" and torch.version.hip is None:
+        options["maxnreg"] = tiles.registers
+    return options

@@ -1,0 +1,157 @@
+"""LayerNorm and a linear layer: two custom operators that work a chunk of rows at a time.
+
+The normalised rows of a chunk come from the LayerNorm's kernel and go into the device library's
+product while they are in its cache; the backward pass makes them again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
+from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
+from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+
+
+def layer_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.layer_norm_linear`."""
+    y: Tensor = project(x, norm_weight, norm_bias, weight, bias, eps)[0]
+    return y
+
+
+@torch.library.custom_op("bevatron::layer_norm_linear", mutates_args=())
+def project(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result and every row's mean and 1/sigma in float32."""
+    y, mean, rstd = _new_outputs(x, weight)
+    rows, y_rows = x.reshape(-1, x.shape[-1]), y.view(-1, weight.shape[0])
+    means, rstds = mean.view(-1), rstd.view(-1)
+    matrix = weight.to(x.dtype)
+    vector = None if bias is None else bias.to(x.dtype)
+    for part in chunks(len(rows), x.shape[-1] * x.element_size()):
+        normed = _normed(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
+        linear(normed, matrix, vector, out=y_rows[part])
+    return y, mean, rstd
+
+
+@project.register_fake
+def _(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    del norm_weight, norm_bias, bias, eps
+    return _new_outputs(x, weight)
+
+
+@torch.library.custom_op("bevatron::layer_norm_linear_backward", mutates_args=())
+def project_backward(
+    dy: Tensor,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of all tensors, without elements for those that are not given."""
+    dx, dnorm_weight, dnorm_bias = x.new_empty(x.shape), _new(x, norm_weight), _new(x, norm_bias)
+    rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).contiguous()
+    dx_rows, means, rstds = dx.view(rows.shape), mean.view(-1), rstd.view(-1)
+    matrix = weight.to(x.dtype)
+    dweight, dbias = WeightGradient(weight), BiasGradient(bias, x)
+    for part in chunks(len(rows), x.shape[-1] * x.element_size()):
+        normed = _normed(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
+        dweight.add(dy[part], normed)
+        dbias.add(dy[part])
+        torch.mm(dy[part], matrix, out=dx_rows[part])
+    # In place: on the gradient of the normalised rows.
+    norm_backward(
+        *(dx_rows, rows, norm_weight, norm_bias, None, means, rstds),
+        *(dx_rows, dnorm_weight, dnorm_bias, x.new_empty(0)),
+    )
+    return dx, dnorm_weight, dnorm_bias, dweight.result(), dbias.result()
+
+
+@project_backward.register_fake
+def _(
+    dy: Tensor,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    del dy, mean, rstd, eps
+    return (
+        x.new_empty(x.shape),
+        _new(x, norm_weight),
+        _new(x, norm_bias),
+        _new(x, weight),
+        _new(x, bias),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.eps = inputs[5]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    del dmean, drstd  # nobody outside sees the statistics
+    if dy is None:
+        return (None,) * 6
+    found = project_backward(dy, *ctx.saved_tensors, ctx.eps)
+    given = ctx.saved_tensors[:5]
+    return *(None if t is None else d for t, d in zip(given, found, strict=True)), None
+
+
+project.register_autograd(_backward, setup_context=_save)
+
+
+def _normed(
+    rows: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> Tensor:
+    normed = rows.new_empty(rows.shape)
+    norm_forward(rows, weight, bias, None, None, normed, mean, rstd, eps)
+    return normed
+
+
+def _new_outputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return y, mean, torch.empty_like(mean)
+
+
+def _new(x: Tensor, like: Tensor | None) -> Tensor:
+    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)
