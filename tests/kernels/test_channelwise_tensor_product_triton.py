@@ -2,6 +2,9 @@
 
 import importlib
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +199,34 @@ def test_matrix_products_of_the_last_layer(shape):
         outer.add(rows, expanded)
     outer.finish()
     assert_close(outer.out, 2.0 * rows.double().mT @ expanded.double(), limit)
+
+
+def test_compiled_with_its_inner_gradient_it_equals_eager():
+    dynamo = pytest.importorskip("torch._dynamo")
+    if not hasattr(dynamo.config, "trace_autograd_ops"):
+        pytest.skip("this torch cannot trace an inner gradient")
+    script = Path(__file__).with_name("compiled_products.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_operators_are_registered_as_torch_wants_them(hidden):
+    inputs = make(SMALL, PAIR, hidden=hidden)
+    edges = EdgeOrder(inputs.pop("edges"), PAIR.num_nodes, by_receiver=True)
+    launch = module("channelwise_tensor_product.triton_launch")
+    irreps = " ".join([*SMALL[:2], str(paths(*SMALL).irreps_mid)])
+    tensors = [value.requires_grad_() for value in inputs.values()]
+    index = launch.Index.of(edges, 4)
+    if hidden:
+        operators, index = module("radial_tensor_product.triton"), (*index[:2], *index[3:])
+        arguments = (*tensors, *index, irreps, 4)
+    else:
+        operators = module("channelwise_tensor_product.triton")
+        arguments = (*tensors, *index, irreps)
+    gradient = torch.randn_like(operators._forward(*arguments)).requires_grad_()
+    torch.library.opcheck(operators._forward, arguments)
+    torch.library.opcheck(operators._backward, (gradient, *arguments, [True] * len(tensors)))
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -31,7 +31,7 @@ def channelwise_tensor_product(
 ) -> Tensor:
     """Compute what the reference does."""
     order = EdgeOrder.of(edges, x.shape[0])
-    irreps = f"{irreps_in} {irreps_harmonics} {table.irreps_mid}"
+    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid)])
     result: Tensor = _forward(x, harmonics, weights, *Index.of(order, order.num_edges), irreps)
     return result
 

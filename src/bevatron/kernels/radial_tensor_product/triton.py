@@ -39,7 +39,7 @@ def radial_tensor_product(
         harmonics = harmonics.index_select(0, order.permutation)
         hidden = hidden.index_select(0, order.permutation)
     size = chunk_size(order.num_edges, table.num_weights * x.element_size())
-    irreps = f"{irreps_in} {irreps_harmonics} {table.irreps_mid}"
+    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid)])
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
     result: Tensor = _forward(x, harmonics, hidden, last_weight, *tensors, irreps, size)
