@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "optim": {"lr": 0.01, "ema": 0.99},
     "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
     "batch": {"capacity": 160},
-    "train": {"epochs": 40, "dtype": "float32", "device": "cpu", "threads": 1},
+    "train": {"epochs": 32, "dtype": "float32", "device": "cpu", "threads": 1},
 }
 """What the demonstration changes of the defaults."""
 
