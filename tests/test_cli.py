@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -300,8 +299,8 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
 def test_env_says_what_runs_and_why_not(capsys):
     assert main(["env"]) == 0
     said = capsys.readouterr().out
-    for word in (f"torch  {' ' * 0}", "devices", "channelwise_tensor_product", "gloo"):
-        assert word.strip() in said
+    for word in ("torch ", "devices", "channelwise_tensor_product", "gloo"):
+        assert word in said
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["predict", "--help"]])
@@ -519,13 +518,7 @@ def shell(*arguments, before=""):
     )
 
 
-def test_exit_codes_reach_the_shell():
-    done = shell("train", "mace", "--data", "no.xyz")
-    assert done.returncode == 2
-    assert done.stderr == "error: no.xyz: the file does not exist\n"
-
-
-def test_a_full_disk_is_told_and_leaves_no_half_file(shelf, tmp_path):
+def test_a_full_disk_is_told_to_the_shell_and_leaves_no_half_file(shelf, tmp_path):
     out = tmp_path / "out.xyz"
     done = shell("predict", shelf / "run", shelf / "data.xyz", out, before="ulimit -f 1;")
     assert done.returncode == 2
@@ -564,4 +557,3 @@ def test_every_command_of_the_usage_is_there(capsys):
     for name in re.findall(r"^  bevatron (\w+)", said, flags=re.MULTILINE):
         if name not in {"train", "convert", "bench"}:
             assert main([name, "--help"]) == 0
-    assert Path(__file__).exists()

@@ -1,8 +1,6 @@
 """``python -m bevatron``: the same as the command ``bevatron``."""
 
-import sys
-
-from bevatron.cli import main
+from bevatron.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

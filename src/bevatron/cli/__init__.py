@@ -1,0 +1,219 @@
+"""The command ``bevatron``. No logic: each function here calls one function of `recipes`.
+
+Exit codes: 0 done; 2 a mistake that one sentence explains; 130, 138 and 143 a run that Ctrl-C,
+SIGUSR1 or SIGTERM stopped and that has saved its state; 1 anything unforeseen, with a traceback.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from bevatron import __version__
+from bevatron.arguments import as_typed, call, parse
+from bevatron.cli.bench import (
+    bench_capacity,
+    bench_cost,
+    bench_loader,
+    bench_packing,
+    bench_profile,
+    bench_store,
+)
+from bevatron.cli.commands import (
+    convert_from_mace_torch,
+    convert_to_mace_torch,
+    demo,
+    env,
+    evaluate,
+    inspect,
+    predict,
+    prepare,
+    relax,
+)
+from bevatron.cli.words import say
+from bevatron.errors import BevatronError, ConfigError
+
+EXIT_MISTAKE = 2
+
+_USAGE = """\
+bevatron {version}: training scientific graph and structure models at the speed of the hardware
+
+  bevatron prepare FILE... --out STORE --cutoff 5   features that do not change, computed once
+  bevatron train mace --data FILE --output RUN      train from a file, a store or a YAML file
+  bevatron evaluate RUN FILE...                     errors on labelled structures
+  bevatron predict RUN FILE OUT                     energies and forces of structures
+  bevatron relax RUN FILE OUT                       many geometries at once to their minima
+  bevatron convert mace-torch FILE OUT              mace-torch checkpoints, both ways
+  bevatron inspect STORE [--plan]                   what is in a store, how batches fill
+  bevatron bench store|loader|packing STORE         rates on this machine and these data
+  bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
+  bevatron bench profile RUN                        where a step's time and memory go
+  bevatron env                                      versions, devices, what runs and why not
+  bevatron demo [OUT]                               all of it in three minutes
+
+`bevatron COMMAND --help` says more; --debug shows the traceback of an error.
+"""
+
+
+_MENDABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+"""What a file system refuses and a user can mend."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(_USAGE.format(version=__version__))  # noqa: T201
+        return 0 if arguments else EXIT_MISTAKE
+    if arguments[0] == "--version":
+        print(__version__)  # noqa: T201
+        return 0
+    try:
+        return _dispatch(arguments[0], arguments[1:])
+    except BevatronError as error:
+        if debug:
+            raise
+        options = "--data.labels." if arguments[0] == "train" else "--labels."
+        message = str(error) if arguments[0] == "convert" else as_typed(str(error), options)
+        print(f"error: {message}", file=sys.stderr)  # noqa: T201
+        return EXIT_MISTAKE
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has left; that is no failure of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if debug or error.errno not in _MENDABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}", file=sys.stderr)  # noqa: T201
+        return EXIT_MISTAKE
+    except SystemExit as stop:
+        # After --help.
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def run() -> None:
+    """Run the command of this process and leave it."""
+    code = main()
+    if "torch.distributed" in sys.modules:
+        from bevatron.parallel.mesh import ranks_from_environment
+
+        if ranks_from_environment(os.environ)[1] > 1:
+            # gloo's threads may outlive the process group, and one that drops a tensor while the
+            # interpreter is being taken down aborts the process (SIGABRT) after its work is done.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
+
+
+def _dispatch(command: str, arguments: list[str]) -> int:
+    if command == "train":
+        return train(arguments)
+    commands: dict[str, Callable[..., int | None]] = {
+        "prepare": prepare,
+        "evaluate": evaluate,
+        "predict": predict,
+        "relax": relax,
+        "inspect": inspect,
+        "env": env,
+        "demo": demo,
+    }
+    groups: dict[str, dict[str, Callable[..., int | None]]] = {
+        "convert": {"mace-torch": convert_from_mace_torch, "to-mace-torch": convert_to_mace_torch},
+        "bench": {
+            "store": bench_store,
+            "loader": bench_loader,
+            "packing": bench_packing,
+            "cost": bench_cost,
+            "capacity": bench_capacity,
+            "profile": bench_profile,
+        },
+    }
+    if command in commands:
+        return call(commands[command], arguments, f"bevatron {command}") or 0
+    if command not in groups:
+        known = sorted([*commands, *groups, "train"])
+        close = get_close_matches(command, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"there is no command '{command}' ({hint})")
+    group = groups[command]
+    if arguments and arguments[0] in {"-h", "--help"}:
+        for name, function in group.items():
+            say(f"bevatron {command} {name}: {(function.__doc__ or '').splitlines()[0]}")
+        return 0
+    if not arguments or arguments[0] not in group:
+        raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
+    return call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}") or 0
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to start.
+
+    Attributes
+    ----------
+    resume
+        ``never``: the folder must not hold a run; ``auto``: go on if it does; ``must``: it has to.
+    dry_run
+        Print parameters, memory and steps, and leave.
+    """
+
+    resume: Literal["never", "auto", "must"] = "never"
+    dry_run: bool = False
+
+
+def train(arguments: list[str]) -> int:
+    """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
+    from bevatron.recipes.training import configuration, start
+
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
+        say("       bevatron train mace --help lists all keys")
+        return 0 if arguments else EXIT_MISTAKE
+    base = configuration(arguments[0], arguments[1:])
+    command = _train_command(type(base))
+    parsed = parse(
+        command,
+        [_written_out(argument) for argument in arguments[1:]],
+        f"bevatron train {arguments[0]}",
+        default=command(base, TrainOptions()),
+    )
+    return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
+
+
+def _written_out(argument: str) -> str:
+    """Write out an option that has a short name."""
+    option, equals, value = argument.partition("=")
+    return {"--data": "--data.train", "--out": "--output"}.get(option, option) + equals + value
+
+
+def _train_command(config: type) -> Any:
+    """Make the class of which tyro reads a recipe's configuration and how to start."""
+
+    @dataclass(frozen=True)
+    class Command:
+        run: Annotated[config, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        options: Annotated[TrainOptions, tyro.conf.arg(name="")]
+
+    return Command

@@ -1,0 +1,39 @@
+"""What the commands share: the types of their arguments, and how they print."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bevatron.data.readers.labels import LabelOptions
+
+
+def positional(metavar: str) -> Any:
+    """Name an argument in the usage line."""
+    return tyro.conf.arg(metavar=metavar)
+
+
+Files = Annotated[tuple[Path, ...], tyro.conf.Positional, positional("FILE ...")]
+Model = Annotated[Path, tyro.conf.Positional, positional("MODEL")]
+Source = Annotated[Path, tyro.conf.Positional, positional("SOURCE")]
+Out = Annotated[Path, tyro.conf.Positional, positional("OUT")]
+RunFolder = Annotated[Path, tyro.conf.Positional, positional("RUN")]
+StoreFolder = Annotated[Path, tyro.conf.Positional, positional("STORE")]
+Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
+
+
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows of equal keys as a table."""
+    if not rows:
+        return
+    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    for line in cells:
+        say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def say(*lines: str) -> None:
+    """Print lines."""
+    for line in lines:
+        print(line)  # noqa: T201
