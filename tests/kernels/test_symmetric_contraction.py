@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bevatron.errors import ConfigError
 from bevatron.kernels import symmetric_contraction
+from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.testing import assert_close, check_equivariant, check_op, check_permutation
@@ -140,6 +141,8 @@ def test_coefficients_in_another_basis_of_paths_are_used_as_given():
         ({"a": torch.ones(7, 2, 8)}, r"a has shape \(7, 2, 8\), expected"),
         ({"a": torch.ones(7, 3, 9)}, "'2x0e' cannot be made from 3 channels"),
         ({"a": torch.ones(6, 2, 9)}, r"\(7,\) elements for 6 atoms"),
+        ({"w0_2": torch.ones(6, 3, 2)}, "are of 5, 6 elements; all must be of as many"),
+        ({"elements": ElementOrder(ELEMENTS, 4)}, "are of 4, 5 elements"),
         ({"w0_2": torch.ones(5, 4, 2)}, r"degree 0, order 2 have shape \(5, 4, 2\), expected"),
     ],
 )

@@ -32,7 +32,7 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
     num_tiles = num_rows // rows + min(num_groups, num_rows)
     table = torch.empty(num_tiles, 3, dtype=torch.int32, device=ptr.device)
     if num_tiles:
-        block = 128 if ptr.is_cuda else triton.next_power_of_2(num_tiles)
+        block = 32 if ptr.is_cuda else triton.next_power_of_2(num_tiles)
         tile_table_kernel[(triton.cdiv(num_tiles, block),)](
             table,
             ptr,

@@ -99,6 +99,14 @@ def symmetric_contraction(
         raise ValueError(
             f"symmetric_contraction: {tuple(of_atoms.shape)} elements for {a.shape[0]} atoms"
         )
+    num_elements = {len(weight) for of_degree in ordered for weight in of_degree}
+    if isinstance(elements, ElementOrder):
+        num_elements.add(elements.num_elements)
+    if len(num_elements) > 1:
+        raise ValueError(
+            "symmetric_contraction: the weights, and the order of elements if it is given, are of "
+            f"{', '.join(map(str, sorted(num_elements)))} elements; all must be of as many"
+        )
     run = registry.dispatch("symmetric_contraction", a)
     result: Tensor = run(a, ordered, elements, tuple(couplings))
     return result

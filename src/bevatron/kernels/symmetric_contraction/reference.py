@@ -34,7 +34,7 @@ def symmetric_contraction(
     stacked = [torch.cat(list(orders), dim=1) for orders in weights]
     groups = ElementOrder.of(elements, stacked[0].shape[0])
     parts = []
-    by_element = a[groups.order].transpose(0, 1).split(groups.counts, dim=1)
+    by_element = a.contiguous()[groups.order].transpose(0, 1).split(groups.counts, dim=1)
     for element, a_kns in enumerate(by_element):
         if a_kns.shape[1] == 0:
             continue

@@ -29,7 +29,7 @@ from bevatron.kernels.symmetric_contraction.polynomial import (
 from bevatron.kernels.symmetric_contraction.triton_source import num_chunks, write_source
 from bevatron.maths.symmetric_product import CouplingTensor
 
-ROWS = {"forward": 4, "backward": 2, "double_backward": 2, "weights": 1, "weights_along": 1}
+ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weights_along": 1}
 """Atoms in the registers of a program; half of it, at least 1, in float64."""
 LANES = 32
 """Channels of a program, one per thread: one warp, so that threads never exchange anything."""

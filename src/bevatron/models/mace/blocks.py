@@ -13,9 +13,8 @@ import torch
 from ase.data import covalent_radii
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
-from bevatron.kernels import indexed_linear
+from bevatron.kernels import indexed_linear, silu
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.radial import (
     agnesi_transform,
@@ -44,6 +43,11 @@ def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tens
         x[:, part].unflatten(1, (mul, 2 * degree + 1))
         for degree, (mul, part) in enumerate(zip(channels, degree_slices(channels), strict=True))
     ]
+
+
+def join_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N K S"]:
+    """Put the components of all degrees side by side; in memory the channels of each are."""
+    return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
 
 
 def mix_channels(x: Float[Tensor, "N K M"], weight: Float[Tensor, "K J"]) -> Float[Tensor, "N J M"]:

@@ -15,6 +15,7 @@ from bevatron.models.mace.blocks import (
     ElementLinear,
     EquivariantLinear,
     RadialMLP,
+    join_degrees,
     split_degrees,
 )
 from bevatron.models.mace.config import MaceConfig, irreps
@@ -90,10 +91,10 @@ class Interaction(nn.Module):
         if self.residual:
             skip = self.skip(split_degrees(features, [self.channels] * (self.l_in + 1)), elements)
             added = torch.cat([part.flatten(1) for part in skip], dim=1)
-            return self._normalise(torch.cat(parts, dim=2), radial, cutoff, edges), added
-        a = self._normalise(torch.cat(parts, dim=2), radial, cutoff, edges)
+            return self._normalise(join_degrees(parts), radial, cutoff, edges), added
+        a = self._normalise(join_degrees(parts), radial, cutoff, edges)
         degrees = a.split([2 * degree + 1 for degree in range(self.l_max + 1)], dim=2)
-        return torch.cat(self.skip(degrees, elements), dim=2), None
+        return join_degrees(self.skip(degrees, elements)), None
 
     def _normalise(
         self, a: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
