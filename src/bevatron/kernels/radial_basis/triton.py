@@ -1,0 +1,215 @@
+r"""The radial basis in Triton: three operators, each one pass over the edges.
+
+With :math:`f = \sin(w r)/r`: :math:`f' = (w \cos(w r) - f)/r`, :math:`f'' = -(w^2 \sin(w r) + 2
+f')/r`. With :math:`x = r/r_{max}`, :math:`k = p(p+1)(p+2)/2`: :math:`u' = -k x^{p-1} (1-x)^2 /
+r_{max}`, :math:`u'' = -k x^{p-2} (1-x) (p - 1 - (p+1) x) / r_{max}^2`. ``forward`` ->
+``backward`` -> ``double_backward``, which has no derivative of its own.
+"""
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.errors import KernelError
+
+BLOCK = 128
+INTERPRETED_BLOCK = 4096
+
+
+def radial_basis(
+    lengths: Tensor, frequencies: Tensor, prefactor: Tensor, r_max: Tensor, order: int
+) -> Tensor:
+    """Evaluate all functions at once."""
+    constants = (frequencies, prefactor, r_max)
+    if any(tensor.requires_grad for tensor in constants):
+        raise KernelError(
+            "radial_basis: Triton gives derivatives by the lengths alone; "
+            "use(radial_basis='reference') gives those by frequencies, prefactor and r_max"
+        )
+    dtype = lengths.dtype
+    result: Tensor = forward(lengths, *(tensor.to(dtype) for tensor in constants), order)
+    return result
+
+
+@torch.library.custom_op("bevatron::radial_basis", mutates_args=())
+def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
+    """R [E, B] of r [E]."""
+    out = r.new_empty(r.shape[0], w.shape[0])
+    _launch(_forward, (r.contiguous(), w, c, r_max, out), order)
+    return out
+
+
+@torch.library.custom_op("bevatron::radial_basis_backward", mutates_args=())
+def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
+    """Gradient of g . R by r."""
+    by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
+    _launch(_backward, (g.contiguous(), r.contiguous(), w, c, r_max, by_r), order)
+    return by_r
+
+
+@torch.library.custom_op("bevatron::radial_basis_double_backward", mutates_args=())
+def double_backward(
+    v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of v . backward(g, r) by g and r."""
+    by_g = torch.empty_like(g, memory_format=torch.contiguous_format)
+    by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
+    inputs = (v.contiguous(), g.contiguous(), r.contiguous())
+    _launch(_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
+    return by_g, by_r
+
+
+@forward.register_fake
+def _(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
+    del c, r_max, order
+    return r.new_empty(r.shape[0], w.shape[0])
+
+
+@backward.register_fake
+def _(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
+    del g, w, c, r_max, order
+    return r.new_empty(r.shape)
+
+
+@double_backward.register_fake
+def _(
+    v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
+) -> tuple[Tensor, Tensor]:
+    del v, w, c, r_max, order
+    return g.new_empty(g.shape), r.new_empty(r.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    *tensors, ctx.order = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _forward_gradient(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    return backward(g, *ctx.saved_tensors, ctx.order), None, None, None, None
+
+
+def _backward_gradient(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+    return *double_backward(v, *ctx.saved_tensors, ctx.order), None, None, None, None
+
+
+torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
+torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
+
+
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
+    """Launch a kernel over all edges; the last tensor has a row for each."""
+    last = tensors[-1]
+    num_functions = next(t.shape[1] for t in tensors if t.ndim == 2)
+    if not last.shape[0]:
+        return
+    block = BLOCK if last.is_cuda else INTERPRETED_BLOCK
+    kernel[(triton.cdiv(last.shape[0], block),)](
+        *tensors,
+        last.shape[0],
+        num_functions,
+        P=order,
+        BLOCK=block,
+        FUNCTIONS=triton.next_power_of_2(num_functions),
+        WIDE=last.dtype == torch.float64,
+    )
+
+
+@triton.jit
+@no_type_check
+def _power(x, P: tl.constexpr):
+    """Raise x to the power P by multiplication."""
+    result = tl.full(x.shape, 1.0, x.dtype)
+    for _ in tl.static_range(P):
+        result = result * x
+    return result
+
+
+@triton.jit
+@no_type_check
+def _cutoff(r, r_max, P: tl.constexpr):
+    """U and its first two derivatives by r."""
+    x = r / r_max
+    below = _power(x, P - 2)
+    k = P * (P + 1) * (P + 2) / 2
+    inner = (P + 1) * (P + 2) / 2 - x * (P * (P + 2) - x * (P * (P + 1) / 2))
+    rest = 1.0 - x
+    u = 1.0 - below * x * x * inner
+    du = -k * below * x * rest * rest / r_max
+    ddu = -k * below * rest * ((P - 1) - (P + 1) * x) / (r_max * r_max)
+    inside = r < r_max
+    return tl.where(inside, u, 0.0), tl.where(inside, du, 0.0), tl.where(inside, ddu, 0.0)
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    r_ptr, w_ptr, c_ptr, r_max_ptr, out_ptr, count, num_functions,
+    P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """R = c f u."""
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b = tl.arange(0, FUNCTIONS)
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
+    u, _, _ = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    f = tl.sin(w[None, :] * r[:, None]) / r[:, None]
+    at = e[:, None] * num_functions + b[None, :]
+    mask = (e < count)[:, None] & (b < num_functions)[None, :]
+    tl.store(out_ptr + at, tl.load(c_ptr).to(T) * f * u[:, None], mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_r_ptr, count, num_functions,
+    P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """By r: the sum over functions of g R'."""
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b = tl.arange(0, FUNCTIONS)
+    at = e[:, None] * num_functions + b[None, :]
+    mask = (e < count)[:, None] & (b < num_functions)[None, :]
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
+    u, du, _ = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    phase = w[None, :] * r[:, None]
+    f = tl.sin(phase) / r[:, None]
+    df = (w[None, :] * tl.cos(phase) - f) / r[:, None]
+    first = tl.load(c_ptr).to(T) * (df * u[:, None] + f * du[:, None])
+    tl.store(by_r_ptr + e, tl.sum(g * first, axis=1), mask=e < count)
+
+
+@triton.jit
+@no_type_check
+def _double_backward(
+    v_ptr, g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_g_ptr, by_r_ptr, count, num_functions,
+    P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """By g: v R'. By r: v times the sum over functions of g R''."""
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b = tl.arange(0, FUNCTIONS)
+    at = e[:, None] * num_functions + b[None, :]
+    mask = (e < count)[:, None] & (b < num_functions)[None, :]
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
+    v = tl.load(v_ptr + e, mask=e < count, other=0.0).to(T)
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
+    c = tl.load(c_ptr).to(T)
+    u, du, ddu = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    phase = w[None, :] * r[:, None]
+    sine = tl.sin(phase)
+    f = sine / r[:, None]
+    df = (w[None, :] * tl.cos(phase) - f) / r[:, None]
+    ddf = -(w[None, :] * w[None, :] * sine + 2.0 * df) / r[:, None]
+    first = c * (df * u[:, None] + f * du[:, None])
+    second = c * (ddf * u[:, None] + 2.0 * df * du[:, None] + f * ddu[:, None])
+    tl.store(by_g_ptr + at, v[:, None] * first, mask=mask)
+    tl.store(by_r_ptr + e, v * tl.sum(g * second, axis=1), mask=e < count)
