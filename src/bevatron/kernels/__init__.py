@@ -11,6 +11,7 @@ from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair_attention import pair_attention
+from bevatron.kernels.radial_basis import radial_basis
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
     KernelConfig,
@@ -41,6 +42,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_linear",
     "pair_attention",
+    "radial_basis",
     "radial_tensor_product",
     "reset_launches",
     "scatter_sum",

@@ -14,7 +14,7 @@ from ase.data import covalent_radii
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bevatron.kernels import indexed_linear, silu
+from bevatron.kernels import indexed_linear, radial_basis, silu
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.radial import (
     agnesi_transform,
@@ -158,6 +158,9 @@ class RadialBasis(nn.Module):
         self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
     ) -> tuple[Float[Tensor, "E B"], Float[Tensor, "E 1"] | None]:
         """Return the basis, and the cutoff where it is not yet part of the basis."""
+        if self.apply_cutoff and self.agnesi is None:
+            constants = (self.frequencies, self.prefactor, self.r_max)
+            return radial_basis(lengths, *constants, self.polynomial_cutoff), None
         cutoff = polynomial_cutoff(lengths, self.r_max, self.polynomial_cutoff).unsqueeze(-1)
         if self.agnesi is not None:
             lengths = self.agnesi(lengths, numbers, edges)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
+from bevatron.kernels import spherical_harmonics
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.element_order import ElementOrder
-from bevatron.maths.so3 import spherical_harmonics
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.models.mace.blocks import (
     LinearReadout,
