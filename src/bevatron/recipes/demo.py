@@ -96,7 +96,6 @@ def run_dynamics(
     """
     import ase.io
     from ase import Atoms, units
-    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
     from ase.md.verlet import VelocityVerlet
 
     sizes = structures.lengths("atomic_numbers")
@@ -104,8 +103,11 @@ def run_dynamics(
     sample = structures[chosen]
     atoms = Atoms(sample["atomic_numbers"], sample["positions"])
     atoms.calc = calculator
-    MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
-    Stationary(atoms)
+    # Maxwell-Boltzmann momenta at 300 K, the cluster as a whole at rest.
+    masses = atoms.get_masses()[:, None]
+    velocities = np.random.default_rng(0).normal(size=(len(atoms), 3))
+    velocities *= np.sqrt(300 * units.kB / masses)
+    atoms.set_velocities(velocities - (masses * velocities).sum(axis=0) / masses.sum())
     rows: list[tuple[float, float, float, float]] = []
     frames: list[Atoms] = []
 

@@ -28,8 +28,10 @@ class OptimConfig:
         Learning rate before schedule and warm-up.
     weight_decay
         For the parameters that the model wants decayed (all, unless it says otherwise).
-    betas, eps
-        Of Adam.
+    betas
+        Of Adam: how slowly the first and the second moment forget.
+    eps
+        Of Adam: added to the root of the second moment.
     clip
         Largest global norm of the gradient; None = no clipping.
     accumulate
@@ -71,12 +73,20 @@ class ScheduleConfig:
         ``constant``; ``exponential`` (times ``gamma`` every epoch); ``cosine`` (to ``lr_min`` at
         the last epoch, changing every step); ``plateau`` (times ``factor`` once the monitored
         metric has not improved for ``patience`` validations).
-    gamma, factor, patience, threshold
-        See above; an improvement is one by more than the relative ``threshold``.
+    gamma
+        Of ``exponential``.
+    factor
+        Of ``plateau``.
+    patience
+        Of ``plateau``: validations.
+    threshold
+        Of ``plateau``: an improvement is one by more than this share.
     lr_min
         The learning rate never falls below this.
-    warmup_steps, warmup_epochs
-        The learning rate rises linearly from 0 over these (the longer one counts).
+    warmup_steps
+        The learning rate rises linearly from 0 over these.
+    warmup_epochs
+        The same in epochs; the longer one counts.
     stage_two_start
         Epoch (from 0) at which the second stage begins: the loss changes its weights, the
         learning rate becomes ``stage_two_lr`` and stays. None = no second stage.
@@ -124,8 +134,12 @@ class BatchConfig:
         measured when the run begins.
     size
         Samples per batch of ``fixed_count``.
-    cost_nodes, cost_edges, cost_constant
-        What is balanced over ranks: a*nodes + b*edges + c per sample.
+    cost_nodes
+        What is balanced over ranks is cost_nodes * nodes + cost_edges * edges + cost_constant.
+    cost_edges
+        See cost_nodes.
+    cost_constant
+        See cost_nodes.
     order
         Which batch ``algorithm1`` serves first.
     oversized
@@ -211,9 +225,13 @@ class CheckpointConfig:
 
     Attributes
     ----------
-    every_steps, every_epochs, every_minutes
-        Any of them makes a checkpoint due; None = never for this reason. One is always written
-        at the end and on SIGTERM, SIGUSR1 and Ctrl-C.
+    every_steps
+        Steps between checkpoints; None = never for this reason. One is always written at the end
+        and on SIGTERM, SIGUSR1 and Ctrl-C.
+    every_epochs
+        The same in epochs.
+    every_minutes
+        The same in minutes.
     keep
         How many checkpoints are kept, newest first.
     best
@@ -277,8 +295,10 @@ class TrainConfig:
         Steps between garbage collections, the automatic one being off; None = Python's own.
     log_every
         Steps between lines of metrics.jsonl; the epoch's averages take in every step.
-    tensorboard, wandb
-        Also write there (extras of the same name).
+    tensorboard
+        Also write metrics for TensorBoard (an extra of that name).
+    wandb
+        Also send metrics to Weights & Biases (an extra of that name).
     wandb_project
         Name of the project there.
     timeout_minutes

@@ -66,8 +66,10 @@ class MaceConfig:
         Layers.
     readout_width
         Hidden width of the last layer's read-out, per head.
-    interaction_first, interaction
-        The block of the first layer and that of the others, see `InteractionKind`.
+    interaction_first
+        The block of the first layer, see `InteractionKind`.
+    interaction
+        The block of the other layers.
     coefficients
         ``exact``: coupling coefficients are built in float64 and cast. ``stored``: they come with
         the weights, because a converted checkpoint has others (a reduced basis, or the same basis

@@ -39,8 +39,14 @@ class StageTwo:
     ----------
     start_epoch
         First epoch of the stage, counted from 0.
-    energy_weight, forces_weight, stress_weight, virials_weight
+    energy_weight
         As in `LossConfig`.
+    forces_weight
+        Likewise.
+    stress_weight
+        Likewise.
+    virials_weight
+        Likewise.
     """
 
     start_epoch: int
@@ -58,8 +64,14 @@ class LossConfig:
     ----------
     kind
         See the table of this module.
-    energy_weight, forces_weight, stress_weight, virials_weight
-        Factors of the terms; a term of weight 0 is not computed.
+    energy_weight
+        Factor of the term; a term of weight 0 is not computed.
+    forces_weight
+        Likewise.
+    stress_weight
+        Likewise.
+    virials_weight
+        Likewise.
     huber_delta
         d of ``huber`` and ``universal``.
     stage_two
