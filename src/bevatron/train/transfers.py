@@ -81,7 +81,11 @@ class NumberFeed:
 
 
 class BatchFeed:
-    """The padded batch that a recording reads, filled through two on the host that take turns.
+    """The padded batch that a recording reads, filled from the host while the device works.
+
+    Two batches on the host take turns. On a GPU the copy goes to a place beside the batch, on a
+    stream of its own, while the last step still reads the batch; only a copy within the device
+    comes between two steps.
 
     Attributes
     ----------
@@ -94,6 +98,8 @@ class BatchFeed:
         self.batch: StructureBatch = self._static.batch
         on_gpu = device.type == "cuda"
         self._hosts = [(StaticBatch(shape, dtype, pin=on_gpu), Moment(device)) for _ in range(2)]
+        self._beside = StaticBatch(shape, dtype, device) if on_gpu else None
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
 
     def send(self, batch: StructureBatch) -> None:
         """Replace the batch for all work launched from now on."""
@@ -101,5 +107,15 @@ class BatchFeed:
         self._hosts.reverse()
         copied.wait()
         host.fill(batch)
-        self._static.copy_from(host)
-        copied.mark()
+        if self._beside is None or self._stream is None:
+            self._static.copy_from(host)
+            return
+        present = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            self._beside.copy_from(host)
+            copied.mark()
+        present.wait_stream(self._stream)
+        self._static.copy_from(self._beside)
+        taken = torch.cuda.Event()
+        taken.record(present)
+        self._stream.wait_event(taken)
