@@ -5,7 +5,6 @@ own; what was found is printed, drawn and written to the folder ``profile`` of t
 """
 
 import dataclasses
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -307,17 +306,20 @@ def _gain_rows(found: dict[str, Any]) -> Rows:
 
 
 def short(name: str, most: int = 90) -> str:
-    """Shorten the name of a kernel: no return type, no arguments, templates only in part.
+    """Shorten the name of a kernel: no return type and no arguments.
 
     Examples
     --------
     >>> short("void at::native::vectorized_elementwise_kernel<4, f>(int, f, std::array<char*, 2>)")
     'at::native::vectorized_elementwise_kernel<4, f>'
     """
-    name = re.sub(r"^void ", "", name)
-    cut = re.search(r">\(|(?<![\w)])\(|\w\((?=[\w:])", name)
-    if cut is not None and cut.start() > 0 and "::" in name:
-        name = name[: cut.start() + 1]
+    name = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
+    depth = 0
+    for place, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0 and "::" in name:
+            name = name[:place]
+            break
     return name if len(name) <= most else name[: most - 3] + "..."
 
 

@@ -25,7 +25,7 @@ from bevatron.errors import BevatronError
 from bevatron.parallel.collectives import sum_scalars
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.train.autograd_memory import SavedBytes, saved_bytes_by_module
-from bevatron.train.epochs import plan_epoch
+from bevatron.train.epochs import EpochPlan, plan_epoch
 from bevatron.train.loop import Trainer, fit
 from bevatron.train.optim import trained_parameters
 from bevatron.train.precision import dtype_of
@@ -36,8 +36,8 @@ from bevatron.train.step import LaunchedStep, out_of_memory
 WINDOW, DATA = "bevatron: profiled steps", "bevatron: waiting for a batch"
 LEAD_IN = 2
 """Traced steps before the window opens, while the profiler itself warms up."""
-PATIENCE = 8
-"""Warm-up is this many times longer at most while shapes of batches are still to be recorded."""
+MORE = 4
+"""Steps of warm-up more at most while shapes of batches are still to be recorded."""
 
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 
@@ -139,7 +139,7 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
         config = replace(run.settings.train, tensorboard=False, wandb=False)
         config = replace(config, epochs=max(config.epochs, 1))
         alone = replace(
-            _repeated(run, warm * PATIENCE + 2 * steps + LEAD_IN + 1),
+            _repeated(run, warm + MORE + 2 * steps + LEAD_IN + 1),
             folder=Path(folder) / "run",
             settings=replace(run.settings, train=config),
             valid=None,
@@ -203,6 +203,7 @@ class ProfiledTrainer(Trainer):
         recording.mesh = self.mesh
         recording.memory = self._probe_memory()
         if self._on_gpu:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.mesh.device)
         try:
             super().walk()
@@ -219,6 +220,24 @@ class ProfiledTrainer(Trainer):
             memory.peak = torch.cuda.max_memory_allocated(self.mesh.device)
             memory.reserved = torch.cuda.max_memory_reserved(self.mesh.device)
         return self.saver.result(None, {})
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Put a batch of each shape first, so that none is recorded while steps are timed."""
+        epoch = super()._plan_epoch()
+        if self.captured is None:
+            return epoch
+        shapes = self.captured.buckets.shapes
+        edges, atoms = self.run.sizes["edges"], self.run.sizes["atoms"]
+        batches = list(epoch.batches)
+        first: dict[object, int] = {}
+        for place, (indices, _) in enumerate(batches):
+            size = int(edges[indices].sum()), int(atoms[indices].sum()), len(indices)
+            first.setdefault(smallest_shape(shapes, size), place)
+            if len(first) == len(shapes):
+                break
+        chosen = set(first.values())
+        others = [batch for place, batch in enumerate(batches) if place not in chosen]
+        return replace(epoch, batches=[*(batches[place] for place in sorted(chosen)), *others])
 
     def _launch(self, batches: list[Any], lr: float, asks: Any) -> LaunchedStep:
         self._next_phase(batches)
@@ -261,7 +280,7 @@ class ProfiledTrainer(Trainer):
         if self._taken < self._warm:
             return False
         total = sum_scalars({"missing": float(missing)}, self.mesh)["missing"]
-        return not float(total) or self._taken >= PATIENCE * self._warm
+        return not float(total) or self._taken >= self._warm + MORE
 
     @property
     def _on_gpu(self) -> bool:
