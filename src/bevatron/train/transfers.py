@@ -100,6 +100,8 @@ class BatchFeed:
         self._hosts = [(StaticBatch(shape, dtype, pin=on_gpu), Moment(device)) for _ in range(2)]
         self._beside = StaticBatch(shape, dtype, device) if on_gpu else None
         self._stream = torch.cuda.Stream(device) if on_gpu else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # zeroes what it writes to
 
     def send(self, batch: StructureBatch) -> None:
         """Replace the batch for all work launched from now on."""
