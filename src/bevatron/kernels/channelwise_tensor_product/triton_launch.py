@@ -118,8 +118,7 @@ def run(
     arguments += [t for t in index[:3] if t is not None]
     num_nodes = index.receiver_ptr.shape[0] - 1
     grid = (num_nodes * variant.pieces * num_blocks(product, variant),)
-    options = {"num_warps": 1} | ({"maxnreg": variant.registers} if variant.registers else {})
-    compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], **options)
+    compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], num_warps=1)
     if by_y and results[by_y] is not into[by_y]:
         torch.sum(results[by_y], 0, out=into[by_y])
     if by_x:
@@ -144,7 +143,6 @@ def variant_of(
         block=widest if INTERPRETED else min(BLOCK, widest),
         edges=EDGES,
         pieces=PIECES if kind == "backward" else 1,
-        prefetch=True,
         permuted=permuted,
     )
 

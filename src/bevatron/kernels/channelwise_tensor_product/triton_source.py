@@ -47,10 +47,6 @@ class Variant:
     permuted
         Whether rows of the edges' tensors are found through a permutation; otherwise they are
         sorted by receiver.
-    prefetch
-        Whether an edge is loaded while the one before is computed.
-    registers
-        Most registers of a thread; 0 leaves it to the compiler.
     """
 
     kind: str
@@ -61,8 +57,6 @@ class Variant:
     edges: int = 1
     pieces: int = 1
     permuted: bool = False
-    prefetch: bool = False
-    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,19 +149,15 @@ class _Writer:
             if self.sums:
                 self._add(f"sum_{c.number}_{m} = {self._zeros()}")
         edges = self.variant.edges
-        if self.variant.prefetch:
-            self._load_edges("begin", "")
+        self._load_edges("begin", "")
         self._add(f"for i in range(begin, end, {edges}):")
         self.depth += 1
-        if self.variant.prefetch:
-            after = f"i + {edges}" if edges > 1 else "tl.minimum(i + 1, end - 1)"
-            loaded = self._load_edges(after, "next_")
-            self._compute()
-            for name in loaded:
-                self._add(f"{name} = next_{name}")
-        else:
-            self._load_edges("i", "")
-            self._compute()
+        # The next edges are under way while these are computed.
+        after = f"i + {edges}" if edges > 1 else "tl.minimum(i + 1, end - 1)"
+        loaded = self._load_edges(after, "next_")
+        self._compute()
+        for name in loaded:
+            self._add(f"{name} = next_{name}")
         self.depth -= 1
         for c, m in self._rows() if self.sums else ():
             self._load_node("before", self.sums, c, m, "carry")
