@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import ase
 import ase.io
@@ -11,8 +12,14 @@ import torch
 import yaml
 
 from bevatron import cli
+from bevatron.data.padding import BatchShape
+from bevatron.data.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
-from bevatron.recipes.profiling import profile_folder, short
+from bevatron.recipes.mace import build
+from bevatron.recipes.profiling import profile, profile_folder, short
+from bevatron.recipes.training import configuration
+from bevatron.train import captured_step, loop, profiled_steps
+from bevatron.train.profiled_steps import ProfiledTrainer
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +128,34 @@ def test_names_of_kernels_lose_their_arguments():
     assert short(name) == "at::native::{anonymous}::CatArrayBatchedCopy<float, 4>"
     assert short("_sum_by_sender") == "_sum_by_sender"
     assert len(short("x" * 300)) == 90
+
+
+def test_all_shapes_of_batches_are_recorded_before_steps_are_timed(run, monkeypatch):
+    recorded = []
+
+    class Watched(ProfiledTrainer):
+        def _now(self):
+            if self._phase == "warm":
+                recorded.append((set(self.captured._recordings._graphs), self.captured.buckets))
+            return super()._now()
+
+    def one_that_few_batches_fit_and_one_for_all(sizes):
+        edges, atoms, graphs = sizes[np.argmin(sizes[:, 0])].tolist()
+        shapes = BatchShape(edges, atoms + 1, graphs + 1), BatchShape(256, 32, 16)
+        return SizeBuckets(shapes, 0.0, 0.0)
+
+    monkeypatch.setattr(captured_step, "choose_shapes", one_that_few_batches_fit_and_one_for_all)
+    monkeypatch.setattr(
+        loop,
+        "captured_step",
+        lambda run, state, mesh, _: captured_step.CapturedStep(run, state, mesh),
+    )
+    monkeypatch.setattr(profiled_steps, "ProfiledTrainer", Watched)
+    config = configuration(str(run / "config.yaml"))
+    optim = replace(config.optim, fused=True)
+    built = build(replace(config, optim=optim, batch=replace(config.batch, capacity=12)))
+    found = profile(built, steps=2, warm=1)
+    ((shapes, buckets),) = recorded
+    assert found["captured"]
+    assert len(buckets.shapes) == 2
+    assert shapes == set(buckets.shapes)

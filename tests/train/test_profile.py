@@ -93,6 +93,8 @@ def test_an_operator_has_the_time_that_those_it_calls_leave():
         ("Memset (Device)", "copy"),
         ("aten::copy_", "copy"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", "communication"),
+        ("gloo:all_reduce", "communication"),
+        ("c10d::allreduce_", "host"),
         ("_sum_by_sender", "fused kernel"),
         ("aten::transpose", "host"),
         ("aten::select_backward", "memory-bound"),

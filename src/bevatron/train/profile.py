@@ -17,7 +17,7 @@ MATRIX, FUSED, MEMORY, COPY = "matrix product", "fused kernel", "memory-bound", 
 COMMUNICATION, HOST = "communication", "host"
 
 _BOOKKEEPING = (
-    r"^(autograd|torch)::|^(?!.*::)\w+(Backward\d*|#.*)$|^detach$"
+    r"^(autograd|torch|c10d)::|^(?!.*::)\w+(Backward\d*|#.*)$|^detach$"
     r"|^aten::(_?unsafe_|_?reshape|view|as_strided|t$|transpose|permute|expand|slice$|select$"
     r"|narrow|to$|unsqueeze|squeeze|split|chunk|unbind|detach|alias|empty|resize|resolve_|movedim"
     r"|swapaxes|unflatten|flatten$|numpy_T|lift_fresh|item$|_local_scalar|is_|result_type|set_)"
@@ -32,8 +32,8 @@ _PRODUCTS = (
     r"|bilinear|_trilinear|_addmm)"
 )
 _PATTERNS = (
-    (COMMUNICATION, r"nccl|^gloo:|^c10d::|all_?reduce|all_?gather|reduce_scatter"),
     (HOST, _BOOKKEEPING),
+    (COMMUNICATION, r"nccl|^gloo:|all_?reduce|all_?gather|reduce_scatter"),
     (COPY, _COPIES),
     (MATRIX, _PRODUCTS),
     (MEMORY, r"::|<|^void |^triton_(poi|red|per)_"),
