@@ -119,6 +119,12 @@ def test_any_irreps_are_written_rightly(irreps, dtype):
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
+def test_a_double_backward_in_two_kernels_gives_the_same(hidden, small_chunks, monkeypatch):
+    monkeypatch.setattr(module("channelwise_tensor_product.triton_launch"), "MOST_SUMS", 0)
+    check(SMALL, make(SMALL, TINY, hidden=hidden))
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
 def test_edges_in_any_order_and_strided_inputs(hidden, small_chunks):
     inputs = make(SMALL, TINY, hidden=hidden)
     order = torch.tensor([3, 0, 4, 2, 1], device=DEVICE)

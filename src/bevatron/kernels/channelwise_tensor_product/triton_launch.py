@@ -34,6 +34,10 @@ PIECES = 2
 """Programs that share a receiver's edges where nothing is summed over them."""
 
 
+MOST_SUMS = 64
+"""Sums of a channel up to which a double backward is one kernel; more leave it no registers."""
+
+
 @cache
 def compiled(product: Product, variant: Variant) -> Any:
     """Return the kernel of a variant; Triton reads its source where a debugger would."""
@@ -103,6 +107,13 @@ def run(
     if not product.couplings:
         for result in into.values():
             result.zero_()
+        return
+    components = sum(coupling.path.out.dim for coupling in product.couplings)
+    if "dg" in into and len(into) > 1 and components > MOST_SUMS:
+        # The sum first: gradients may overwrite the weights.
+        others = {name: result for name, result in into.items() if name != "dg"}
+        run(product, kind, tensors, {"dg": into["dg"]}, index, chunk)
+        run(product, kind, tensors, others, index, chunk)
         return
     x, w = tensors["x"], tensors["w"]
     given = {name for name in ("ax", "ay", "aw") if name in tensors}
