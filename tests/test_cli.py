@@ -354,7 +354,7 @@ MISTAKES = {
     "command": (["predct"], "did you mean 'predict'"),
     "group": (["bench"], "goes on with one of: store, loader"),
     "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: mace\)"),
-    "preset": (["train", "mace", "--preset", "smal"], "there is no 'smal' .*small"),
+    "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
     "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
     "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
     "option": (["train", "mace", "--optim.lrr", "1"], r"no option --optim.lrr .*--optim.lr\?"),
@@ -380,7 +380,7 @@ def test_mistakes_are_told_in_one_sentence(case, refused):
 
 
 BAD_YAML = {
-    "data: {trian: [a]}": r"data.trian: unknown key \(did you mean 'train'\?\)",
+    "data: {trains: [a]}": r"data.trains: unknown key \(did you mean 'train'\?\)",
     "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
     "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' stands twice",
     "recipe: macee": "there is no 'macee'",
@@ -408,12 +408,31 @@ def test_a_store_of_another_cutoff_is_refused(shelf, refused):
     assert "prepared with a cutoff of 3.0 Å, the model needs 4.5 Å" in said
 
 
+def test_validation_data_with_other_elements_are_refused_before_the_training(
+    structures, tmp_path, refused
+):
+    path = tmp_path / "salt.xyz"
+    path.write_text(
+        "2\nProperties=species:S:1:pos:R:3:REF_forces:R:3 REF_energy=-3.0\n"
+        "Na 0 0 0 0.1 0 0\nCl 0 0 2.1 -0.1 0 0\n"
+    )
+    run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
+    assert f"{path}, frame 0: holds Na, Cl, but" in refused(*run, "--data.valid", path)
+
+
 def test_a_loss_without_its_label_is_refused(structures, frames, tmp_path, refused):
     run = ["train", "mace", "--output", tmp_path / "run", *TINY, "--data"]
     assert "have no stress" in refused(*run, structures, "--loss.stress-weight", "1")
     path = tmp_path / "energies.xyz"
     path.write_text("".join(frames).replace(":REF_forces:R:3", ":other:R:3"))
     assert "have no forces" in refused(*run, path, "--data.labels.forces-key", "")
+
+
+def test_a_structure_above_the_capacity_is_named_with_what_to_do(structures, tmp_path, refused):
+    run = ["train", "mace", "--data", structures, "--output", tmp_path / "run", *TINY]
+    said = refused(*run, "--batch.capacity", "5")
+    assert f"{structures}, frame 0 costs 6" in said
+    assert "--batch.oversized alone" in said
 
 
 def test_a_missing_package_is_named_and_the_folder_stays_free(

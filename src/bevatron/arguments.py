@@ -145,6 +145,7 @@ def as_typed(message: str, options: str) -> str:
         message,
     )
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
+    text = text.replace("oversized='alone'", "--batch.oversized alone")
     return text.replace("pass --trust", f"pass {options}trust")
 
 

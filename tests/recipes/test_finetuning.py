@@ -182,7 +182,7 @@ def test_frozen_parts_do_not_move_and_the_table_is_in_the_log(run):
 
 @pytest.mark.parametrize(
     ("frozen", "sentence"),
-    [(["embeding.*"], "no parameter matches 'embeding"), (["*"], "nothing would be learnt")],
+    [(["embeddingz.*"], "no parameter matches 'embeddingz"), (["*"], "nothing would be learnt")],
 )
 def test_a_frozen_pattern_must_match_something_and_leave_something(run, frozen, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -43,3 +43,23 @@ def test_staged_data_are_read_from_the_local_disk_and_are_the_same(water, tmp_pa
     for i in range(len(plain.train)):
         for name, value in plain.train[i].items():
             np.testing.assert_array_equal(staged.train[i][name], value)
+
+
+def test_what_has_an_element_of_its_own_is_trained_on_whatever_the_seed(water, tmp_path):
+    with water.open("a") as file:
+        file.write("2\nProperties=species:S:1:pos:R:3:forces:R:3 energy=-3.0\n")
+        file.write("N 0 0 0 0.1 0 0\nN 0 0 1.1 -0.1 0 0\n")
+    for seed in range(6):
+        config = DataConfig(
+            train=(water,),
+            prepare_workers=1,
+            valid_fraction=0.3,
+            test_fraction=0.3,
+            split_seed=seed,
+        )
+        data = load_structures(config, 3.0, tmp_path / "prepared")
+        parts = {"train": data.train, "valid": data.valid, "test": data.test}
+        assert sum(len(part) for part in parts.values()) == 11
+        for name, part in parts.items():
+            elements = {z for i in range(len(part)) for z in part[i]["atomic_numbers"].tolist()}
+            assert (7 in elements) == (name == "train")

@@ -37,6 +37,7 @@ from bevatron.recipes.structures import (
     DataConfig,
     StructureData,
     batch_sizes,
+    check_elements,
     load_structures,
 )
 from bevatron.train.precision import dtype_of
@@ -180,6 +181,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     else:
         model, rows = initialise(source, config.finetune, data, found)
         notes += rows
+    for dataset, what in ((data.valid, "validation"), (data.test, "test")):
+        check_elements(dataset, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
     _freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)

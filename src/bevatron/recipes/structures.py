@@ -23,7 +23,7 @@ from bevatron.data.stage import stage
 from bevatron.data.store import MANIFEST, Store
 from bevatron.data.summary import summarise_structures
 from bevatron.errors import ConfigError, DataError
-from bevatron.typing import IntArray
+from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
 """Where the energies of isolated atoms come from; given ones are by chemical symbol, in eV."""
@@ -357,11 +357,47 @@ def _divide(
     others = np.setdiff1d(np.arange(len(train)), single)
     shares = (1 - sum(wanted.values()), *wanted.values())
     indices = split(len(others), shares, seed)
-    found["train"] = Subset(train, np.sort(np.concatenate([others[indices[0]], single])))
+    kept = np.concatenate([others[indices[0]], single])
     for role, chosen in zip(wanted, indices[1:], strict=True):
         if wanted[role]:
-            found[role] = Subset(train, others[chosen])
+            rare = _only_here(train, others[chosen], kept)
+            kept = np.concatenate([kept, others[chosen][rare]])
+            rest = others[chosen][~rare]
+            found[role] = Subset(train, rest) if len(rest) else None
+    found["train"] = Subset(train, np.sort(kept))
     return found
+
+
+def _only_here(dataset: Dataset, aside: IntArray, kept: IntArray) -> BoolArray:
+    """Mark structures set aside with an element that the kept ones have not: it must be trained."""
+    elements = [frozenset(dataset[int(i)]["atomic_numbers"].tolist()) for i in aside]
+    missing = set().union(*elements)
+    for i in kept:
+        if not missing:
+            break
+        missing -= set(dataset[int(i)]["atomic_numbers"].tolist())
+    return np.array([bool(own & missing) for own in elements], dtype=bool)
+
+
+def check_elements(dataset: Dataset | None, atomic_numbers: Sequence[int], what: str) -> None:
+    """Refuse structures with elements that the model will not know.
+
+    Raises
+    ------
+    DataError
+        Naming the first such structure.
+    """
+    known = set(atomic_numbers)
+    for i in range(len(dataset) if dataset is not None else 0):
+        unknown = set(dataset[i]["atomic_numbers"].tolist()) - known  # type: ignore[index]
+        if unknown:
+            from ase.data import chemical_symbols
+
+            names = ", ".join(chemical_symbols[z] for z in sorted(unknown))
+            raise DataError(
+                f"{dataset.describe(i)}: holds {names}, but no structure to train on does; "  # type: ignore[union-attr]
+                f"leave it out of the {what} data"
+            )
 
 
 def _join(parts: Sequence[tuple[Dataset, int]], several_heads: bool) -> Dataset | None:
