@@ -1,5 +1,8 @@
 """Data of a run: where it is read from."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -63,3 +66,17 @@ def test_what_has_an_element_of_its_own_is_trained_on_whatever_the_seed(water, t
         for name, part in parts.items():
             elements = {z for i in range(len(part)) for z in part[i]["atomic_numbers"].tolist()}
             assert (7 in elements) == (name == "train")
+
+
+def test_other_labels_or_another_division_are_another_fingerprint(tmp_path):
+    def fingerprint(energy, **changes):
+        path = tmp_path / "data.xyz"
+        frame = "2\nenergy={} Properties=species:S:1:pos:R:3\nH 0 0 0\nH 0 0 {}\n"
+        path.write_text("".join(frame.format(energy - i, 0.7 + 0.01 * i) for i in range(10)))
+        config = DataConfig(train=(path,), prepare_workers=0, **changes)
+        with tempfile.TemporaryDirectory() as prepared:
+            return load_structures(config, 3.0, Path(prepared)).fingerprint
+
+    assert fingerprint(-31.0) == fingerprint(-31.0)
+    others = [fingerprint(-31.5), fingerprint(-31.0, split_seed=1)]
+    assert len({fingerprint(-31.0), *others}) == 3

@@ -155,6 +155,7 @@ def relax(
     fmax: float = 0.05,
     steps: int = 500,
     cell: bool = False,
+    head: str | None = None,
     device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float64",
 ) -> None:
@@ -174,6 +175,8 @@ def relax(
         At most.
     cell
         Relax the cells too.
+    head
+        Read-out of a model with several.
     device
         cpu, cuda or cuda:N.
     dtype
@@ -181,7 +184,9 @@ def relax(
     """
     from bevatron.recipes.prediction import relax_file
 
-    result = relax_file(model, source, out, fmax, steps, cell, device=device, dtype=dtype)
+    result = relax_file(
+        model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
+    )
     say(f"{int(result.converged.sum())} of {len(result.structures)} converged; they are in {out}")
 
 

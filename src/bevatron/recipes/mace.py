@@ -201,7 +201,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         identity={
             "model": to_dict(model.config),
             "loss": to_dict(config.loss),
-            "data.structures": len(train),
+            "data": {"structures": len(train), "fingerprint": data.fingerprint},
             "frozen": list(config.finetune.frozen),
         },
         monitor=_monitor(config, data),

@@ -99,6 +99,7 @@ def relax_file(
     steps: int = 500,
     cell: bool = False,
     *,
+    head: str | None = None,
     device: str = "cpu",
     dtype: str = "float64",
 ) -> Relaxation:
@@ -115,7 +116,7 @@ def relax_file(
     """
     import ase.io
 
-    potential = Potential(model, device, dtype)
+    potential = Potential(model, device, dtype, head)
     structures = []
     for number, atoms in _read(Path(source)):
         potential.check_elements(atoms.numbers, f"{source}, frame {number}")

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from bevatron.config import to_dict
+from bevatron.config import fingerprint, to_dict
 from bevatron.data.dataset import Concatenated, Dataset, Subset, split
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.prepare import prepare
@@ -129,6 +129,8 @@ class StructureData:
         Names; a sample's ``head`` is an index into them.
     e0
         For each head with data: how E0 is found, given energies by atomic number.
+    fingerprint
+        Hash of the training structures and their division; a run is not resumed with others.
     report
         Lines for the log: what the readers found.
     """
@@ -138,6 +140,7 @@ class StructureData:
     test: Dataset | None
     heads: tuple[str, ...]
     e0: Mapping[str, Literal["auto", "least_squares", "isolated"] | Mapping[int, float]]
+    fingerprint: str
     report: tuple[str, ...]
 
 
@@ -261,6 +264,7 @@ def load_structures(
     prepared = config.prepared or prepared
     parts: dict[str, list[tuple[Dataset, int]]] = {"train": [], "valid": [], "test": []}
     report: list[str] = []
+    origins: list[list[str | float]] = []
     for name, source in sources.items():
         opened = {
             role: _open(getattr(source, role), cutoff, source, prepared / f"{name}-{role}", config)
@@ -271,6 +275,8 @@ def load_structures(
                 role: [Store.open(stage(store.path, stage_to)) for store in stores]
                 for role, stores in opened.items()
             }
+        origins.append([store.manifest["inputs"]["reader"] for store in opened["train"]])
+        origins[-1] += [source.valid_fraction, source.test_fraction, config.split_seed]
         for stores in opened.values():
             report += [line for store in stores for line in store.manifest.get("report", ())]
         for role, dataset in _divide(opened, source, config.split_seed).items():
@@ -287,6 +293,7 @@ def load_structures(
         test=joined["test"],
         heads=names,
         e0={name: _e0(sources.get(name, next(iter(sources.values()))).e0) for name in own},
+        fingerprint=fingerprint(origins),
         report=tuple(report),
     )
 
