@@ -207,7 +207,8 @@ def contraction_cases(dtype: torch.dtype) -> list[Case]:
             [symmetric_coefficients(3, block.l, nu) for nu in orders]
             for block in Irreps.parse(irreps)
         ]
-        inputs = {"a": _draw(dtype, ATOMS, 128, 16)}
+        # As MACE makes them: in memory the channels are neighbours.
+        inputs = {"a": _draw(dtype, ATOMS, 16, 128).transpose(1, 2)}
         for degree, of_degree in enumerate(couplings):
             for nu, coupling in zip(orders, of_degree, strict=True):
                 inputs[f"w{degree}{nu}"] = _draw(dtype, 89, coupling.num_paths, 128)
@@ -269,9 +270,7 @@ def work(case: Case, which: str) -> Callable[[], Any]:
     generator = torch.Generator(device="cuda").manual_seed(0)
     with torch.no_grad():
         g = torch.randn_like(case.call(**inputs)).requires_grad_()
-    along = [
-        torch.randn(v.shape, generator=generator, dtype=v.dtype, device="cuda") for v in wanted
-    ]
+    along = [torch.empty_like(v).normal_(generator=generator) for v in wanted]
 
     def forward() -> Any:
         with torch.no_grad():

@@ -31,7 +31,7 @@ def make(channels_in, channels_out, components, elements=ELEMENTS, dtype=torch.f
     inputs = {
         "x": torch.randn(len(elements), channels_in, components, dtype=dtype),
         "weights": torch.randn(5, channels_in, channels_out, dtype=dtype),
-        "elements": elements,
+        "elements": elements.clone(),
     }
     return {name: value.to(DEVICE) for name, value in inputs.items()}
 
@@ -128,3 +128,44 @@ def test_a_wrong_shape_is_named(change, message):
     # What a user meets, who does not check annotations.
     with pytest.raises(ValueError, match=message):
         inspect.unwrap(indexed_linear)(**inputs)
+
+
+def test_operators_are_registered_as_torch_wants_them():
+    pytest.importorskip("triton")
+    from bevatron.kernels.indexed_linear import triton as ours
+
+    inputs = make(3, 2, 3)
+    order = ElementOrder(inputs["elements"], 5)
+    x, weights = inputs["x"].requires_grad_(), inputs["weights"].requires_grad_()
+    rest = (order.order, order.ptr, 0.3)
+    g = torch.randn_like(ours.mix(x, weights, *rest)).requires_grad_()
+    torch.library.opcheck(ours.mix, (x, weights, *rest))
+    torch.library.opcheck(ours.outer, (x, g, *rest))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_captured_step_follows_new_elements():
+    """Atoms are sorted by element inside the graph: nothing of the first batch remains."""
+    first, second = (make(40, 72, 3, torch.randint(0, 5, (300,)), torch.float32) for _ in range(2))
+    static = {name: value.clone() for name, value in first.items()}
+
+    def step():
+        wanted = [static[name].detach().requires_grad_() for name in ("x", "weights")]
+        out = scaled(*wanted, ElementOrder(static["elements"], 5))
+        grads = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+        return [out, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
+
+    with kernels.use(indexed_linear="triton"):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        for name, value in second.items():
+            static[name].copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        for got, want in zip(found, step(), strict=True):
+            assert torch.equal(got, want)

@@ -3,6 +3,9 @@ interpreted.
 """
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +37,8 @@ def make(l_max, irreps, correlation, elements=ELEMENTS, dtype=torch.float64):
         for nu in range(1, correlation + 1):
             num_paths = symmetric_coefficients(l_max, block.l, nu).num_paths
             inputs[f"w{block.l}_{nu}"] = torch.randn(5, num_paths, num_channels, dtype=dtype)
-    return {name: value.to(DEVICE) for name, value in {**inputs, "elements": elements}.items()}
+    inputs["elements"] = elements.clone()
+    return {name: value.to(DEVICE) for name, value in inputs.items()}
 
 
 def contraction(irreps, correlation, coefficients=None):
@@ -152,3 +156,71 @@ def test_derivatives_agree_with_finite_differences_for_every_pair_of_inputs():
     with kernels.use(symmetric_contraction="triton"):
         assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
         assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
+
+
+def test_operators_are_registered_as_torch_wants_them():
+    from bevatron.kernels.symmetric_contraction import triton as ours
+    from bevatron.kernels.symmetric_contraction.polynomial import (
+        known_polynomial,
+        polynomial_key,
+    )
+
+    inputs = make(1, "2x0e+2x1o", 2)
+    key = polynomial_key([[symmetric_coefficients(1, d, nu) for nu in (1, 2)] for d in (0, 1)])
+    polynomial = known_polynomial(key)
+    order = ElementOrder(inputs["elements"], 5)
+    a = inputs["a"].requires_grad_()
+    c = torch.randn(5, len(polynomial.terms), 2, dtype=a.dtype, device=DEVICE, requires_grad=True)
+    rest = (order.order, order.ptr, key)
+    g = torch.randn_like(ours.forward(a, c, *rest)).requires_grad_()
+    paths = torch.randn(5, polynomial.mixing.shape[1], 2, dtype=a.dtype, device=DEVICE)
+    torch.library.opcheck(ours.fold, (paths.requires_grad_(), key))
+    torch.library.opcheck(ours.unfold, (c, key))
+    torch.library.opcheck(ours.forward, (a, c, *rest))
+    torch.library.opcheck(ours.backward, (g, a, c, *rest))
+    torch.library.opcheck(ours.weights, (g, a, *rest))
+    v = torch.randn_like(a)
+    inputs = [tensor.detach() for tensor in (v, g, a, c)]
+    torch.library.opcheck(ours.double_backward, (*inputs, *rest))
+    torch.library.opcheck(ours.weights_along, (*inputs[:3], *rest))
+
+
+def test_compiled_with_its_inner_gradient_it_equals_eager():
+    dynamo = pytest.importorskip("torch._dynamo")
+    if not hasattr(dynamo.config, "trace_autograd_ops"):
+        pytest.skip("this torch cannot trace an inner gradient")
+    script = Path(__file__).with_name("compiled_contraction.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_captured_step_follows_new_elements():
+    """Atoms are sorted by element inside the graph: nothing of the first batch remains."""
+    first, second = (
+        make(2, "40x0e+40x1o", 3, torch.randint(0, 5, (300,)), torch.float32) for _ in range(2)
+    )
+    static = {name: value.clone() for name, value in first.items()}
+
+    def step():
+        tensors = {k: v.detach().requires_grad_() for k, v in static.items() if k != "elements"}
+        wanted = list(tensors.values())
+        order = ElementOrder(static["elements"], 5)
+        out = contraction("40x0e+40x1o", 3)(elements=order, **tensors)
+        grads = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+        return [out, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
+
+    with kernels.use(symmetric_contraction="triton"):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        for name, value in second.items():
+            static[name].copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        for got, want in zip(found, step(), strict=True):
+            assert torch.equal(got, want)

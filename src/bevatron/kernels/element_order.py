@@ -1,7 +1,5 @@
 """Atoms by element, found once per batch: maps of their own for each element run over these."""
 
-from functools import cached_property
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -31,6 +29,11 @@ class ElementOrder:
 
     def __init__(self, elements: Int[Tensor, " N"], num_elements: int) -> None:
         self.elements, self.num_elements = elements, num_elements
+        # Not functools.cached_property: torch.compile cannot trace it.
+        self._sorted: tuple[Tensor, Tensor] | None = None
+        self._ptr: Tensor | None = None
+        self._inverse: Tensor | None = None
+        self._counts: list[int] | None = None
 
     @classmethod
     def of(cls, elements: "Tensor | ElementOrder", num_elements: int) -> "ElementOrder":
@@ -40,28 +43,34 @@ class ElementOrder:
     @property
     def order(self) -> Int[Tensor, " N"]:
         """The atoms, those of element 0 first."""
-        return self._sorted[1]
+        return self._sort()[1]
 
-    @cached_property
+    @property
     def ptr(self) -> Int[Tensor, " _"]:
         """Where the atoms of each element begin in `order`, and where the last end."""
-        ordered = self._sorted[0]
-        bounds = torch.arange(self.num_elements + 1, device=ordered.device, dtype=ordered.dtype)
-        return torch.searchsorted(ordered, bounds)
+        if self._ptr is None:
+            ordered = self._sort()[0]
+            bounds = torch.arange(self.num_elements + 1, device=ordered.device, dtype=ordered.dtype)
+            self._ptr = torch.searchsorted(ordered, bounds)
+        return self._ptr
 
-    @cached_property
+    @property
     def inverse(self) -> Int[Tensor, " N"]:
         """The place of each atom in `order`."""
-        return torch.argsort(self.order)
+        if self._inverse is None:
+            self._inverse = torch.argsort(self.order)
+        return self._inverse
 
-    @cached_property
+    @property
     def counts(self) -> list[int]:
-        """The number of atoms of each element."""
-        if self.num_elements == 1:
-            return [len(self.elements)]
-        return self.ptr.diff().tolist()
+        """The number of atoms of each element; asks the device, if there are several."""
+        if self._counts is None:
+            one = self.num_elements == 1
+            self._counts = [len(self.elements)] if one else self.ptr.diff().tolist()
+        return self._counts
 
-    @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor]:
-        ordered, order = torch.sort(self.elements, stable=True)
-        return ordered.contiguous(), order
+    def _sort(self) -> tuple[Tensor, Tensor]:
+        if self._sorted is None:
+            ordered, order = torch.sort(self.elements, stable=True)
+            self._sorted = ordered.contiguous(), order
+        return self._sorted

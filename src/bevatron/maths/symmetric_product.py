@@ -7,9 +7,10 @@ Paths, their order and their number are mace-torch's `U_matrix_real`, because a 
 have one entry per path. Paths that differ in the order of the factors are all kept.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
 
@@ -44,6 +45,8 @@ class CouplingTensor:
         [non-zeros]: position on the last axis.
     values
         [non-zeros], float64.
+    key
+        A name for all of this, the same in every process, by which `known_coupling` finds it.
     """
 
     degree: int
@@ -52,6 +55,14 @@ class CouplingTensor:
     indices: IntArray
     paths: IntArray
     values: FloatArray
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(repr((self.degree, self.l_max, self.num_paths)).encode())
+        for array in (self.indices, self.paths, self.values):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        object.__setattr__(self, "key", digest.hexdigest()[:16])
+        _known.setdefault(self.key, self)
 
     @property
     def correlation(self) -> int:
@@ -103,6 +114,14 @@ class CouplingTensor:
         ).astype(np.float64)
         keep = np.abs(values) > 1e-14
         return unique[keep, 1:], unique[keep, 0], values[keep]
+
+
+_known: dict[str, CouplingTensor] = {}
+
+
+def known_coupling(key: str) -> CouplingTensor:
+    """Return the coefficients with this key; whatever was made in this process is known."""
+    return _known[key]
 
 
 @cache

@@ -23,7 +23,7 @@ from bevatron.kernels.indexed_linear.triton_tiles import sum_tiles, tile_table
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
 """Block of a matrix product."""
-SUMMED_ROWS = 512
+SUMMED_ROWS = 128
 """Rows over which a program of ``outer`` adds up."""
 
 

@@ -10,16 +10,15 @@ Products of more factors contain those of fewer, so the terms make a tree: a nod
 children have one factor more.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.maths.symmetric_product import CouplingTensor
+from bevatron.maths.symmetric_product import CouplingTensor, known_coupling
 from bevatron.typing import FloatArray
 
 
@@ -68,12 +67,6 @@ class Polynomial:
     terms: tuple[tuple[int, tuple[int, ...]], ...]
     mixing: FloatArray
 
-    @cached_property
-    def key(self) -> str:
-        """A name for its terms, the same in every process, by which `known_polynomial` finds it."""
-        text = repr((self.size, self.degrees, self.terms))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
     @property
     def num_m(self) -> int:
         """Components of the result in all blocks."""
@@ -98,14 +91,22 @@ class Polynomial:
             node.terms[m] = number
         return root
 
-    def fold(self, weights: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Tensor:
-        """Return C [Z, T, K] from the weights [Z, paths, K] of every degree and order."""
-        flat = torch.cat([w.to(dtype) for orders in weights for w in orders], dim=1)
-        folded: Tensor = _mixing(self, dtype, flat.device) @ flat
-        return folded
+    def matrix(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return `mixing` as a tensor, made once."""
+        return _mixing(self, dtype, device)
 
 
-_known: dict[str, Polynomial] = {}
+def polynomial_key(couplings: Sequence[Sequence[CouplingTensor]]) -> str:
+    """Name the polynomial of these couplings; only attributes are read, so a compiler can trace."""
+    return "/".join([",".join([coupling.key for coupling in orders]) for orders in couplings])
+
+
+@cache
+def known_polynomial(key: str) -> Polynomial:
+    """Return the polynomial of this name."""
+    return polynomial_of(
+        tuple(tuple(map(known_coupling, orders.split(","))) for orders in key.split("/"))
+    )
 
 
 @lru_cache(maxsize=64)
@@ -127,19 +128,12 @@ def polynomial_of(couplings: tuple[tuple[CouplingTensor, ...], ...]) -> Polynomi
     for row, term in enumerate(terms):
         for path, value in columns[term].items():
             mixing[row, path] = value
-    polynomial = Polynomial(
+    return Polynomial(
         size=(couplings[0][0].l_max + 1) ** 2,
         degrees=tuple(orders[0].degree for orders in couplings),
         terms=tuple(terms),
         mixing=mixing,
     )
-    _known.setdefault(polynomial.key, polynomial)
-    return polynomial
-
-
-def known_polynomial(key: str) -> Polynomial:
-    """Return a polynomial with the terms of this key; its mixing may be another."""
-    return _known[key]
 
 
 @lru_cache(maxsize=64)

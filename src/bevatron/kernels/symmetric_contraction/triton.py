@@ -24,12 +24,12 @@ from bevatron.kernels.element_order import ElementOrder
 from bevatron.kernels.indexed_linear.triton_tiles import sum_tiles, tile_table
 from bevatron.kernels.symmetric_contraction.polynomial import (
     known_polynomial,
-    polynomial_of,
+    polynomial_key,
 )
 from bevatron.kernels.symmetric_contraction.triton_source import num_chunks, write_source
 from bevatron.maths.symmetric_product import CouplingTensor
 
-ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weights_along": 1}
+ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weights_along": 2}
 """Atoms in the registers of a program; half of it, at least 1, in float64."""
 LANES = 32
 """Channels of a program, one per thread: one warp, so that threads never exchange anything."""
@@ -46,11 +46,24 @@ def symmetric_contraction(
     couplings: tuple[tuple[CouplingTensor, ...], ...],
 ) -> Tensor:
     """Evaluate all degrees at once, atoms sorted by element."""
-    polynomial = polynomial_of(couplings)
-    c = polynomial.fold(weights, _accumulator(a.dtype))
+    key = polynomial_key(couplings)
+    flat = torch.cat([weight for orders in weights for weight in orders], dim=1)
+    c = fold(flat.to(_accumulator(a.dtype)), key)
     groups = ElementOrder.of(elements, c.shape[0])
-    result: Tensor = forward(_dense(a), c, groups.order, groups.ptr, polynomial.key)
+    result: Tensor = forward(_dense(a), c, groups.order, groups.ptr, key)
     return result
+
+
+@torch.library.custom_op("bevatron::symmetric_contraction_fold", mutates_args=())
+def fold(weights: Tensor, key: str) -> Tensor:
+    """C [Z, T, K] from the weights [Z, paths of all degrees and orders, K]."""
+    return known_polynomial(key).matrix(weights.dtype, weights.device) @ weights
+
+
+@torch.library.custom_op("bevatron::symmetric_contraction_unfold", mutates_args=())
+def unfold(c: Tensor, key: str) -> Tensor:
+    """Gradient by the weights from that by C."""
+    return known_polynomial(key).matrix(c.dtype, c.device).T @ c
 
 
 @torch.library.custom_op("bevatron::symmetric_contraction", mutates_args=())
@@ -91,6 +104,18 @@ def double_backward(
 def weights_along(v: Tensor, g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """From a gradient v of `backward`'s result that by C."""
     return _summed("weights_along", (v, g, a), order, ptr, key)
+
+
+@fold.register_fake
+def _(weights: Tensor, key: str) -> Tensor:
+    z, _, k = weights.shape
+    return weights.new_empty(z, len(known_polynomial(key).terms), k)
+
+
+@unfold.register_fake
+def _(c: Tensor, key: str) -> Tensor:
+    z, _, k = c.shape
+    return c.new_empty(z, known_polynomial(key).mixing.shape[1], k)
 
 
 @forward.register_fake
@@ -150,6 +175,8 @@ def _weights_backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
     return dg, da, None, None, None
 
 
+fold.register_autograd(lambda ctx, g: (unfold(g, ctx.key), None), setup_context=_keep)
+unfold.register_autograd(lambda ctx, g: (fold(g, ctx.key), None), setup_context=_keep)
 forward.register_autograd(_forward_backward, setup_context=_keep)
 backward.register_autograd(_backward_backward, setup_context=_keep)
 weights.register_autograd(_weights_backward, setup_context=_keep)
