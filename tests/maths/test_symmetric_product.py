@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from bevatron.maths.so3 import wigner_d
 from bevatron.maths.symmetric_product import (
     CouplingTensor,
     count_paths,
+    known_coupling,
     symmetric_coefficients,
 )
 from bevatron.testing import assert_close, random_rotation
@@ -94,3 +98,15 @@ def test_correlation_four_is_built_where_promised_and_refused_with_its_size_beyo
     assert symmetric_coefficients(3, 1, 4).num_paths == 284
     with pytest.raises(ConfigError, match=r"l_max 4 and hidden degree 2 has \d+ .* GiB"):
         symmetric_coefficients(4, 2, 4)
+
+
+def test_coefficients_are_found_by_their_key_also_in_another_process():
+    coupling = symmetric_coefficients(2, 1, 2)
+    assert known_coupling(coupling.key) is coupling
+    assert symmetric_coefficients(2, 0, 2).key != coupling.key
+    code = "import pickle, sys; c = pickle.load(sys.stdin.buffer); from bevatron.maths import "
+    code += "symmetric_product as s; print(s.known_coupling(c.key) is c, c.key)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(coupling), capture_output=True, check=True
+    )
+    assert run.stdout.decode().split() == ["True", coupling.key]

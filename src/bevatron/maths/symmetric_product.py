@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,11 @@ class CouplingTensor:
             digest.update(np.ascontiguousarray(array).tobytes())
         object.__setattr__(self, "key", digest.hexdigest()[:16])
         _known.setdefault(self.key, self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew where it is unpickled, so that its key is known there too.
+        made_of = (self.degree, self.l_max, self.num_paths, self.indices, self.paths, self.values)
+        return CouplingTensor, made_of
 
     @property
     def correlation(self) -> int:
