@@ -1,17 +1,19 @@
 """Times training steps and inference of MACE on one GPU, beside mace-torch.
 
     python benchmarks/train_step.py [--models paper mp-0-medium] [--peers e3nn cueq] [--captured]
+                                    [--what train infer]
 
 Peers: mace-torch with e3nn and with cuEquivariance's kernels. With --captured our step is also
-timed as the trainer runs it: padded on the host, copied, recorded as CUDA graphs. All run in one
-process on the same atoms with the same weights (converted), in float32 without TF32 unless --tf32.
-A step is energy and forces, loss, double backward, clipping and Adam. Before anything is timed, the
-forces of every implementation are compared with ours in float64.
+timed as the trainer runs it, and inference as `Potential.evaluate` does: padded on the host,
+copied, recorded as CUDA graphs, results copied back. "evaluate ms" is a single `Potential.evaluate`
+from numpy to numpy. All run in one process on the same atoms with the same weights (converted), in
+float32 without TF32 unless --tf32. A step is energy and forces, loss, double backward, clipping and
+Adam. Before anything is timed, all forces are compared with ours in float64.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,8 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, collate_structures, unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.potential import PER_ATOM, Potential
+from bevatron.train.captured_inference import CapturedInference
 from bevatron.train.captured_step import CapturedStep
 from bevatron.train.loop import begin_state
 from bevatron.train.optim import make_optimizer
@@ -55,14 +59,19 @@ def crystals(number: int = 12, repeat: int = 4) -> list[Any]:
     return structures
 
 
-def our_batch(structures: list[Any], cutoff: float) -> StructureBatch:
-    """Put labelled structures into one batch."""
+def our_samples(structures: list[Any], cutoff: float) -> list[Any]:
+    """Make samples of labelled structures."""
     samples = []
     for atoms in structures:
         sample = unlabelled_structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
         sample["energy"] = np.array(atoms.info["energy"])
         sample["forces"] = atoms.arrays["forces"]
         samples.append(add_neighbours(sample, cutoff))
+    return samples
+
+
+def our_batch(samples: list[Any]) -> StructureBatch:
+    """Put samples into one batch."""
     return collate_structures(samples, np.arange(len(samples)), [1.0] * len(samples))
 
 
@@ -79,11 +88,12 @@ def our_model(preset: str, batch: StructureBatch) -> MACE:
 
 @dataclass
 class Contender:
-    """One implementation: what is timed, and how its memory is measured."""
+    """One implementation and what of it is timed; those of one name share a row."""
 
     name: str
-    step: Callable[[], torch.Tensor]
-    infer: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None
+    step: Callable[[], torch.Tensor] | None = None
+    infer: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+    evaluate: Callable[[], object] | None = None
 
 
 def our_contender(preset: str, batch: StructureBatch, implementation: str) -> Contender:
@@ -133,17 +143,51 @@ def captured_contender(preset: str, batch: StructureBatch, implementation: str) 
 
     launch()
     print(step.buckets)
-    return Contender(f"bevatron, {implementation}, captured", launch, None)
+    return Contender(f"bevatron, {implementation}, captured", launch)
 
 
-def measure(contender: Contender, repeats: int, *, traced: bool) -> dict[str, float]:
+def captured_inference(preset: str, batch: StructureBatch, implementation: str) -> Contender:
+    """Infer as a potential does with captured evaluations: one launched before the last is read."""
+    model = our_model(preset, batch).cuda().eval().requires_grad_(False)
+    inference = CapturedInference(model, torch.device("cuda"), torch.float32, PER_ATOM, patience=0)
+    waiting: list[Callable[[], dict[str, torch.Tensor]]] = []
+
+    def infer() -> tuple[torch.Tensor, torch.Tensor]:
+        with kernels.use(implementation):
+            waiting.append(inference.launch(batch))
+        outputs = waiting.pop(0)() if len(waiting) > 1 else waiting[0]()
+        return outputs["energy"], outputs["forces"]
+
+    infer()
+    print(inference.shapes)
+    return Contender(f"bevatron, {implementation}, captured", infer=infer)
+
+
+def evaluating(
+    preset: str, batch: StructureBatch, implementation: str, samples: list[Any], *, capture: bool
+) -> Contender:
+    """Evaluate as users do, waiting for the results each time."""
+    potential = Potential(our_model(preset, batch), "cuda", "float32", capture=capture)
+
+    def evaluate() -> object:
+        with kernels.use(implementation):
+            return list(potential.evaluate(samples, max_atoms=batch.num_atoms))
+
+    name = f"bevatron, {implementation}" + (", captured" if capture else "")
+    return Contender(name, evaluate=evaluate)
+
+
+def measure(
+    contender: Contender, wanted: Sequence[str], repeats: int, *, traced: bool
+) -> dict[str, float]:
     """Time steps and inference in ms (medians), and the peak memory of a step in MiB.
 
     Steps are launched five at a time, as in training: the host may be ahead of the GPU.
     """
     found = {}
-    for what, function in (("train", contender.step), ("infer", contender.infer)):
-        if function is None:
+    timed = {"train": contender.step, "infer": contender.infer, "evaluate": contender.evaluate}
+    for what, function in timed.items():
+        if function is None or {"evaluate": "infer"}.get(what, what) not in wanted:
             continue
         for _ in range(3):
             function()
@@ -159,8 +203,9 @@ def measure(contender: Contender, repeats: int, *, traced: bool) -> dict[str, fl
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) / TOGETHER)
         found[f"{what} ms"] = statistics.median(times)
-        found[f"{what} peak MiB"] = peak_memory() / 2**20
-    return found | (trace(contender.step, top=30) if traced else {})
+        if what != "evaluate":
+            found[f"{what} peak MiB"] = peak_memory() / 2**20
+    return found | (trace(contender.step, top=30) if traced and contender.step else {})
 
 
 def peak_memory() -> int:
@@ -178,33 +223,37 @@ def peak_memory() -> int:
 def accuracy(contender: Contender, reference: tuple[torch.Tensor, torch.Tensor]) -> float:
     """Return the largest force error relative to the largest force."""
     if contender.infer is None:
-        return 0.0  # its forces are those of the row above
+        return 0.0  # its forces are compared by the others of its row
     _, forces = contender.infer()
-    return float((forces.double() - reference[1]).abs().max() / reference[1].abs().max())
+    forces = forces.to(reference[1].device, torch.float64)
+    return float((forces - reference[1]).abs().max() / reference[1].abs().max())
 
 
 def run_model(preset: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all contenders on one model."""
     structures = crystals()
-    batch = our_batch(structures, MaceConfig.preset(preset).r_max)
+    samples = our_samples(structures, MaceConfig.preset(preset).r_max)
+    batch = our_batch(samples)
     model = our_model(preset, batch)
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
     with kernels.use("reference"):
         exact = model.double().cuda()(batch.to("cuda", torch.float64))
         reference = exact["energy"], exact["forces"].detach()
     del exact
     moved = batch.to("cuda", torch.float32)
-    contenders: list[Callable[[], Contender]] = [
-        *(partial(our_contender, preset, moved, name) for name in arguments.implementations),
-        *(
-            partial(captured_contender, preset, batch, name)
-            for name in arguments.implementations
-            if arguments.captured
-        ),
-        *(
-            partial(load_peer, name, our_model(preset, batch), structures)
-            for name in arguments.peers
-        ),
+    contenders: list[Callable[[], Contender]] = []
+    for name in arguments.implementations:
+        user = partial(evaluating, preset, batch, name, samples)
+        contenders.append(partial(our_contender, preset, moved, name))
+        if "infer" in arguments.what:
+            contenders.append(partial(user, capture=False))
+        if arguments.captured and "train" in arguments.what:
+            contenders.append(partial(captured_contender, preset, batch, name))
+        if arguments.captured and "infer" in arguments.what:
+            contenders.append(partial(captured_inference, preset, batch, name))
+            contenders.append(partial(user, capture=True))
+    contenders += [
+        partial(load_peer, name, our_model(preset, batch), structures) for name in arguments.peers
     ]
     for make in contenders:
         torch.cuda.empty_cache()
@@ -213,17 +262,22 @@ def run_model(preset: str, arguments: argparse.Namespace) -> list[dict[str, Any]
         if not error < 1e-3:
             print(f"{contender.name}: forces are off by {error:.1e}, not timed")
             continue
-        row: dict[str, Any] = {"model": preset, "edges": batch.num_edges, "what": contender.name}
+        row = rows.setdefault(
+            contender.name, {"model": preset, "edges": batch.num_edges, "what": contender.name}
+        )
         row |= {
             k: round(v, 2)
-            for k, v in measure(contender, arguments.repeats, traced=arguments.trace).items()
+            for k, v in measure(
+                contender, arguments.what, arguments.repeats, traced=arguments.trace
+            ).items()
         }
-        row["atoms/s"] = round(batch.num_atoms / row["train ms"] * 1e3)
-        row["force error"] = f"{error:.0e}"
-        rows.append(row)
+        if "train ms" in row:
+            row["atoms/s"] = round(batch.num_atoms / row["train ms"] * 1e3)
+        if contender.infer is not None:
+            row["force error"] = f"{error:.0e}"
         print(row, flush=True)
         del contender
-    return rows
+    return list(rows.values())
 
 
 def load_peer(name: str, model: MACE, structures: list[Any]) -> Contender:
@@ -241,6 +295,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["paper", "mp-0-medium"])
     parser.add_argument("--implementations", nargs="*", default=["reference"])
     parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--what", nargs="*", default=["train", "infer"])
     parser.add_argument("--captured", action="store_true")
     parser.add_argument("--trace", action="store_true", help="launches and idle time per step")
     parser.add_argument("--repeats", type=int, default=10)
@@ -254,7 +309,8 @@ def main() -> None:
         + "; a step is energy and forces, weighted loss, double backward, clipping, Adam. "
         "Medians by CUDA events; all in one process with the same weights."
     )
-    name = "train_step_tf32" if arguments.tf32 else "train_step"
+    name = "train_step" if "train" in arguments.what else "inference"
+    name += "_tf32" if arguments.tf32 else ""
     write_result(name, rows, notes, device="cuda")
 
 

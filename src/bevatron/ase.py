@@ -49,6 +49,9 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     skin : Å
         The neighbour list reaches this much farther than the cutoff and is used until an atom has
         moved by half of it. It changes the speed and nothing else; 0 builds a list for every step.
+    capture
+        Whether evaluations are recorded as CUDA graphs and replayed, see
+        `bevatron.recipes.potential.Potential`; None = on a GPU, where it is possible.
 
     Raises
     ------
@@ -82,13 +85,14 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         *,
         head: str | None = None,
         skin: float = 0.5,
+        capture: bool | None = None,
         **kwargs: Any,
     ) -> None:
         several = isinstance(model, Sequence) and not isinstance(model, str)
         models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
         if not models:
             raise ConfigError("the calculator needs at least one model")
-        self.potentials = [Potential(each, device, dtype, head) for each in models]
+        self.potentials = [Potential(each, device, dtype, head, capture=capture) for each in models]
         cutoffs = {potential.cutoff for potential in self.potentials}
         self.neighbours = {cutoff: VerletList(cutoff, skin) for cutoff in sorted(cutoffs)}
         super().__init__(**kwargs)

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.padding import BatchShape, StaticBatch, pad_structures
 from bevatron.data.samples import collate_structures, unlabelled_structure
-from bevatron.data.size_buckets import choose_shapes, smallest_shape, waste
+from bevatron.data.size_buckets import (
+    MAX_NEIGHBOURS,
+    choose_shapes,
+    geometric_shape,
+    smallest_shape,
+    waste,
+)
 
 
 def clusters(*num_atoms, seed=0):
@@ -140,3 +146,28 @@ def test_batches_that_fit_nowhere_are_told_apart():
     assert waste(np.array([[101, 9, 2]]), shapes) == (0.0, 0.0)
     with pytest.raises(ValueError, match="no batches"):
         choose_shapes(np.zeros((0, 3), dtype=np.int64))
+
+
+SIZES = st.tuples(st.integers(0, 10**7), st.integers(1, 10**5), st.integers(1, 5000))
+
+
+@given(size=SIZES)
+def test_a_rounded_shape_holds_the_batch_and_little_more(size):
+    edges, atoms, graphs = size
+    shape = geometric_shape(size)
+    spare_edges, spare_atoms = shape.edges - edges, shape.atoms - atoms
+    assert spare_edges >= 0
+    assert spare_atoms >= 1
+    assert shape.graphs > graphs
+    assert spare_edges <= MAX_NEIGHBOURS * spare_atoms
+    assert shape.edges <= max(128, (1.0625 if edges >= 2**16 else 1.25) * edges + 1)
+    assert shape.graphs <= max(8, 2 * graphs)
+    needed = spare_edges / MAX_NEIGHBOURS + 2
+    assert spare_atoms <= needed + max(16, (1 / 16 if atoms > 2**11 else 1 / 4) * shape.atoms)
+
+
+@given(atoms=st.integers(64, 2000), neighbours=st.integers(10, 60))
+def test_structures_that_move_have_few_shapes(atoms, neighbours):
+    middle = atoms * neighbours
+    around = np.linspace(0.95, 1.05, 40) * middle
+    assert len({geometric_shape((int(edges), atoms, 1)) for edges in around}) <= 6

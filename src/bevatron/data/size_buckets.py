@@ -4,6 +4,8 @@ A captured step works on one shape. With shapes s_1 .. s_k and every batch padde
 that holds it, the work of an epoch grows from the sum of the batches' costs to the sum of their
 shapes' costs. Batches are sorted by cost and cut into runs; a run's shape is the largest number of
 edges, atoms and structures in it. Dynamic programming finds the best cuts.
+
+Where nobody knows which batches will come, as in inference, `geometric_shape` rounds each up.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ MAX_SHAPES = 4
 MAX_NEIGHBOURS = 128
 """Padding edges per padding atom, where they can be kept so few: a kernel that walks an atom's
 edges one after the other would wait for an atom with thousands."""
+LARGE = {"edges": 65536, "atoms": 2048}
+"""Sizes from which on inference pays for every padded edge or atom: below, launches take longer."""
 CANDIDATES = 256
 """Places where sorted batches may be cut; more would cost time and gain little."""
 
@@ -87,6 +91,26 @@ def choose_shapes(
     return SizeBuckets(unique, *waste(sizes, unique))
 
 
+def geometric_shape(size: Sequence[int]) -> BatchShape:
+    """Round (edges, atoms, structures) of a batch up to a shape that depends on nothing else.
+
+    Edges and atoms are rounded to four steps per doubling, large ones (`LARGE`) to sixteen, so that
+    structures whose edges come and go as they move share a shape.
+
+    Examples
+    --------
+    >>> str(geometric_shape((119_372, 3072, 12)))
+    '3200 atoms, 122880 edges, 16 structures'
+    >>> geometric_shape((119_001, 3072, 12)) == geometric_shape((122_500, 3072, 15))
+    True
+    """
+    edges, atoms, graphs = size
+    most_edges = _geometric(edges, 128, LARGE["edges"])
+    spare = 1 + -(-(most_edges - edges) // MAX_NEIGHBOURS)
+    most_graphs = max(8, 1 << graphs.bit_length())
+    return BatchShape(most_edges, _geometric(atoms + spare, 16, LARGE["atoms"]), most_graphs)
+
+
 def smallest_shape(shapes: Sequence[BatchShape], size: Sequence[int]) -> BatchShape | None:
     """Return the cheapest shape for (edges, atoms, structures), None if all are too small.
 
@@ -123,6 +147,13 @@ def _shape_of(sizes: IntArray, headroom: float) -> BatchShape:
     atoms = max(int((sizes[:, 1] + spare).max()), most + 1 + int(most * headroom))
     graphs = int(sizes[:, 2].max())
     return BatchShape(edges, _rounded(atoms, 16), _rounded(graphs * (1.0 + 4 * headroom) + 1, 8))
+
+
+def _geometric(value: int, least: int, large: int) -> int:
+    """Round up to four steps per doubling, from ``large`` on to sixteen."""
+    steps = 4 if value < large else 16
+    below = 1 << max(value - 1, 1).bit_length() - 1  # the power of two below, or 1
+    return max(_rounded(value, max(below // steps, 1)), least)
 
 
 def _rounded(value: float, multiple: int) -> int:

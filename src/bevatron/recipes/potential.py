@@ -6,7 +6,9 @@ taking the results apart again.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bevatron.data.samples import collate_structures
+from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import CheckpointError, ConfigError, DataError
 from bevatron.models.common.model_folder import MODEL_FILE
 from bevatron.models.mace import MACE, load_model
+from bevatron.train.captured_inference import CapturedInference, Outputs, obstacle
+from bevatron.train.cuda_graphs import NotRecordableError
 from bevatron.typing import Arrays
+
+log = logging.getLogger("bevatron.inference")
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -26,6 +32,8 @@ PER_ATOM = ("forces", "node_energy", "descriptors")
 PER_STRUCTURE = ("energy", "stress", "virials")
 
 Results = dict[str, npt.NDArray[np.float64]]
+
+_said: set[str] = set()
 
 
 class Potential:
@@ -42,11 +50,17 @@ class Potential:
         ``"float64"`` or ``"float32"``.
     head
         Which read-out of a multi-head model; not needed where there is one.
+    capture
+        Whether evaluations are recorded as CUDA graphs over padded shapes, which saves launching
+        some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
+        possible the log says why; True = at once, and it is an error if it is not possible. The
+        numbers are the same. Weights must then stay where they are.
 
     Raises
     ------
     BevatronError
-        If there is no model at that place, dtype or head are unknown, or the device is not there.
+        If there is no model at that place, dtype or head are unknown, or the device is not there;
+        with ``capture=True`` also, here or on evaluation, if nothing can be captured.
     """
 
     def __init__(
@@ -55,6 +69,8 @@ class Potential:
         device: torch.device | str = "cpu",
         dtype: str = "float64",
         head: str | None = None,
+        *,
+        capture: bool | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
@@ -68,6 +84,13 @@ class Potential:
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
         self.heads: tuple[str, ...] = tuple(config.heads)
         self.head = _head_index(self.heads, head)
+        self._insists = bool(capture)
+        self._captured = None if capture is False else self._capturing()
+
+    @property
+    def captured(self) -> bool:
+        """Whether evaluations are recorded and replayed, as far as is known by now."""
+        return self._captured is not None
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
         """Refuse an element that the model was not trained on.
@@ -108,22 +131,61 @@ class Potential:
         ------
         energy [], forces [N, 3], stress [3, 3] and so on, float64.
         """
-        for batch_samples in _in_batches(samples, max_atoms):
-            indices = np.arange(len(batch_samples))
-            batch = collate_structures(batch_samples, indices, np.ones(len(batch_samples)).tolist())
-            outputs = self.model(batch.to(self.device, self.dtype), compute=tuple(compute))
-            arrays = {
-                name: outputs[name].detach().to("cpu", torch.float64).numpy()
-                for name in (*PER_ATOM, *PER_STRUCTURE)
-                if name in outputs
-            }
-            first = batch.graph_ptr.tolist()
-            for g in range(len(batch_samples)):
-                own = slice(first[g], first[g + 1])
-                yield {
-                    name: value[own] if name in PER_ATOM else np.asarray(value[g])
-                    for name, value in arrays.items()
-                }
+        # One batch is launched ahead: the host makes it ready while the GPU works on another.
+        launched: deque[tuple[StructureBatch, Callable[[], Outputs]]] = deque()
+        for some in _in_batches(samples, max_atoms):
+            batch = collate_structures(some, np.arange(len(some)), [1.0] * len(some))
+            launched.append((batch, self._launch(batch, tuple(compute))))
+            if len(launched) > 1:
+                yield from _results(*launched.popleft())
+        for last in launched:
+            yield from _results(*last)
+
+    def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
+        """Return what gives the outputs: of a replayed recording, or of the model called then."""
+        if self._captured is not None and batch.num_atoms:
+            try:
+                return self._captured.launch(batch, compute)
+            except NotRecordableError as error:
+                why = str(error)
+            except torch.OutOfMemoryError:
+                why = f"{batch.num_atoms} atoms with {batch.num_edges} edges take too much memory"
+            self._captured = None
+            self._refuse(why)
+        return lambda: self.model(batch.to(self.device, self.dtype), compute=compute)
+
+    def _capturing(self) -> CapturedInference | None:
+        why = obstacle(self.device)
+        if why is not None:
+            self._refuse(why)
+            return None
+        patience = {"patience": 0} if self._insists else {}
+        return CapturedInference(self.model, self.device, self.dtype, PER_ATOM, **patience)
+
+    def _refuse(self, why: str) -> None:
+        """Say, once in a process, why nothing is captured; an error if somebody insists."""
+        if self._insists:
+            raise ConfigError(f"capture: inference cannot be captured, {why}; leave it out")
+        if self.device.type == "cuda" and why not in _said:
+            _said.add(why)
+            log.warning("inference is not captured as CUDA graphs: %s", why)
+
+
+def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Results]:
+    """Take the results of a batch apart."""
+    outputs = read()
+    arrays = {
+        name: outputs[name].detach().to("cpu", torch.float64).numpy()
+        for name in (*PER_ATOM, *PER_STRUCTURE)
+        if name in outputs
+    }
+    first = batch.graph_ptr.tolist()
+    for g in range(batch.num_graphs):
+        own = slice(first[g], first[g + 1])
+        yield {
+            name: value[own] if name in PER_ATOM else np.asarray(value[g])
+            for name, value in arrays.items()
+        }
 
 
 def trained_model(path: Path | str) -> MACE:
