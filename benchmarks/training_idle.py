@@ -113,13 +113,15 @@ def train(preset: str, data: Crystals, workers: int, *, captured: bool) -> dict[
     )
     with tempfile.TemporaryDirectory() as folder:
         fit(Run(MACE(config), task, data, sizes, Path(folder) / "run", settings))
-        records = read_journal(Path(folder) / "run" / "metrics.jsonl")
+        records = list(read_journal(Path(folder) / "run" / "metrics.jsonl"))
         log = (Path(folder) / "run" / "log.txt").read_text()
     print(*(line for line in log.splitlines() if "captured" in line), sep="\n")
-    seconds = [r["time"]["seconds"] for r in records if r["kind"] == "step"]
-    calm = seconds[WARM_UP + TRACED + 5 :]
-    what = "captured" if captured else "launched"
-    row = {"model": preset, "steps": what, "ms/step": 1e3 * statistics.mean(calm)}
+    times = [record["time"] for record in records if record["kind"] == "step"]
+    calm = times[WARM_UP + TRACED + 5 :]
+    seconds = statistics.mean(time["seconds"] for time in calm)
+    waited = statistics.mean(time["seconds"] * time["wait_share"] for time in calm)
+    row: dict[str, Any] = {"model": preset, "steps": "captured" if captured else "launched"}
+    row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds}
     return row | summary(task.profiler, TRACED)
 
 
