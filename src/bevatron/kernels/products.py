@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 48 * 2**20
+CHUNK_BYTES = 128 * 2**20
 """Of all buffers of one chunk together."""
 CHUNK_MULTIPLE = 1024
 """Rows of a chunk are a multiple: products of whole tiles."""

@@ -11,11 +11,12 @@ from bevatron.kernels.layer_norm.triton_kernels import backward_kernel, forward_
 from bevatron.kernels.rows import as_rows, processors
 
 LARGEST_WIDTH = 8192
-FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 4096, 2048
+FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
 """Of a block, so that it fits the registers of four warps."""
-PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_PROCESSOR = 2
 """Of the backward kernel: each leaves a share of the weights' gradients."""
-SUM_BLOCK, SUM_BLOCK_C = 256, 16
+SUM_BLOCK, SUM_BLOCK_C = 1024, 8
+"""Shares that are added at once, if so many, and channels of a program."""
 
 
 def layer_norm(
@@ -233,11 +234,11 @@ def sum_shares(
         sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
             *(shares, dweight, dbias, programs),
             C=width,
-            BLOCK=SUM_BLOCK,
+            BLOCK=min(SUM_BLOCK, 1 << (programs - 1).bit_length()),
             BLOCK_C=SUM_BLOCK_C,
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
-            num_warps=4,
+            num_warps=8,
         )
 
 
@@ -256,7 +257,7 @@ def _block(x: Tensor, elements: int) -> tuple[int, int, int]:
 
 
 def _warps(elements: int) -> int:
-    return 4 if elements <= FORWARD_ELEMENTS else 8
+    return 4 if elements <= BACKWARD_ELEMENTS else 8
 
 
 def _vector(vector: Tensor | None, stand_in: Tensor) -> Tensor:

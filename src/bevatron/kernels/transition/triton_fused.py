@@ -46,8 +46,9 @@ def forward(
     tiles = choose("forward")
     with on_device(x):
         forward_kernel[(-(-len(x) // tiles.rows),)](
-            *(x, _or(norm_weight, x), _or(norm_bias, x), up_weight, down_weight),
-            *(_or(gate_weight, x), _or(up_bias, x), _or(down_bias, x), y, mean, rstd),
+            *(x, _or(norm_weight, x), _or(norm_bias, x)),
+            *(_interleaved(up_weight, gate_weight, tiles.hidden), down_weight),
+            *(_or(up_bias, x), _or(down_bias, x), y, mean, rstd),
             *(len(x), eps),
             C=x.shape[1],
             H=up_weight.shape[0],
@@ -119,7 +120,8 @@ def _input(
     shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
     with on_device(x):
         input_kernel[(programs,)](
-            *(dy, x, _or(vectors[0], x), _or(vectors[1], x), up, down, _or(gate, x)),
+            *(dy, x, _or(vectors[0], x), _or(vectors[1], x)),
+            *(_interleaved(up, gate, tiles.hidden), down),
             *(_or(bias, x), mean, rstd, dx, normed, shares, len(x)),
             C=x.shape[1],
             H=up.shape[0],
@@ -163,6 +165,14 @@ def _weight(
             **_options(tiles, dy),
         )
     return shares.sum(0), bias_shares.sum(0)
+
+
+def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
+    """Put the gates of every ``block`` hidden channels before their values."""
+    if gate is None:
+        return up
+    blocks = (up.shape[0] // block, block, up.shape[1])
+    return torch.cat([gate.view(blocks), up.view(blocks)], dim=1)
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:

@@ -57,6 +57,32 @@ def affine(xhat, NormWeight, NormBias, C: tl.constexpr, HAS_WEIGHT: tl.constexpr
 
 
 @triton.jit
+def load_up(base, h, C: tl.constexpr, BLOCK_H: tl.constexpr, GATED: tl.constexpr):
+    """Load a block of hidden channels of Up; with gates, BLOCK_H of these lie before each block."""
+    halves: tl.constexpr = 2 if GATED else 1
+    return load_weight(base, halves * h, C, halves * BLOCK_H)
+
+
+@triton.jit
+def widened(
+    normed, up, Bias, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Compute gates and values of a block of hidden channels, in one product.
+
+    Taking the product apart costs nothing: a thread holds whole rows' shares of both halves.
+    """
+    value = tl.dot(normed, tl.trans(up))
+    gate = value
+    if GATED:
+        both = tl.permute(tl.reshape(value, (BLOCK, 2, BLOCK_H)), (0, 2, 1))
+        gate, value = tl.split(both)
+    if HAS_BIAS:
+        value += tl.load(Bias + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
+    return gate, value
+
+
+@triton.jit
 def as_product(block, C: tl.constexpr):
     """Multiply by the identity, exactly: matrix units leave results where they take operands from.
 
@@ -69,7 +95,7 @@ def as_product(block, C: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    X, NormWeight, NormBias, Up, Down, Gate, UpBias, DownBias, Y, Mean, Rstd, count, eps,
+    X, NormWeight, NormBias, Up, Down, UpBias, DownBias, Y, Mean, Rstd, count, eps,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     HAS_UP_BIAS: tl.constexpr, HAS_DOWN_BIAS: tl.constexpr, STAGES: tl.constexpr,
@@ -87,14 +113,9 @@ def forward_kernel(
     normed = as_product(normed.to(X.dtype.element_ty), C)
     y = tl.zeros([BLOCK, C], tl.float32)
     for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
-        value = tl.dot(normed, tl.trans(load_weight(Up, h, C, BLOCK_H)))
-        if HAS_UP_BIAS:
-            value += tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
-        if GATED:
-            gate = tl.dot(normed, tl.trans(load_weight(Gate, h, C, BLOCK_H)))
-            hidden = gate * logistic(gate) * value
-        else:
-            hidden = tl.maximum(value, 0.0)
+        up = load_up(Up, h, C, BLOCK_H, GATED)
+        gate, value = widened(normed, up, UpBias + h, BLOCK, BLOCK_H, GATED, HAS_UP_BIAS)
+        hidden = gate * logistic(gate) * value if GATED else tl.maximum(value, 0.0)
         y = tl.dot(hidden.to(normed.dtype), tl.trans(load_down(Down, h, C, H, BLOCK_H)), y)
     if HAS_DOWN_BIAS:
         y += load_vector(DownBias, tl.arange(0, C), C)
@@ -103,7 +124,7 @@ def forward_kernel(
 
 @triton.jit
 def input_kernel(
-    DY, X, NormWeight, NormBias, Up, Down, Gate, UpBias, Mean, Rstd, DX, Normed, Parts, count,
+    DY, X, NormWeight, NormBias, Up, Down, UpBias, Mean, Rstd, DX, Normed, Parts, count,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
@@ -120,21 +141,18 @@ def input_kernel(
     normed = as_product(normed, C)
     g = tl.zeros([BLOCK, C], tl.float32)
     for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
-        up = load_weight(Up, h, C, BLOCK_H)
-        value = tl.dot(normed, tl.trans(up))
-        if HAS_UP_BIAS:
-            value += tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[None, :]
-        dvalue = tl.dot(dy, load_down(Down, h, C, H, BLOCK_H))
+        up = load_up(Up, h, C, BLOCK_H, GATED)
+        gate, value = widened(normed, up, UpBias + h, BLOCK, BLOCK_H, GATED, HAS_UP_BIAS)
+        dhidden = tl.dot(dy, load_down(Down, h, C, H, BLOCK_H))
         if GATED:
-            weight = load_weight(Gate, h, C, BLOCK_H)
-            gate = tl.dot(normed, tl.trans(weight))
             s = logistic(gate)
             silu = gate * s
-            dgate = dvalue * value * (s + silu * (1.0 - s))
-            dvalue = dvalue * silu
-            g = tl.dot(dgate.to(dy.dtype), weight, g)
+            dgate = dhidden * value * (s + silu * (1.0 - s))
+            # Gates, then values: as the rows of `up`.
+            both = tl.permute(tl.join(dgate, dhidden * silu), (0, 2, 1))
+            dvalue = tl.reshape(both, (BLOCK, 2 * BLOCK_H))
         else:
-            dvalue = tl.where(value > 0.0, dvalue, 0.0)
+            dvalue = tl.where(value > 0.0, dhidden, 0.0)
         g = tl.dot(dvalue.to(dy.dtype), up, g)
     xhat = (load_rows(X, first, count, C, BLOCK).to(tl.float32) - mean[:, None]) * rstd[:, None]
     xhat = tl.where((row < count)[:, None], xhat, 0.0)
