@@ -9,12 +9,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
+import numpy as np
+import test_mace
 import tiny
 import torch
 
 from bevatron.errors import BevatronError
 from bevatron.parallel import collectives
 from bevatron.parallel.mesh import open_mesh
+from bevatron.train import captured_step
 from bevatron.train.loop import fit
 
 SIZES = [1, 9, 7, 8, 8, 1, 5, 9, 3, 2, 9, 1, 6]
@@ -91,6 +94,21 @@ def stop(folder: Path) -> int:
     return result.exit_code - 143
 
 
+def potential(folder: Path, device: str = "cpu", *, captured: bool = True, poison: bool = False):
+    """A run of a small potential; a captured one on a CPU is what is not recorded there."""
+    if captured and device == "cpu":
+        captured_step.obstacle = lambda *_: None
+    run = test_mace.make_run(
+        folder,
+        batch={"algorithm": "fixed_count", "size": 2},
+        train={"epochs": 2, "timeout_minutes": 0.5, "device": device, "cuda_graphs": captured},
+        optim={"ema": 0.9, "accumulate": 2},
+    )
+    if poison:
+        run.train.samples[3]["energy"] = np.array(np.inf)
+    return run
+
+
 class Failing(tiny.TinyTask):
     """Rank 1 fails in its fourth step; perhaps rank 0 is busy with something else then."""
 
@@ -115,6 +133,11 @@ MODES = {
     "stuck-gpus": lambda folder: attempt(make(folder, task=Failing(600), train={"device": "cuda"})),
     "fail-gpus": lambda folder: attempt(make(folder, task=Failing(0), train={"device": "cuda"})),
     "stuck": lambda folder: attempt(make(folder, task=Failing(600))),
+    "launched": lambda folder: attempt(potential(folder, captured=False)),
+    "captured": lambda folder: attempt(potential(folder)),
+    "launched-gpus": lambda folder: attempt(potential(folder, "cuda", captured=False)),
+    "captured-gpus": lambda folder: attempt(potential(folder, "cuda")),
+    "captured-diverge": lambda folder: attempt(potential(folder, poison=True)),
     "diverge": lambda folder: attempt(make(folder, task=tiny.TinyTask(poison=3))),
 }
 

@@ -217,6 +217,24 @@ def test_a_loss_that_is_not_a_number_stops_all_ranks_and_names_the_sample(tmp_pa
     assert all("the loss became nan" in line and "cloud 3" in line for line in errors)
 
 
+def test_captured_steps_of_two_ranks_equal_launched_ones(tmp_path):
+    for mode in ("launched", "captured"):
+        (tmp_path / mode).mkdir()
+        done = start(mode, tmp_path / mode)
+        assert done.codes == [0, 0], done.errors
+    assert "steps are captured" in (tmp_path / "captured" / "log.txt").read_text()
+    expected = tiny.losses(tmp_path / "launched")
+    assert tiny.losses(tmp_path / "captured") == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_captured_loss_that_is_not_finite_stops_all_ranks(tmp_path):
+    done = start("captured-diverge", tmp_path)
+    assert done.codes == [2, 2], done.errors
+    errors = [line for line in done.errors.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert all("the loss became inf" in line and "molecule 3" in line for line in errors)
+
+
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
@@ -226,6 +244,17 @@ def test_two_gpus_have_the_losses_of_two_cpus(two, tmp_path):
     code, output = torchrun("gpus", tmp_path)
     assert code == 0, output
     assert tiny.losses(tmp_path) == pytest.approx(tiny.losses(two), rel=1e-10)
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_captured_steps_of_two_gpus_equal_launched_ones(tmp_path):
+    for mode in ("launched", "captured"):
+        (tmp_path / mode).mkdir()
+        code, output = torchrun(f"{mode}-gpus", tmp_path / mode)
+        assert code == 0, output
+    expected = tiny.losses(tmp_path / "launched")
+    assert tiny.losses(tmp_path / "captured") == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.gpu
