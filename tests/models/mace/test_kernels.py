@@ -1,0 +1,43 @@
+"""MACE with the Triton kernels of its maps by element: the numbers of the references."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+from bevatron import kernels
+from bevatron.testing import assert_close
+
+BY_ELEMENT = {"symmetric_contraction": "triton", "indexed_linear": "triton"}
+
+
+def gradients(model, batch):
+    """Energy, forces, and the gradients of a loss on both by all weights."""
+    found = model(batch, create_graph=True)
+    loss = found["energy"].square().sum() + found["forces"].square().sum()
+    by_weights = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return [found["energy"], found["forces"], *by_weights]
+
+
+@pytest.mark.parametrize("first", ["residual", "agnostic"])
+def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
+    first, structures, tiny
+):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny(interaction_first=first).to(device)
+    batch = structures.batch(structures.molecule(), structures.crystal()).to(device)
+    with kernels.use("reference"):
+        expected = gradients(model, batch)
+    kernels.reset_launches()
+    with kernels.use("reference", **BY_ELEMENT):
+        actual = gradients(model, batch)
+    counts = kernels.launches()
+    assert all(counts[name, "triton"] > 0 for name in BY_ELEMENT)
+    for got, want in zip(actual, expected, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert_close(got, want, 1e-11)
