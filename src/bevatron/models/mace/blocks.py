@@ -28,20 +28,13 @@ SILU_NORM = 1.6791767923989418
 """Factor that gives silu of a normal variable a second moment of 1."""
 
 
-def degree_slices(channels: Sequence[int]) -> list[slice]:
-    """Where each degree lies in a flat feature with so many channels per degree."""
-    slices, start = [], 0
-    for degree, mul in enumerate(channels):
-        slices.append(slice(start, start + mul * (2 * degree + 1)))
-        start = slices[-1].stop
-    return slices
-
-
 def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tensor]:
     """View a flat feature as one [N, K, 2l+1] per degree."""
+    # Split at once: the gradient of a slice per degree would be as many full-sized sums.
+    widths = [mul * (2 * degree + 1) for degree, mul in enumerate(channels)]
     return [
-        x[:, part].unflatten(1, (mul, 2 * degree + 1))
-        for degree, (mul, part) in enumerate(zip(channels, degree_slices(channels), strict=True))
+        part.unflatten(1, (mul, 2 * degree + 1))
+        for degree, (mul, part) in enumerate(zip(channels, x.split(widths, dim=1), strict=True))
     ]
 
 
