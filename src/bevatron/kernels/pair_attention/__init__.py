@@ -129,7 +129,7 @@ def _check(
     B, S, D = q.shape[0], q.shape[1], q.shape[4]
     H, Nq, Nk = q.shape[axis_H], q.shape[axis_N], k.shape[axis_N]
     of_keys = (B, S, H, Nk, D) if layout == "BSHND" else (B, S, Nk, H, D)
-    wanted = [("k", k, of_keys), ("v", v, of_keys)]
+    wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [("k", k, of_keys), ("v", v, of_keys)]
     if gate is not None:
         wanted.append(("gate", gate, tuple(q.shape)))
     if bias is not None:

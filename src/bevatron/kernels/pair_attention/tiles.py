@@ -33,25 +33,25 @@ class Tiles:
 
 
 SMALL_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(128, 64, 8, 3, 2),
-    "dq": Tiles(128, 64, 8, 2, 2),
-    "dkv": Tiles(64, 128, 8, 2, 2),
-    "dbias": Tiles(64, 128, 8, 2),
+    "forward": Tiles(128, 32, 4, 3),
+    "dq": Tiles(64, 64, 4, 3),
+    "dkv": Tiles(64, 64, 4, 2),
+    "dbias": Tiles(64, 64, 4, 3),
 }
 """16-bit types, heads up to 32."""
 
 MEDIUM_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(128, 64, 8, 2, 1),
-    "dq": Tiles(128, 64, 8, 2, 1),
-    "dkv": Tiles(64, 128, 8, 2, 1),
-    "dbias": Tiles(64, 64, 4, 2),
+    "forward": Tiles(64, 32, 4, 3),
+    "dq": Tiles(64, 32, 4, 3),
+    "dkv": Tiles(32, 64, 4, 3),
+    "dbias": Tiles(64, 64, 4, 3),
 }
 """16-bit types, heads up to 64."""
 
 LARGE_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(128, 64, 8, 2, 1),
-    "dq": Tiles(64, 64, 4, 2, 1),
-    "dkv": Tiles(64, 64, 4, 2, 1),
+    "forward": Tiles(64, 32, 4, 3),
+    "dq": Tiles(64, 32, 4, 2),
+    "dkv": Tiles(32, 64, 4, 2),
     "dbias": Tiles(64, 64, 4, 2),
 }
 """16-bit types, heads up to 128."""

@@ -57,7 +57,7 @@ def pair_attention(
     if not heads_first:
         q, k, v = (tensor.transpose(2, 3) for tensor in (q, k, v))
         gate = None if gate is None else gate.transpose(2, 3)
-    out, _ = attention(q, k, v, bias, mask, gate, scale, heads_first)
+    out: Tensor = attention(q, k, v, bias, mask, gate, scale, heads_first)[0]
     return out if heads_first else out.transpose(2, 3)
 
 
@@ -328,6 +328,7 @@ def _shared_by(bias: Tensor | None, rows: int) -> int:
 def _new(q: Tensor, count: int, heads_first: bool, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate a [B, S, H, count, D] tensor, in memory as the caller's layout."""
     B, S, H, _, D = q.shape
+    dtype = q.dtype if dtype is None else dtype
     if heads_first:
         return q.new_empty((B, S, H, count, D), dtype=dtype)
     return q.new_empty((B, S, count, H, D), dtype=dtype).transpose(2, 3)
@@ -428,6 +429,4 @@ def _launch(kernel: Any, programs: int, tiles: Tiles, *arguments: Any, **constan
     device = arguments[0].device
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device:
-        kernel[(programs,)](
-            *arguments, **constants, num_warps=tiles.warps, num_stages=tiles.stages
-        )
+        kernel[(programs,)](*arguments, **constants, num_warps=tiles.warps, num_stages=tiles.stages)

@@ -9,6 +9,7 @@ again, each with its own sums in registers, so no atomic addition is needed:
 - `dbias_kernel`: a block of the bias, over the rows that share it. Where there are few blocks, rows
   are dealt to several programs and `sum_kernel` adds their parts in order.
 """
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl

@@ -4,13 +4,18 @@ A program owns a block of queries of one head in one or two neighbouring rows an
 with a running maximum. Two rows share one read of the bias, its conversion and its way into the
 registers' layout. Logits are kept in base 2: ``x = scale log2(e) q.k + log2(e) bias``.
 """
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NUMBERS = (
-    *(f"{tensor}_{axis}" for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dk") for axis in "BSHN"),
+    *(
+        f"{tensor}_{axis}"
+        for tensor in ("q", "k", "v", "bias", "g", "o", "do", "dk")
+        for axis in "BSHN"
+    ),
     *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
     *("bias_rows", "rows_per_program", "part_size", "size", "parts"),
 )
@@ -73,9 +78,8 @@ def load_bias(
         pointers = start + (rows[:, None] * step + cols[None, :])
         inside = (rows + first_q < Nq)[:, None] & (cols + first_k < Nk)[None, :]
     if FULL:
-        block = tl.load(pointers)
-    else:
-        block = tl.load(pointers, mask=inside, other=float("-inf"))
+        return tl.load(pointers).to(tl.float32) * LOG2E
+    block = tl.load(pointers, mask=inside, other=float("-inf"))
     return block.to(tl.float32) * LOG2E
 
 

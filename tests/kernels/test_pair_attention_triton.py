@@ -1,0 +1,260 @@
+"""Attention with a shared bias in Triton: interpreted on a CPU, compiled on a GPU."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+from bevatron import kernels  # noqa: E402
+from bevatron.errors import KernelError  # noqa: E402
+from bevatron.kernels import pair_attention  # noqa: E402
+from bevatron.kernels.pair_attention.tiles import Tiles, replaced  # noqa: E402
+from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    not GPU and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="no GPU, and triton was imported without TRITON_INTERPRET=1",
+)
+DEVICE = "cuda" if GPU else "cpu"
+RAN = ("pair_attention", "triton")
+SINGLE = Tolerance(2e-6, 5e-6)
+LIMITS = {
+    torch.float32: SINGLE,
+    torch.float16: Tolerance(2e-3, 4e-3),
+    torch.bfloat16: Tolerance(1.2e-2, 2.4e-2),
+}
+SMALL = Tiles(16, 16, 4, 1)
+ON_GPU = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    if not GPU:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def make(
+    B=1, S=2, H=1, Nq=20, Nk=20, D=16, *, layout="BSHND", bias_rows=1, masked=True, gated=False,
+    dtype=torch.float32,
+):  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    def rows(count):
+        return draw(*((B, S, H, count, D) if layout == "BSHND" else (B, S, count, H, D)))
+
+    inputs = {"q": rows(Nq), "k": rows(Nk), "v": rows(Nk), "layout": layout}
+    if bias_rows:
+        inputs["bias"] = draw(B, bias_rows, H, Nq, Nk)
+    if masked:
+        mask = torch.rand(B, S, Nk, generator=generator) > 0.3
+        mask[:, -1] = S == 1  # the last of several rows has no key at all
+        inputs["mask"] = mask.to(DEVICE)
+    if gated:
+        inputs["gate"] = rows(Nq)
+    return inputs
+
+
+CASES = {
+    "one block": {},
+    "fewer queries than keys": {"Nq": 5, "Nk": 33},
+    "heads of 24, gate, layout of projections": {"D": 24, "gated": True, "layout": "BSNHD", "H": 2},
+    "heads of 8, three rows": {"D": 8, "S": 3, "masked": False},
+    "heads of 48": {"D": 48, "Nq": 7, "Nk": 9, "H": 2},
+    "a bias of each row": {"bias_rows": 3, "S": 3, "Nq": 9, "Nk": 18},
+    "no bias, no mask": {"bias_rows": 0, "masked": False, "Nk": 19},
+    "no bias, mask, gate": {"bias_rows": 0, "gated": True},
+    "one query, one key": {"Nq": 1, "Nk": 1, "S": 1},
+    "two samples": {"B": 2, "S": 1, "H": 2, "Nq": 3, "Nk": 8},
+    "no queries": {"Nq": 0},
+    "no rows": {"S": 0, "masked": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_agrees_with_the_exact_reference(case):
+    check_op(
+        pair_attention, pair_attention, make(**CASES[case]), order=1, tolerance=SINGLE, ran=RAN
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_blocks_end_anywhere(rows):
+    tiles = Tiles(16, 16, 4, 1, rows)
+    inputs = make(S=3, Nq=17, Nk=34, D=24, gated=True, layout="BSNHD")
+    with replaced(forward=tiles, dq=tiles, dkv=tiles, dbias=SMALL):
+        check_op(
+            pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN, strided=True
+        )
+
+
+def test_many_rows_are_dealt_to_programs(monkeypatch):
+    from bevatron.kernels.registry import load
+
+    module = load(*RAN).__globals__
+    monkeypatch.setitem(module, "PROGRAMS_PER_PROCESSOR", 1000)
+    monkeypatch.setitem(module, "FEWEST_ROWS", 2)
+    inputs = make(S=7, Nq=3, Nk=5, D=8)
+    check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
+)
+def test_16_bit_types(dtype):
+    inputs = make(Nq=33, Nk=40, D=32, gated=True, dtype=dtype)
+    check_op(pair_attention, pair_attention, inputs, order=1, tolerance=LIMITS[dtype], ran=RAN)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
+)
+def test_error_is_at_most_that_of_the_same_in_plain_pytorch(dtype):
+    def run(implementation, wider=None):
+        inputs = make(S=4, Nq=48, Nk=64, D=32, masked=False, dtype=dtype)
+        inputs = {
+            name: value.to(wider or dtype).requires_grad_() if name != "layout" else value
+            for name, value in inputs.items()
+        }
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(**inputs)
+        generator = torch.Generator().manual_seed(2)
+        along = torch.randn(result.shape, generator=generator).to(dtype).to(DEVICE, result.dtype)
+        result.backward(along)
+        return [result.detach(), *(inputs[n].grad for n in ("q", "k", "v", "bias"))]
+
+    exact, plain, ours = run("reference", torch.float64), run("reference"), run("triton")
+    for want, eager, got in zip(exact, plain, ours, strict=True):
+        assert (got.double() - want).norm() <= (eager.double() - want).norm()
+
+
+def test_golden_triangle_attention(shared):
+    file = np.load(shared / "golden" / "pair" / "core_tri_attn.npz")
+    inputs = {
+        name: torch.from_numpy(file[f"in__{name}"]).to(DEVICE).requires_grad_()
+        for name in ("q", "k", "v", "bias")
+    }
+    mask = (torch.from_numpy(file["in__mask"])[:, :, 0, 0] > 0).to(DEVICE)
+    tiles = Tiles(64, 64, 4, 1)
+    with (
+        kernels.use(pair_attention="triton"),
+        replaced(forward=tiles, dq=tiles, dkv=tiles, dbias=tiles),
+    ):
+        result = pair_attention(**inputs, mask=mask, layout="BSNHD")
+        result.backward(torch.from_numpy(file["cot__y"]).to(DEVICE))
+    assert_close(result, torch.from_numpy(file["out__y"]), 2e-6, "result")
+    for name, tensor in inputs.items():
+        assert_close(tensor.grad, torch.from_numpy(file[f"gin__{name}"]), 5e-6, name)
+
+
+def test_views_of_one_projection_and_of_a_transposed_pair():
+    joint = torch.randn(1, 6, 5, 4, 2, 8, device=DEVICE)  # [B, N, S, qkvg, H, D], read by columns
+    bias = torch.randn(1, 5, 5, 2, device=DEVICE)  # what a linear layer gives
+    results = []
+    for implementation in ("reference", "triton"):
+        leaf, bias_leaf = joint.clone().requires_grad_(), bias.clone().requires_grad_()
+        q, k, v, gate = leaf.transpose(1, 2)[:, :, :5].unbind(3)
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(
+                *(q, k, v, bias_leaf.permute(0, 3, 1, 2)[:, None]), gate=gate, layout="BSNHD"
+            )
+        result.square().sum().backward()
+        results.append((result.detach(), leaf.grad, bias_leaf.grad))
+    for want, got in zip(*results, strict=True):
+        assert_close(got, want, 5e-6)
+
+
+def test_bias_of_another_type_gets_its_gradient_in_that_type():
+    inputs = make(dtype=torch.float16, masked=False, Nq=16, Nk=16)
+    inputs["bias"] = inputs["bias"].float().requires_grad_()
+    with kernels.use(pair_attention="triton"):
+        result = pair_attention(**inputs)
+    result.sum().backward()
+    assert result.dtype == torch.float16
+    assert inputs["bias"].grad.dtype == torch.float32
+    assert inputs["bias"].grad.abs().max() > 0
+
+
+def test_infinite_bias_hides_keys():
+    inputs = make(masked=False)
+    inputs["bias"][..., 3] = float("-inf")
+    inputs["bias"].requires_grad_()
+    with kernels.use(pair_attention="triton"):
+        result = pair_attention(**inputs)
+    result.square().sum().backward()
+    with kernels.use("reference"):
+        want = pair_attention(**inputs)
+    assert_close(result, want, 2e-6)
+    assert inputs["bias"].grad[..., 3].eq(0).all()
+
+
+def test_heads_it_cannot_take_are_refused():
+    with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="multiple of 8"):
+        pair_attention(**make(D=12))
+    with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="float64"):
+        pair_attention(**make(dtype=torch.float64))
+
+
+def test_opcheck():
+    inputs = make(S=1, Nq=4, Nk=8, D=8, gated=True)
+    with kernels.use(pair_attention="triton"):
+        pair_attention(**inputs)  # registers the operators
+    leaves = [inputs[name].requires_grad_() for name in ("q", "k", "v", "bias")]
+    gate = inputs["gate"].requires_grad_()
+    for heads_first in (True, False):
+        torch.library.opcheck(
+            torch.ops.bevatron.pair_attention.default,
+            (*leaves, inputs["mask"], gate, 0.3, heads_first),
+        )
+
+
+@ON_GPU
+def test_cuda_graph_and_compile():
+    def step():
+        for name in ("q", "k", "v", "bias", "gate"):
+            inputs[name].grad = None
+        result = function(**inputs)
+        result.backward(along)
+        return [result, *(inputs[name].grad for name in ("q", "k", "v", "bias", "gate"))]
+
+    inputs = make(S=16, Nq=64, Nk=64, D=32, H=4, gated=True, layout="BSNHD", dtype=torch.bfloat16)
+    for name in ("q", "k", "v", "bias", "gate"):
+        inputs[name].requires_grad_()
+    along = torch.randn_like(inputs["q"])
+    plain = getattr(pair_attention, "__wrapped__", pair_attention)
+    function = plain
+    expected = [tensor.detach().clone() for tensor in step()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for want, got in zip(expected, captured, strict=True):
+        assert torch.equal(want, got)
+    function = torch.compile(plain, fullgraph=True)
+    for want, got in zip(expected, step(), strict=True):
+        assert torch.equal(want, got)
+
+
+@ON_GPU
+def test_more_than_2_to_the_31_elements():
+    rows, count, heads, head = 4100, 4096, 4, 32
+    q = torch.randn(1, rows, count, heads, head, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(1, 1, heads, count, 64, device=DEVICE, dtype=torch.bfloat16)
+    k = q[:, :, :64]
+    with kernels.use(pair_attention="triton"), torch.no_grad():
+        last = pair_attention(q, k, k, bias, layout="BSNHD")[:, -1:]
+        alone = pair_attention(q[:, -1:], k[:, -1:], k[:, -1:], bias, layout="BSNHD")
+    assert torch.equal(last, alone)
