@@ -376,7 +376,8 @@ def main() -> None:
         f"the copy rate ({rates[0] / 1e12:.2f} TB/s) and operations over the rate of an 8192^3 "
         f"float32 matrix product ({rates[1] / 1e12:.1f} TFLOP/s, TF32 off), measured in this run."
     )
-    report.write_result("kernels", rows, notes, device="cuda", folder=options.out)
+    name = "-".join(["kernels", *(options.op if set(options.op) != set(CASES) else [])])
+    report.write_result(name, rows, notes, device="cuda", folder=options.out)
 
 
 if __name__ == "__main__":

@@ -255,7 +255,9 @@ def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype
     if implementation is None:
         return f"there is no {name} implementation of this operator yet"
     if name == "triton":
-        if importlib.util.find_spec("triton") is None:
+        # Not while compiling: torch 2.11 cannot trace the search, and on a GPU triton is there then.
+        compiling = torch.compiler.is_compiling()
+        if not compiling and importlib.util.find_spec("triton") is None:
             return "the package 'triton' is not installed"
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             return "the tensors are on the CPU, where Triton needs TRITON_INTERPRET=1"
