@@ -255,7 +255,7 @@ def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype
     if implementation is None:
         return f"there is no {name} implementation of this operator yet"
     if name == "triton":
-        # Not while compiling: torch 2.11 cannot trace the search, and on a GPU triton is there then.
+        # Not while compiling: torch 2.11 cannot trace the search, and a GPU has triton then.
         compiling = torch.compiler.is_compiling()
         if not compiling and importlib.util.find_spec("triton") is None:
             return "the package 'triton' is not installed"
