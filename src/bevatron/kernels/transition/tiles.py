@@ -32,7 +32,7 @@ class Tiles:
 MEASURED: Mapping[str, Tiles] = {
     "forward": Tiles(64, 32, 4, 3, registers=168),
     "input": Tiles(64, 32, 4, 3),
-    "weight": Tiles(16, 64, 4, 4, per_processor=2),
+    "weight": Tiles(16, 64, 4, 6, per_processor=2),
 }
 
 _replaced: dict[str, Tiles] = {}
