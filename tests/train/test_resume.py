@@ -328,6 +328,28 @@ def test_resumed_with_another_model_is_refused_and_names_the_key(tmp_path):
         fit(tiny.make_run(tmp_path, resume=True, optim={"algorithm": "adamw"}))
 
 
+def test_last_digits_of_computed_numbers_may_differ(tmp_path):
+    """Another kind of processor fits E0 to other last digits; the weights' own ones count."""
+    energies = [[-13.613187579653284, -110.98416133983106]]
+    identity = {"model": {"atomic_energies": energies, "elements": [1, 8]}}
+    fit(tiny.make_run(tmp_path, train={"epochs": 1}, identity=identity))
+    again = {"resume": True, "train": {"epochs": 2}}
+    rounded = [[-13.61318757965329, -110.98416133983109]]
+    result = fit(
+        tiny.make_run(
+            tmp_path, identity={"model": {**identity["model"], "atomic_energies": rounded}}, **again
+        )
+    )
+    assert result.epochs == 2
+    for changed in ([[-13.6132, -110.98416133983106]], [[-13.613187579653284]]):
+        model = {**identity["model"], "atomic_energies": changed}
+        with pytest.raises(CheckpointError, match=r"'model.atomic_energies' was"):
+            fit(tiny.make_run(tmp_path, identity={"model": model}, **again))
+    model = {**identity["model"], "elements": [1, 7]}
+    with pytest.raises(CheckpointError, match=r"'model.elements' was \[1, 8\]"):
+        fit(tiny.make_run(tmp_path, identity={"model": model}, **again))
+
+
 def test_harmless_changes_are_allowed_and_listed(tmp_path):
     fit(tiny.make_run(tmp_path, train={"epochs": 1}))
     fit(tiny.make_run(tmp_path, resume=True, train={"epochs": 2}, loader={"prefetch": 3}))
