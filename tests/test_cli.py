@@ -173,6 +173,12 @@ def test_isolated_energies_and_capacities_are_given_on_the_command_line(train, t
     assert model["atomic_energies"] == [[-10.0, -50.5, -100.0]]
 
 
+def test_data_are_staged_to_the_folder_that_is_named(train, shelf, tmp_path):
+    assert train("--stage-to", tmp_path / "disk", data=shelf / "store") == 0
+    assert list((tmp_path / "disk").rglob("*.arrow"))
+    assert losses(tmp_path / "run") == losses(shelf / "run")
+
+
 def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert train("--dry-run") == 0
     said = capsys.readouterr().out

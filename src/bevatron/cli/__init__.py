@@ -205,7 +205,8 @@ def train(arguments: list[str]) -> int:
 def _written_out(argument: str) -> str:
     """Write out an option that has a short name."""
     option, equals, value = argument.partition("=")
-    return {"--data": "--data.train", "--out": "--output"}.get(option, option) + equals + value
+    short = {"--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
+    return short.get(option, option) + equals + value
 
 
 def _train_command(config: type) -> Any:
