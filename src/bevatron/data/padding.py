@@ -109,8 +109,10 @@ class StaticBatch:
             # Edges lie as [2, E]; everything else has its ragged axis first.
             if name == "edges":
                 target = target.T
-            target[: len(values)].copy_(values)
-            target[len(values) :] = padding
+            # By numpy: waking torch's threads can take longer than the copies.
+            rows = target.numpy()
+            np.copyto(rows[: len(values)], values.numpy(), casting="same_kind")
+            rows[len(values) :] = padding.numpy() if isinstance(padding, Tensor) else padding
 
     def copy_from(self, other: "StaticBatch") -> None:
         """Copy everything in one piece, without waiting if the other is page-locked."""

@@ -230,9 +230,11 @@ def collate_structures(
     """
     num_atoms = np.array([len(s["atomic_numbers"]) for s in samples], dtype=np.int64)
     graph_ptr = np.concatenate([[0], np.cumsum(num_atoms)]).astype(np.int64)
-    edges = np.concatenate(
-        [s["edges"].astype(np.int64) + first for s, first in zip(samples, graph_ptr, strict=False)]
-    )
+    edge_ptr = np.cumsum([0, *(len(s["edges"]) for s in samples)])
+    edges = np.empty((2, int(edge_ptr[-1])), dtype=np.int64)
+    for g, sample in enumerate(samples):
+        own = edges[:, edge_ptr[g] : edge_ptr[g + 1]]
+        np.add(sample["edges"].T, graph_ptr[g], out=own)
     counts = np.asarray(weights, dtype=np.float64) != 0
     energy = np.array([float(s["energy"]) for s in samples])
     stress = np.stack([np.asarray(s["stress"], dtype=np.float64) for s in samples])
@@ -249,19 +251,20 @@ def collate_structures(
     label_weights = np.stack([np.asarray(s["weights"], dtype=np.float64) for s in samples])
     structure_weight = label_weights[:, 0]
 
-    def tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
+    def tensor(values: np.ndarray, dtype: npt.DTypeLike | None = None) -> Tensor:
+        # Converted by numpy: waking torch's threads can take longer.
+        return torch.as_tensor(np.ascontiguousarray(values, dtype=dtype))
 
     return StructureBatch(
         positions=tensor(np.concatenate([s["positions"] for s in samples])),
-        atomic_numbers=tensor(np.concatenate([s["atomic_numbers"] for s in samples]), torch.int64),
+        atomic_numbers=tensor(np.concatenate([s["atomic_numbers"] for s in samples]), np.int64),
         cell=tensor(np.stack([s["cell"] for s in samples])),
         pbc=tensor(np.stack([s["pbc"] for s in samples])),
-        edges=tensor(edges.T),
-        edge_shifts=tensor(np.concatenate([s["edge_shifts"] for s in samples]), torch.float64),
+        edges=tensor(edges),
+        edge_shifts=tensor(np.concatenate([s["edge_shifts"] for s in samples]), np.float64),
         graph=tensor(np.repeat(np.arange(len(samples)), num_atoms)),
         graph_ptr=tensor(graph_ptr),
-        head=tensor(np.array([int(s["head"]) for s in samples]), torch.int64),
+        head=tensor(np.array([int(s["head"]) for s in samples]), np.int64),
         energy=tensor(np.where(np.isnan(energy), 0.0, energy)),
         forces=tensor(forces),
         stress=tensor(np.where(np.isnan(stress), 0.0, stress)),
