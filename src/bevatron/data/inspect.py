@@ -156,12 +156,12 @@ def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -
     headers = (
         "batches",
         "steps",
-        "structures per batch",
+        "batch size",
         "fill (%)",
-        "slowest rank over mean (%)",
+        "worst rank over mean (%)",
         "worst step (%)",
         "repeats",
-        "planning (ms)",
+        "ms to plan",
     )
     return Table(f"One epoch on {num_ranks} ranks, {capacity:,} atoms per batch", headers, rows)
 
