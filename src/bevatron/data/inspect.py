@@ -130,7 +130,7 @@ def compare_plans(
 
     ours = timed("balanced", "balanced")
     size = max(1, round(len(atoms) / ours.plan.num_batches))
-    fixed = timed(f"fixed count ({size})", "fixed_count", size)
+    fixed = timed(f"fixed ({size})", "fixed_count", size)
     return [fixed, timed("Algorithm 1", "algorithm1"), ours]
 
 
