@@ -90,7 +90,7 @@ def attention(
         *_strides(bias_align, bias),
         *_mask_strides(mask),
         *_strides(align, gate, out),
-        *(S, H, Nq, Nk, scale * LOG2E),
+        *(S, H, Nq, Nk, scale),
         ROWS=tiles.rows,
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
@@ -301,6 +301,7 @@ def _dbias(
         *_mask_strides(mask),
         *_strides(align, dout),
         *(S, H, Nq, Nk, scale * LOG2E, bias.shape[1], rows, dbias.numel()),
+        STAGES=tiles.stages,
         **_constants(q, tiles, align, bias_align, Nk, mask),
     )
     if parts != 1:
@@ -349,16 +350,15 @@ def _prepare(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Copy what the kernels cannot read as it lies, or would read slowly."""
-    if mask is not None:
-        mask = mask.view(torch.uint8)
-        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+    # Added to logits: a few bytes per key instead of a comparison per logit.
+    keep = None if mask is None else torch.where(mask, 0.0, float("-inf"))
     return (
         _rows_contiguous(q),
         _rows_contiguous(k),
         _rows_contiguous(v),
         None if gate is None else _rows_contiguous(gate),
         None if bias is None else _rows_aligned(bias),
-        mask,
+        keep,
     )
 
 

@@ -19,7 +19,7 @@ from bevatron.kernels.pair_attention.triton_forward import (
     NUMBERS,
     load_bias,
     load_block,
-    load_keep,
+    load_line,
     store_block,
 )
 
@@ -60,11 +60,11 @@ def _dq_step(
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if HAS_BIAS:
-        x += x_bias - lse[:, None]
+        x += x_bias * LOG2E - lse[:, None]
     else:
         x -= lse[:, None]
     if HAS_MASK:
-        x += load_keep(mask_base, first, Nk, BLOCK_K)[None, :]
+        x += load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, FULL)[None, :]
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     ds = tl.exp2(x) * (dp - delta[:, None])
@@ -165,12 +165,11 @@ def _dkv_step(
 ):  # fmt: skip
     q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
-    rows = tl.arange(0, BLOCK_Q) + first
-    lse = tl.load(lse_base + rows, mask=rows < Nq, other=float("inf"))
-    delta = tl.load(delta_base + rows, mask=rows < Nq, other=0.0)
+    lse = load_line(lse_base, first, Nq, float("inf"), BLOCK_Q, FULL)
+    delta = load_line(delta_base, first, Nq, 0.0, BLOCK_Q, FULL)
     x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
     if HAS_BIAS:
-        x += x_bias - lse[None, :]
+        x += x_bias * LOG2E - lse[None, :]
     else:
         x -= lse[None, :]
     p = tl.exp2(x)
@@ -189,8 +188,8 @@ def _store_kept(
 ):  # fmt: skip
     """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
     if HAS_MASK:
-        cols = tl.arange(0, BLOCK_K) + first
-        keep = (tl.load(mask_base + cols, mask=cols < Nk, other=0) != 0)[:, None]
+        keep = load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, False)
+        keep = (keep == 0.0)[:, None]
         dk = tl.where(keep, dk, 0.0)
         dv = tl.where(keep, dv, 0.0)
     store_block(dk_base, first, dk_N, Nk, dk * scale, BLOCK_K, D, D_PAD, ALIGN)
@@ -286,7 +285,7 @@ def dbias_kernel(
     S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
@@ -319,7 +318,8 @@ def dbias_kernel(
     )  # fmt: skip
     acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     start = row + part * rows_per_program
-    for s in tl.range(start, tl.minimum(start + rows_per_program, row + shared_by)):
+    last = tl.minimum(start + rows_per_program, row + shared_by)
+    for s in tl.range(start, last, num_stages=STAGES):
         line = ((b * S + s) * H + h) * Nq
         q = load_block(q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
         k = load_block(k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
@@ -329,11 +329,14 @@ def dbias_kernel(
         )  # fmt: skip
         v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
-        delta = tl.load(Delta + line + rows, mask=rows < Nq, other=0.0)
-        x += x_bias - lse[:, None]
+        lse = load_line(Lse + line, first_q, Nq, float("inf"), BLOCK_Q, FULL_Q)
+        delta = load_line(Delta + line, first_q, Nq, 0.0, BLOCK_Q, FULL_Q)
+        x += x_bias * LOG2E - lse[:, None]
         if HAS_MASK:
-            x += load_keep(Mask + b * mask_B + s * mask_S, first_k, Nk, BLOCK_K)[None, :]
+            keep = load_line(
+                Mask + b * mask_B + s * mask_S, first_k, Nk, float("-inf"), BLOCK_K, FULL_K
+            )  # fmt: skip
+            x += keep[None, :]
         acc += tl.exp2(x) * (dp - delta[:, None])
     place = ((b * bias_rows + row) * H + h) * Nq + first_q
     pointers = (

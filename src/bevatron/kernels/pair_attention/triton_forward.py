@@ -2,7 +2,8 @@
 
 A program owns a block of queries of one head in one or two neighbouring rows and walks the keys
 with a running maximum. Two rows share one read of the bias, its conversion and its way into the
-registers' layout. Logits are kept in base 2: ``x = scale log2(e) q.k + log2(e) bias``.
+registers' layout. Exponentials are in base 2, ``2^(log2(e) x - log2(e) top)``, one fused operation
+before each; the logarithm that the backward kernels read is in base 2 too.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -66,7 +67,7 @@ def load_bias(
     base, first_q, first_k, stride, Nq, Nk, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, FULL: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Load a [BLOCK_Q, BLOCK_K] block of the bias in base 2; outside it is minus infinity."""
+    """Load a [BLOCK_Q, BLOCK_K] block of the bias; outside it is minus infinity."""
     step = stride * ALIGN
     rows = tl.arange(0, BLOCK_Q)
     cols = tl.arange(0, BLOCK_K)
@@ -78,17 +79,18 @@ def load_bias(
         pointers = start + (rows[:, None] * step + cols[None, :])
         inside = (rows + first_q < Nq)[:, None] & (cols + first_k < Nk)[None, :]
     if FULL:
-        return tl.load(pointers).to(tl.float32) * LOG2E
+        return tl.load(pointers).to(tl.float32)
     block = tl.load(pointers, mask=inside, other=float("-inf"))
-    return block.to(tl.float32) * LOG2E
+    return block.to(tl.float32)
 
 
 @triton.jit
-def load_keep(base, first, Nk, BLOCK_K: tl.constexpr):
-    """Load the mask of keys as what is added to logits: zero or minus infinity."""
-    cols = tl.arange(0, BLOCK_K) + first
-    keep = tl.load(base + cols, mask=cols < Nk, other=0)
-    return tl.where(keep != 0, 0.0, float("-inf"))
+def load_line(base, first, count, outside, BLOCK: tl.constexpr, FULL: tl.constexpr):
+    """Load a block of a vector: what the mask adds to logits, or a number of each query."""
+    places = tl.arange(0, BLOCK) + first
+    if FULL:
+        return tl.load(base + places)
+    return tl.load(base + places, mask=places < count, other=outside)
 
 
 @triton.jit
@@ -103,13 +105,13 @@ def _step(
     if HAS_BIAS:
         x += x_bias
     if HAS_MASK:
-        x += load_keep(mask_base, first, Nk, BLOCK_K)[None, :]
+        x += load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, FULL)[None, :]
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     new_top = tl.maximum(top, tl.max(x, 1))
     finite = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p = tl.exp2(x - finite[:, None])
-    shrink = tl.exp2(top - finite)
+    p = tl.exp2(x * LOG2E - (finite * LOG2E)[:, None])
+    shrink = tl.exp2((top - finite) * LOG2E)
     total = total * shrink + tl.sum(p, 1)
     v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -132,7 +134,7 @@ def _finish(
         out = out / (1.0 + tl.exp2(-g * LOG2E))
     store_block(out_base, first, out_stride, Nq, out, BLOCK_Q, D, D_PAD, ALIGN)
     rows = tl.arange(0, BLOCK_Q) + first
-    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("inf"))
+    lse = tl.where(some, top * LOG2E + tl.log2(tl.where(some, total, 1.0)), float("inf"))
     tl.store(lse_base + rows, lse, mask=rows < Nq)
 
 
