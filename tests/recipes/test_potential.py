@@ -13,7 +13,7 @@ from bevatron import kernels
 from bevatron.ase import BevatronCalculator
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import collate_structures, unlabelled_structure
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig
 from bevatron.recipes import potential as potential_module
 from bevatron.recipes.potential import PER_ATOM, PER_STRUCTURE, Potential
@@ -122,6 +122,16 @@ def test_an_unknown_result_is_refused(model, on_a_cpu):
     with pytest.raises(ConfigError, match="there is no"):
         list(potential.evaluate(given, ("charges",)))
     assert len(list(potential.evaluate(given))) == 1
+
+
+def test_too_little_memory_is_one_sentence_with_the_size_of_the_batch(model, monkeypatch):
+    def fails(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    potential, given = Potential(model), samples([molecule("H2O"), molecule("CH4")])
+    monkeypatch.setattr(potential.model, "forward", fails)
+    with pytest.raises(OutOfMemoryError, match=r"batch of 8 atoms .* in 2 structures; allow"):
+        list(potential.evaluate(given))
 
 
 def test_copies_and_pickles_of_a_potential_are_potentials(model, on_a_cpu):

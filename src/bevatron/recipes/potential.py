@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from bevatron.data.samples import StructureBatch, collate_structures
-from bevatron.errors import CheckpointError, ConfigError, DataError
+from bevatron.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
 from bevatron.models.common.model_folder import MODEL_FILE
 from bevatron.models.mace import MACE, load_model
 from bevatron.train.captured_inference import CapturedInference, Outputs, obstacle
@@ -173,7 +173,14 @@ class Potential:
 
 def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Results]:
     """Take the results of a batch apart."""
-    outputs = read()
+    try:
+        outputs = read()
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the device ran out of memory at a batch of {batch.num_atoms} atoms with "
+            f"{batch.num_edges} edges in {batch.num_graphs} structures; allow a batch fewer atoms "
+            "(--capacity, max_atoms in Python) or take float32"
+        ) from error
     arrays = {
         name: outputs[name].detach().to("cpu", torch.float64).numpy()
         for name in (*PER_ATOM, *PER_STRUCTURE)
