@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bevatron.errors import ConfigError, DataError
-from bevatron.models.mace import MaceConfig, hessian
+from bevatron.models.mace import MACE, MaceConfig, hessian
 
 VARIANTS = {
     "plain": {},
@@ -282,3 +282,13 @@ def test_a_preset_is_the_published_model():
     assert (paper.hidden_irreps, paper.correlation, paper.l_max) == ("128x0e+128x1o", 2, 3)
     with pytest.raises(ConfigError, match="no 'huge'"):
         MaceConfig.preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("paper", 3_583_376), ("mp-0-small", 3_847_696), ("mp-0-medium", 4_688_656)],
+)
+def test_presets_have_the_published_numbers_of_parameters_for_89_elements(name, parameters):
+    data = {"atomic_numbers": tuple(range(1, 90)), "atomic_energies": ((0.0,) * 89,)}
+    model = MACE(MaceConfig.preset(name).with_data(**data, avg_num_neighbors=1.0), torch.float32)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
