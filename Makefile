@@ -38,7 +38,7 @@ format: $(VENV)/.test-ready
 
 lint: $(VENV)/.test-ready
 	@$(BIN)/ruff check .
-	@$(BIN)/codespell
+	@$(BIN)/codespell src tests benchmarks tools examples docs *.md
 
 types: $(VENV)/.test-ready
 	@$(BIN)/mypy
