@@ -1,8 +1,7 @@
-"""An ASE calculator of trained models, alone or as a committee.
+"""An ASE calculator of trained models, alone or as a committee::
 
->>> from bevatron.ase import BevatronCalculator
->>> atoms.calc = BevatronCalculator("runs/water")                       # doctest: +SKIP
->>> atoms.get_potential_energy()                                        # doctest: +SKIP
+atoms.calc = BevatronCalculator("runs/water")
+atoms.get_potential_energy()
 """
 
 from collections.abc import Sequence

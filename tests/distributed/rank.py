@@ -124,7 +124,17 @@ class Failing(tiny.TinyTask):
         return super().loss(*args)
 
 
+def mace(folder: Path):
+    """A run of a small potential, one molecule a batch; one of them is a single atom."""
+    return test_mace.make_run(
+        folder,
+        batch={"algorithm": "fixed_count", "size": 1},
+        train={"epochs": 2, "timeout_minutes": 0.5},
+    )
+
+
 MODES = {
+    "mace": lambda folder: attempt(mace(folder)),
     "talk": talk,
     "train": train,
     "gpus": train_on_gpus,

@@ -141,13 +141,10 @@ def two(tmp_path_factory):
     return folder
 
 
-def test_two_processes_have_the_losses_of_one_that_walks_both_ranks_batches(two, tmp_path):
-    """Batches unequal, some of a single point; within 1e-10."""
-    run = ranks.make(tmp_path)
-    run.model = tiny.TinyModel(seed=0)
-    mesh = Mesh()
+def walk_both_ranks(run):
+    """Train in this process, each step over the batches of two ranks."""
+    mesh, found = Mesh(), []
     state = begin_state(run, mesh, None)
-    expected = []
     for epoch in range(2):
         plan = pack_samples(run.sizes, None, run.settings.batch, 2, 0, epoch)
         for step in range(plan.num_steps):
@@ -155,18 +152,35 @@ def test_two_processes_have_the_losses_of_one_that_walks_both_ranks_batches(two,
                 run.task.collate(
                     [run.train[int(i)] for i in plan.batch(rank, step)],
                     plan.batch(rank, step),
-                    plan.weights(rank, step),
+                    plan.weights(rank, step).tolist(),
                 )
                 for rank in range(2)
             ]
-            result = train_step(run, state, run.model, batches, lr=0.01, mesh=mesh)
-            expected.append(result)
-    found = [record for record in tiny.records(two) if record["kind"] == "step"]
-    assert len(found) == len(expected)
+            found.append(train_step(run, state, run.model, batches, lr=0.01, mesh=mesh))
+    return found
+
+
+def assert_same_steps(folder, expected):
+    found = [record for record in tiny.records(folder) if record["kind"] == "step"]
+    assert len(found) == len(expected) > 0
     for record, result in zip(found, expected, strict=True):
         assert record["loss"] == pytest.approx(result.loss, rel=0, abs=1e-10)
         assert record["grad_norm"] == pytest.approx(result.grad_norm, rel=0, abs=1e-9)
         assert record["sizes"] == result.sizes
+
+
+def test_two_processes_have_the_losses_of_one_that_walks_both_ranks_batches(two, tmp_path):
+    """Batches unequal, some of a single point; within 1e-10."""
+    run = ranks.make(tmp_path)
+    run.model = tiny.TinyModel(seed=0)
+    assert_same_steps(two, walk_both_ranks(run))
+
+
+def test_two_processes_train_a_potential_as_one_that_walks_both_ranks_batches(tmp_path):
+    """Forces by differentiation; molecules of unequal size, one of them a single atom."""
+    done = start("mace", tmp_path)
+    assert done.codes == [0, 0], done.errors
+    assert_same_steps(tmp_path, walk_both_ranks(ranks.mace(tmp_path / "one")))
 
 
 def test_two_processes_share_every_epoch_and_validation(two):

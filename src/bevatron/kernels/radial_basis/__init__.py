@@ -48,10 +48,9 @@ def radial_basis(
     --------
     >>> import torch
     >>> from bevatron.maths.radial import bessel_parameters
-    >>> r = torch.tensor([1.0, 5.0], dtype=torch.float64)
+    >>> r = torch.tensor([1.0], dtype=torch.float64)
     >>> radial_basis(r, *bessel_parameters(5.0, 2), torch.tensor(5.0).double(), 5).round(decimals=4)
-    tensor([[0.3501, 0.5665],
-            [0.0000, 0.0000]], dtype=torch.float64)
+    tensor([[0.3700, 0.5987]], dtype=torch.float64)
     """
     run = registry.dispatch("radial_basis", lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order)
