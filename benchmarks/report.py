@@ -13,7 +13,10 @@ from typing import Any
 from bevatron.files import write_text_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("bevatron", "torch", "triton", "numpy", "pyarrow", "xxhash")
+PACKAGES = (
+    *("bevatron", "torch", "triton", "numpy", "pyarrow", "xxhash"),
+    *("mace-torch", "e3nn", "cuequivariance-torch"),
+)
 
 
 def hardware(device: str = "cpu") -> str:
