@@ -1,7 +1,6 @@
-"""An ASE calculator of trained models, alone or as a committee::
+"""An ASE calculator of trained models, alone or as a committee.
 
-atoms.calc = BevatronCalculator("runs/water")
-atoms.get_potential_energy()
+``atoms.calc = BevatronCalculator("runs/water")``, then ``atoms.get_potential_energy()``.
 """
 
 from collections.abc import Sequence
