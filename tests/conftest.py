@@ -9,6 +9,10 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+# Before Triton is imported: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Before anything of bevatron is imported.
 sys.path.insert(0, str(Path(__file__).parent))
 install_import_hook("bevatron", "shape_checks.checked")
