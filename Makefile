@@ -20,7 +20,7 @@ $(BIN)/python:
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing bevatron into $(VENV) ..."
-	@$(INSTALL) -e .
+	@$(INSTALL) -e ".[molecules]"
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt | $(BIN)/python

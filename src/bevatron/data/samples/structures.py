@@ -1,8 +1,4 @@
-"""Sample and batch types: what a store holds per sample and what a model is given.
-
-Structures of atoms are the only kind so far. A sample is a plain mapping from field name to numpy
-array; `STRUCTURE_FIELDS` is its registry. `StructureBatch` is the same put together for one step.
-"""
+"""Structures of atoms: the fields of a sample and the batch that a potential is given."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,43 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bevatron.data.samples.fields import Field
 from bevatron.typing import Arrays, IntArray
-
-
-@dataclass(frozen=True)
-class Field:
-    """One named array of a sample.
-
-    Attributes
-    ----------
-    name
-        Key in the sample and column in the store.
-    dtype
-        Numpy type name, little-endian in the store.
-    shape
-        Shape of the fixed axes.
-    ragged
-        Whether there is a first axis whose length differs from sample to sample.
-    meaning
-        One line: what it is, its unit, how absence is written.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
-    ragged: bool = False
-    meaning: str = ""
-
-    def check(self, array: np.ndarray) -> None:
-        """Raise ValueError unless ``array`` has this field's type and shape."""
-        expected = (array.shape[0], *self.shape) if self.ragged and array.ndim else self.shape
-        if array.dtype != np.dtype(self.dtype) or array.shape != expected:
-            rows = "rows, " if self.ragged else ""
-            raise ValueError(
-                f"field '{self.name}': expected {self.dtype} ({rows}{self.shape}), "
-                f"got {array.dtype} {array.shape}"
-            )
-
 
 RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
     Field("atomic_numbers", "int32", (), True, "[N]"),

@@ -1,0 +1,40 @@
+"""What a store holds per sample, array by array."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array of a sample.
+
+    Attributes
+    ----------
+    name
+        Key in the sample and column in the store.
+    dtype
+        Numpy type name, little-endian in the store.
+    shape
+        Shape of the fixed axes.
+    ragged
+        Whether there is a first axis whose length differs from sample to sample.
+    meaning
+        One line: what it is, its unit, how absence is written.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    meaning: str = ""
+
+    def check(self, array: np.ndarray) -> None:
+        """Raise ValueError unless ``array`` has this field's type and shape."""
+        expected = (array.shape[0], *self.shape) if self.ragged and array.ndim else self.shape
+        if array.dtype != np.dtype(self.dtype) or array.shape != expected:
+            rows = "rows, " if self.ragged else ""
+            raise ValueError(
+                f"field '{self.name}': expected {self.dtype} ({rows}{self.shape}), "
+                f"got {array.dtype} {array.shape}"
+            )
