@@ -6,6 +6,15 @@ step.
 """
 
 from bevatron.data.samples.fields import Field
+from bevatron.data.samples.graphs import (
+    Graph,
+    GraphBatch,
+    SparseRows,
+    WholeGraph,
+    check_graph,
+    collate_graphs,
+    graph_fields,
+)
 from bevatron.data.samples.structures import (
     EDGE_FIELDS,
     RAW_STRUCTURE_FIELDS,
@@ -20,7 +29,14 @@ __all__ = [
     "RAW_STRUCTURE_FIELDS",
     "STRUCTURE_FIELDS",
     "Field",
+    "Graph",
+    "GraphBatch",
+    "SparseRows",
     "StructureBatch",
+    "WholeGraph",
+    "check_graph",
+    "collate_graphs",
     "collate_structures",
+    "graph_fields",
     "unlabelled_structure",
 ]
