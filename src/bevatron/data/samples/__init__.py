@@ -1,10 +1,17 @@
 """Sample and batch types: what a store holds per sample and what a model is given.
 
 A sample is a plain mapping from field name to numpy array; each kind of sample has a registry of
-its fields (`STRUCTURE_FIELDS` for structures of atoms) and a batch, the same put together for one
-step.
+its fields (`STRUCTURE_FIELDS` for structures of atoms, `molecule_fields` for molecules) and a
+batch, the same put together for one step.
 """
 
+from bevatron.data.samples.feature_sets import (
+    ATOM_VOCABULARIES,
+    BOND_VOCABULARIES,
+    FEATURE_SETS,
+    FeatureSet,
+    feature_set,
+)
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.graphs import (
     Graph,
@@ -14,6 +21,13 @@ from bevatron.data.samples.graphs import (
     check_graph,
     collate_graphs,
     graph_fields,
+)
+from bevatron.data.samples.molecules import (
+    MAX_DISTANCE,
+    UNREACHABLE,
+    MoleculeBatch,
+    collate_molecules,
+    molecule_fields,
 )
 from bevatron.data.samples.structures import (
     EDGE_FIELDS,
@@ -25,18 +39,28 @@ from bevatron.data.samples.structures import (
 )
 
 __all__ = [
+    "ATOM_VOCABULARIES",
+    "BOND_VOCABULARIES",
     "EDGE_FIELDS",
+    "FEATURE_SETS",
+    "MAX_DISTANCE",
     "RAW_STRUCTURE_FIELDS",
     "STRUCTURE_FIELDS",
+    "UNREACHABLE",
+    "FeatureSet",
     "Field",
     "Graph",
     "GraphBatch",
+    "MoleculeBatch",
     "SparseRows",
     "StructureBatch",
     "WholeGraph",
     "check_graph",
     "collate_graphs",
+    "collate_molecules",
     "collate_structures",
+    "feature_set",
     "graph_fields",
+    "molecule_fields",
     "unlabelled_structure",
 ]
