@@ -4,12 +4,17 @@ A function here has the name of the package that holds it; `from bevatron.kernel
 reaches what else is inside.
 """
 
+from bevatron.kernels.bond_norm_gelu import bond_norm_gelu
+from bevatron.kernels.bonds import Bonds, index_bonds
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
 from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.layer_norm_linear import layer_norm_linear
+from bevatron.kernels.molecule_attention import molecule_attention
+from bevatron.kernels.neighbour_sums import neighbour_sums
+from bevatron.kernels.norm_gelu import norm_gelu
 from bevatron.kernels.pair_attention import pair_attention
 from bevatron.kernels.radial_basis import radial_basis
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
@@ -22,7 +27,9 @@ from bevatron.kernels.registry import (
     reset_launches,
     use,
 )
+from bevatron.kernels.residual_norm import residual_norm
 from bevatron.kernels.scatter_sum import scatter_sum
+from bevatron.kernels.segment_sum import segment_sum
 from bevatron.kernels.silu import silu
 from bevatron.kernels.spherical_harmonics import spherical_harmonics
 from bevatron.kernels.swiglu import swiglu
@@ -30,22 +37,30 @@ from bevatron.kernels.symmetric_contraction import symmetric_contraction
 from bevatron.kernels.transition import transition
 
 __all__ = [
+    "Bonds",
     "KernelConfig",
+    "bond_norm_gelu",
     "channelwise_tensor_product",
     "conditioned_transition",
     "current",
     "explain",
     "fused_adam_ema",
     "implementations",
+    "index_bonds",
     "indexed_linear",
     "launches",
     "layer_norm",
     "layer_norm_linear",
+    "molecule_attention",
+    "neighbour_sums",
+    "norm_gelu",
     "pair_attention",
     "radial_basis",
     "radial_tensor_product",
     "reset_launches",
+    "residual_norm",
     "scatter_sum",
+    "segment_sum",
     "silu",
     "spherical_harmonics",
     "swiglu",

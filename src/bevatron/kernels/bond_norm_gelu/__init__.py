@@ -1,0 +1,95 @@
+"""The inside of an edge network whose first linear layer is split by what it reads."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.bonds import Bonds
+from bevatron.kernels.norm_gelu import check_rows, check_vectors
+
+registry.register(
+    "bond_norm_gelu", "reference", "bevatron.kernels.bond_norm_gelu.reference:bond_norm_gelu"
+)
+
+
+def bond_norm_gelu(
+    edge_rows: Float[Tensor, "E C"],
+    receiver_rows: Float[Tensor, "N C"],
+    sender_rows: Float[Tensor, "N C"],
+    bonds: Bonds,
+    weight: Float[Tensor, " C"],
+    bias: Float[Tensor, " C"],
+    *,
+    linear_bias: Float[Tensor, " C"] | None = None,
+    graph_rows: Float[Tensor, "G C"] | None = None,
+    ptr: Int[Tensor, " _"] | None = None,
+    eps: float = 1e-3,
+) -> Float[Tensor, "E C"]:
+    r"""Add up the parts of an edge network's first layer, normalise and apply GELU (tanh form).
+
+    .. math::
+
+        y_e = \operatorname{GELU}\Big( w \odot \operatorname{norm}\big(
+        a_{r(e)} + b_{s(e)} + c_e + t_{g(r(e))} + d \big) + \beta \Big)
+
+    A linear layer on ``[x_r | x_s | e | g]`` is the sum of four: on the receiver and the sender,
+    which is computed once per atom, on the edge, and on the molecule's global features. So the
+    wide product per edge is never made (GPS++, arXiv 2302.02947, edge update).
+
+    Parameters
+    ----------
+    edge_rows
+        c, what the edge's part of the layer gives.
+    receiver_rows, sender_rows
+        a and b, what the parts on the receiving and the sending atom give for every atom; any
+        strides with contiguous rows, such as the halves of one product.
+    bonds
+        See `bevatron.kernels.bonds.index_bonds`.
+    weight, bias
+        w and beta of the normalisation.
+    linear_bias
+        d, the bias of the whole layer.
+    graph_rows, ptr
+        t, one row per molecule, and where the atoms of each begin, [G + 1].
+    eps
+        Added to the variance.
+
+    Returns
+    -------
+    Tensor
+        [E, C], of the type of ``edge_rows``; computed in float32 for 16-bit types.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bevatron.kernels.bonds import index_bonds
+    >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
+    >>> a, b = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.zeros(2, 2)
+    >>> bond_norm_gelu(torch.zeros(2, 2), a, b, bonds, torch.ones(2), torch.zeros(2), eps=0.0)
+    tensor([[ 0.8412, -0.1588],
+            [-0.1588,  0.8412]])
+    """
+    if edge_rows.shape[0] != bonds.num_edges:
+        raise ValueError(
+            f"bond_norm_gelu: {edge_rows.shape[0]} edge rows do not go with {bonds.num_edges} edges"
+        )
+    shape = (bonds.num_atoms, edge_rows.shape[1])
+    for name, atoms in (("receiver_rows", receiver_rows), ("sender_rows", sender_rows)):
+        if tuple(atoms.shape) != shape or atoms.dtype != edge_rows.dtype:
+            raise ValueError(
+                f"bond_norm_gelu: {name} are {atoms.dtype} {tuple(atoms.shape)}, expected "
+                f"{edge_rows.dtype} {shape}"
+            )
+    check_vectors("bond_norm_gelu", edge_rows, weight=weight, bias=bias, linear_bias=linear_bias)
+    check_rows("bond_norm_gelu", edge_rows, graph_rows, ptr)
+    run = registry.dispatch("bond_norm_gelu", edge_rows)
+    result: Tensor = run(
+        *(edge_rows, receiver_rows, sender_rows, bonds, weight, bias),
+        *(linear_bias, graph_rows, ptr, eps),
+    )
+    return result

@@ -1,0 +1,117 @@
+"""Attention within each of many small molecules, with a bias for every pair of atoms."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["molecule_attention"]
+
+registry.register(
+    "molecule_attention",
+    "reference",
+    "bevatron.kernels.molecule_attention.reference:molecule_attention",
+)
+
+
+def molecule_attention(
+    q: Float[Tensor, "N H D"],
+    k: Float[Tensor, "N H D"],
+    v: Float[Tensor, "N H D"],
+    bias: Float[Tensor, "P H"] | None,
+    graph_ptr: Int[Tensor, " _"],
+    pair_ptr: Int[Tensor, " _"],
+    scale: float | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> Float[Tensor, "N H D"]:
+    r"""Attend within every molecule of a batch; no atom sees another molecule's.
+
+    For atoms i and j of one molecule and head h
+
+    .. math::
+
+        a_{ijh} = \operatorname{softmax}_j\big( c\, q_{ih} \cdot k_{jh} + b_{ijh} \big), \qquad
+        o_{ih} = \sum_j \frac{m_{ijh}}{1 - p}\, a_{ijh}\, v_{jh}
+
+    with the dropout's mask m. It is the biased self-attention of Graphormer, Transformer-M and
+    GPS++ (arXiv 2302.02947) on molecules laid end to end, without padding.
+
+    Parameters
+    ----------
+    q, k, v
+        [N, H, D], also as views of one product; the last axis contiguous, else they are copied.
+    bias
+        b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
+        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at place i n_g + j. Any strides; the
+        kernel reads it best where pairs are contiguous, ``bias.t().contiguous().t()``, and the
+        gradient lies as the bias does. None = no bias.
+    graph_ptr
+        [G + 1], where the atoms of each molecule begin.
+    pair_ptr
+        [G + 1], where its pairs begin. A molecule with atoms but no pairs is skipped: its result
+        is zero, and what pads a batch costs nothing. Rows of ``bias`` behind the last pair are
+        not read, and their gradient is zero.
+    scale
+        c; 1/sqrt(D) if not given.
+    dropout
+        p, the probability that a weight is dropped.
+    seed
+        One integer on the device, to be drawn anew for every call; needed with dropout. The mask
+        is a hash of it, the two atoms' places in the batch and the head, the same for every
+        implementation and in the backward pass.
+
+    Returns
+    -------
+    Tensor
+        [N, H, D] contiguous, of the type of ``q``. Softmax and sums are float32 for 16-bit types.
+
+    Raises
+    ------
+    ValueError
+        If a shape or type does not fit, or there is dropout without a seed.
+
+    Examples
+    --------
+    Molecules of 1 and 3 atoms with 2 heads of 8:
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 4, 2, 8)
+    >>> graph_ptr, pair_ptr = torch.tensor([0, 1, 4]), torch.tensor([0, 1, 10])
+    >>> out = molecule_attention(q, k, v, torch.zeros(10, 2), graph_ptr, pair_ptr)
+    >>> torch.equal(out[0], v[0])
+    True
+    """
+    _check(q, k, v, bias, graph_ptr, pair_ptr)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"molecule_attention: dropout is {dropout}, expected 0 <= p < 1")
+    if dropout > 0.0 and seed is None:
+        raise ValueError("molecule_attention: dropout needs a seed, one integer on the device")
+    run = registry.dispatch("molecule_attention", q)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    result: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
+    return result
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, graph_ptr: Tensor, pair_ptr: Tensor
+) -> None:
+    if q.ndim != 3:
+        raise ValueError(f"molecule_attention: q has shape {tuple(q.shape)}, expected [N, H, D]")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.shape != q.shape or tensor.dtype != q.dtype:
+            raise ValueError(
+                f"molecule_attention: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected "
+                f"{q.dtype} {tuple(q.shape)} like q"
+            )
+    if bias is not None and (bias.ndim != 2 or bias.shape[1] != q.shape[1]):
+        raise ValueError(
+            f"molecule_attention: bias has shape {tuple(bias.shape)}, expected one row per pair "
+            f"and one column for each of {q.shape[1]} heads"
+        )
+    if graph_ptr.ndim != 1 or graph_ptr.shape != pair_ptr.shape or len(graph_ptr) == 0:
+        raise ValueError(
+            f"molecule_attention: graph_ptr and pair_ptr have shapes {tuple(graph_ptr.shape)} and "
+            f"{tuple(pair_ptr.shape)}, expected both [G + 1]"
+        )

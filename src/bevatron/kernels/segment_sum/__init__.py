@@ -1,0 +1,46 @@
+"""Sum consecutive rows: the atoms of each molecule."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+registry.register("segment_sum", "reference", "bevatron.kernels.segment_sum.reference:segment_sum")
+
+
+def segment_sum(values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"]) -> Float[Tensor, "_ C"]:
+    r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} v_m`.
+
+    Parameters
+    ----------
+    values
+        [M, C].
+    ptr
+        [S + 1], ascending, where each segment begins and the last one ends. Rows behind that end
+        count nowhere.
+
+    Returns
+    -------
+    Tensor
+        [S, C], of the type of ``values``; summed in float32 for 16-bit types, in a fixed order.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> segment_sum(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, 2, 3]))
+    tensor([[3.],
+            [0.],
+            [4.]])
+    """
+    if values.ndim != 2 or ptr.ndim != 1 or len(ptr) == 0:
+        raise ValueError(
+            f"segment_sum: values {tuple(values.shape)} and ptr {tuple(ptr.shape)}, expected "
+            "[M, C] and [S + 1]"
+        )
+    result: Tensor = registry.dispatch("segment_sum", values)(values, ptr)
+    return result

@@ -1,0 +1,21 @@
+"""Sums of consecutive rows in plain PyTorch: the specification."""
+
+import torch
+from torch import Tensor
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Add row after row; 16-bit types in float32, rounded once."""
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    num = len(ptr) - 1
+    # Rows before the first segment and behind the last one go to a row of their own.
+    segment = segment_of_rows(ptr, len(values))
+    sums = wide.new_zeros(num + 1, values.shape[1]).index_add(0, segment, wide)
+    return sums[:num].to(values.dtype)
+
+
+def segment_of_rows(ptr: Tensor, num_rows: int) -> Tensor:
+    """Say which segment each row belongs to, or the number of segments where it is in none."""
+    rows = torch.arange(num_rows, device=ptr.device, dtype=ptr.dtype)
+    segment = torch.searchsorted(ptr, rows, right=True) - 1
+    return torch.where(segment < 0, len(ptr) - 1, segment)
