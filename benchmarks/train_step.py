@@ -45,12 +45,37 @@ TOGETHER = 5
 OPTIM = OptimConfig(algorithm="adam", lr=1e-4, weight_decay=0.0, clip=100.0)
 
 
-def crystals(number: int = 12, repeat: int = 4) -> list[Any]:
-    """Make rattled fcc supercells of copper and nickel, 256 atoms each."""
+REPEATS = {
+    "crystals": {(4, 4, 4): 12},
+    "mixed": {
+        None: 20,
+        (1, 1, 1): 20,
+        (2, 2, 2): 12,
+        (3, 3, 3): 6,
+        (4, 4, 4): 3,
+        (5, 5, 5): 1,
+        (4, 6, 8): 1,
+    },
+}
+"""Cells of four atoms along each axis -> how many such structures; None is a single atom."""
+
+
+ATOMS = {
+    "crystals": "12 supercells of 256 atoms",
+    "mixed": "63 structures of 1, 4, 32, 108, 256, 500 and 768 atoms",
+}
+
+
+def rattled_crystals(mix: str) -> list[Any]:
+    """Make rattled fcc supercells of copper and nickel: 12 x 256 atoms, or 1 to 768 atoms."""
     generator = np.random.default_rng(0)
     structures = []
-    for i in range(number):
-        atoms = bulk("Cu", "fcc", a=3.585 + 0.004 * i, cubic=True) * (repeat, repeat, repeat)
+    sizes = [size for size, number in REPEATS[mix].items() for _ in range(number)]
+    for i, size in enumerate(sizes):
+        atoms = bulk("Cu", "fcc", a=3.585 + 0.004 * (i % 12), cubic=True) * (size or (1, 1, 1))
+        if size is None:
+            atoms = atoms[:1]
+            atoms.pbc = False
         atoms.numbers[generator.random(len(atoms)) < 0.5] = 28
         atoms.positions += generator.normal(0, 0.05, atoms.positions.shape)
         atoms.info["energy"] = float(-1.5 * len(atoms) + generator.normal())
@@ -231,7 +256,7 @@ def accuracy(contender: Contender, reference: tuple[torch.Tensor, torch.Tensor])
 
 def run_model(preset: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all contenders on one model."""
-    structures = crystals()
+    structures = rattled_crystals(arguments.mix)
     samples = our_samples(structures, MaceConfig.preset(preset).r_max)
     batch = our_batch(samples)
     model = our_model(preset, batch)
@@ -300,11 +325,13 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="launches and idle time per step")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--mix", choices=sorted(REPEATS), default="crystals")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = arguments.tf32
     rows = [row for preset in arguments.models for row in run_model(preset, arguments)]
     notes = (
-        "12 rattled fcc supercells of 256 atoms (Cu, Ni), float32, "
+        ATOMS[arguments.mix]
+        + " (rattled fcc Cu/Ni), float32, "
         + ("TF32 on" if arguments.tf32 else "TF32 off")
         + "; a step is energy and forces, weighted loss, double backward, clipping, Adam. "
         "Medians by CUDA events; all in one process with the same weights. Inference of captured "
@@ -312,6 +339,7 @@ def main() -> None:
         "the batch on the GPU. Evaluating begins and ends with numpy, each result waited for."
     )
     name = "train_step" if "train" in arguments.what else "inference"
+    name += "_mixed" if arguments.mix == "mixed" else ""
     name += "_tf32" if arguments.tf32 else ""
     write_result(name, rows, notes, device="cuda")
 
