@@ -14,14 +14,14 @@ registry.register(
 
 def bond_norm_gelu(
     edge_rows: Float[Tensor, "E C"],
-    receiver_rows: Float[Tensor, "N C"],
-    sender_rows: Float[Tensor, "N C"],
+    atom_rows: Float[Tensor, "N _"],
     bonds: Bonds,
     weight: Float[Tensor, " C"],
     bias: Float[Tensor, " C"],
     *,
     linear_bias: Float[Tensor, " C"] | None = None,
     graph_rows: Float[Tensor, "G C"] | None = None,
+    graph: Int[Tensor, " N"] | None = None,
     ptr: Int[Tensor, " _"] | None = None,
     eps: float = 1e-3,
 ) -> Float[Tensor, "E C"]:
@@ -40,17 +40,18 @@ def bond_norm_gelu(
     ----------
     edge_rows
         c, what the edge's part of the layer gives.
-    receiver_rows, sender_rows
-        a and b, what the parts on the receiving and the sending atom give for every atom; any
-        strides with contiguous rows, such as the halves of one product.
+    atom_rows
+        [N, 2 C]: a and b side by side, what the parts on the receiving and on the sending atom
+        give for every atom, in one product.
     bonds
         See `bevatron.kernels.bonds.index_bonds`.
     weight, bias
         w and beta of the normalisation.
     linear_bias
         d, the bias of the whole layer.
-    graph_rows, ptr
-        t, one row per molecule, and where the atoms of each begin, [G + 1].
+    graph_rows, graph, ptr
+        t, one row per molecule; the molecule of each atom, [N], ascending; and where the atoms of
+        each begin, [G + 1]. All three or none.
     eps
         Added to the variance.
 
@@ -69,8 +70,8 @@ def bond_norm_gelu(
     >>> import torch
     >>> from bevatron.kernels.bonds import index_bonds
     >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
-    >>> a, b = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.zeros(2, 2)
-    >>> bond_norm_gelu(torch.zeros(2, 2), a, b, bonds, torch.ones(2), torch.zeros(2), eps=0.0)
+    >>> atoms = torch.tensor([[1.0, 2.0, 0.0, 0.0], [3.0, 1.0, 0.0, 0.0]])
+    >>> bond_norm_gelu(torch.zeros(2, 2), atoms, bonds, torch.ones(2), torch.zeros(2), eps=0.0)
     tensor([[ 0.8412, -0.1588],
             [-0.1588,  0.8412]])
     """
@@ -78,18 +79,17 @@ def bond_norm_gelu(
         raise ValueError(
             f"bond_norm_gelu: {edge_rows.shape[0]} edge rows do not go with {bonds.num_edges} edges"
         )
-    shape = (bonds.num_atoms, edge_rows.shape[1])
-    for name, atoms in (("receiver_rows", receiver_rows), ("sender_rows", sender_rows)):
-        if tuple(atoms.shape) != shape or atoms.dtype != edge_rows.dtype:
-            raise ValueError(
-                f"bond_norm_gelu: {name} are {atoms.dtype} {tuple(atoms.shape)}, expected "
-                f"{edge_rows.dtype} {shape}"
-            )
+    shape = (bonds.num_atoms, 2 * edge_rows.shape[1])
+    if tuple(atom_rows.shape) != shape or atom_rows.dtype != edge_rows.dtype:
+        raise ValueError(
+            f"bond_norm_gelu: atom_rows are {atom_rows.dtype} {tuple(atom_rows.shape)}, expected "
+            f"{edge_rows.dtype} {shape}"
+        )
     check_vectors("bond_norm_gelu", edge_rows, weight=weight, bias=bias, linear_bias=linear_bias)
-    check_rows("bond_norm_gelu", edge_rows, graph_rows, ptr)
+    check_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
     run = registry.dispatch("bond_norm_gelu", edge_rows)
     result: Tensor = run(
-        *(edge_rows, receiver_rows, sender_rows, bonds, weight, bias),
-        *(linear_bias, graph_rows, ptr, eps),
+        *(edge_rows, atom_rows, bonds, weight, bias),
+        *(linear_bias, graph_rows, graph, ptr, eps),
     )
     return result

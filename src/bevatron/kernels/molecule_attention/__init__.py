@@ -15,9 +15,9 @@ registry.register(
 
 
 def molecule_attention(
-    q: Float[Tensor, "N H D"],
-    k: Float[Tensor, "N H D"],
-    v: Float[Tensor, "N H D"],
+    q: Float[Tensor, "N *packed H D"],
+    k: Float[Tensor, "N H D"] | None,
+    v: Float[Tensor, "N H D"] | None,
     bias: Float[Tensor, "P H"] | None,
     graph_ptr: Int[Tensor, " _"],
     pair_ptr: Int[Tensor, " _"],
@@ -41,7 +41,8 @@ def molecule_attention(
     Parameters
     ----------
     q, k, v
-        [N, H, D], also as views of one product; the last axis contiguous, else they are copied.
+        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one product gives them,
+        and None for the others: then their gradient is one tensor too.
     bias
         b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
         ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at place i n_g + j. Any strides; the
@@ -83,7 +84,8 @@ def molecule_attention(
     >>> torch.equal(out[0], v[0])
     True
     """
-    _check(q, k, v, bias, graph_ptr, pair_ptr)
+    _check(q, k, v)
+    _check_pairs(q, bias, graph_ptr, pair_ptr)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"molecule_attention: dropout is {dropout}, expected 0 <= p < 1")
     if dropout > 0.0 and seed is None:
@@ -94,21 +96,27 @@ def molecule_attention(
     return result
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, graph_ptr: Tensor, pair_ptr: Tensor
-) -> None:
-    if q.ndim != 3:
-        raise ValueError(f"molecule_attention: q has shape {tuple(q.shape)}, expected [N, H, D]")
+def _check(q: Tensor, k: Tensor | None, v: Tensor | None) -> None:
+    if k is None and v is None and q.ndim == 4 and q.shape[1] == 3:
+        return
+    if q.ndim != 3 or k is None or v is None:
+        raise ValueError(
+            f"molecule_attention: q has shape {tuple(q.shape)}, expected [N, H, D] with k and v, "
+            "or [N, 3, H, D] without"
+        )
     for name, tensor in (("k", k), ("v", v)):
         if tensor.shape != q.shape or tensor.dtype != q.dtype:
             raise ValueError(
                 f"molecule_attention: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected "
                 f"{q.dtype} {tuple(q.shape)} like q"
             )
-    if bias is not None and (bias.ndim != 2 or bias.shape[1] != q.shape[1]):
+
+
+def _check_pairs(q: Tensor, bias: Tensor | None, graph_ptr: Tensor, pair_ptr: Tensor) -> None:
+    if bias is not None and (bias.ndim != 2 or bias.shape[1] != q.shape[-2]):
         raise ValueError(
             f"molecule_attention: bias has shape {tuple(bias.shape)}, expected one row per pair "
-            f"and one column for each of {q.shape[1]} heads"
+            f"and one column for each of {q.shape[-2]} heads"
         )
     if graph_ptr.ndim != 1 or graph_ptr.shape != pair_ptr.shape or len(graph_ptr) == 0:
         raise ValueError(

@@ -8,8 +8,8 @@ BITS = 0xFFFFFFFF
 
 def molecule_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     bias: Tensor | None,
     graph_ptr: Tensor,
     pair_ptr: Tensor,
@@ -18,15 +18,16 @@ def molecule_attention(
     seed: Tensor | None,
 ) -> Tensor:
     """Compute ``sum_j softmax_j(scale q_i . k_j + bias_ij) v_j`` within every molecule."""
-    num_atoms, num_heads, _ = q.shape
+    queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
+    num_atoms, num_heads, _ = queries.shape
     narrow, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     num_pairs = int(pair_ptr[-1]) if bias is None else len(bias)
     query, key = atoms_of_pairs(graph_ptr, pair_ptr, num_pairs, num_atoms)
     # Pairs of no molecule belong to an atom of their own, which is cut off in the end.
     rows = num_atoms + 1
-    none = q.new_zeros((1, *q.shape[1:]), dtype=wide)
-    q, k, v = (torch.cat([tensor.to(wide), none]) for tensor in (q, k, v))
-    logits = (q[query] * k[key]).sum(-1) * scale
+    none = q.new_zeros((1, *queries.shape[1:]), dtype=wide)
+    queries, keys, values = (torch.cat([t.to(wide), none]) for t in (queries, keys, values))
+    logits = (queries[query] * keys[key]).sum(-1) * scale
     if bias is not None:
         logits = logits + bias.to(wide)
     index = query[:, None].expand(-1, num_heads)
@@ -38,7 +39,7 @@ def molecule_attention(
         heads = torch.arange(num_heads, device=q.device)
         kept = dropout_mask(seed, query[:, None], key[:, None], heads[None, :], dropout)
         weights = torch.where(kept, weights / (1.0 - dropout), 0.0)
-    out = v.new_zeros(rows, *v.shape[1:]).index_add(0, query, weights[..., None] * v[key])
+    out = torch.zeros_like(values).index_add(0, query, weights[..., None] * values[key])
     return out[:num_atoms].to(narrow)
 
 

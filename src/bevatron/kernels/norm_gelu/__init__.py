@@ -22,6 +22,7 @@ def norm_gelu(
     *,
     linear_bias: Float[Tensor, " C"] | None = None,
     rows: Float[Tensor, "G C"] | None = None,
+    index: Int[Tensor, " M"] | None = None,
     ptr: Int[Tensor, " _"] | None = None,
     eps: float = 1e-3,
     activation: Activation = "gelu",
@@ -46,9 +47,9 @@ def norm_gelu(
         w and b. Without both there is no normalisation: y = phi(x + c + t).
     linear_bias
         c.
-    rows, ptr
-        t, [G, C], and where the rows of each segment begin, [G + 1]; together or not at all. Rows
-        of ``x`` in no segment get nothing added.
+    rows, index, ptr
+        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the same as where the rows
+        of each segment begin, [G + 1]. All three or none.
     eps
         Added to the variance; 1e-3 is that of Keras and of GPS++.
     activation
@@ -74,11 +75,11 @@ def norm_gelu(
     check_vectors("norm_gelu", x, weight=weight, bias=bias, linear_bias=linear_bias)
     if (weight is None) != (bias is None):
         raise ValueError("norm_gelu: weight and bias are given together or not at all")
-    check_rows("norm_gelu", x, rows, ptr)
+    check_rows("norm_gelu", x, rows, index, ptr)
     if activation not in get_args(Activation):
         raise ValueError(f"norm_gelu: activation is '{activation}', expected gelu or relu")
     run = registry.dispatch("norm_gelu", x)
-    result: Tensor = run(x, weight, bias, linear_bias, rows, ptr, eps, activation)
+    result: Tensor = run(x, weight, bias, linear_bias, rows, index, ptr, eps, activation)
     return result
 
 
@@ -92,14 +93,16 @@ def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
             )
 
 
-def check_rows(operator: str, x: Tensor, rows: Tensor | None, ptr: Tensor | None) -> None:
+def check_rows(
+    operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
+) -> None:
     """Refuse rows of segments that fit neither ``x`` nor the segments."""
-    if (rows is None) != (ptr is None):
-        raise ValueError(f"{operator}: rows of segments and their ptr are given together")
-    if rows is None or ptr is None:
+    if len({rows is None, index is None, ptr is None}) > 1:
+        raise ValueError(f"{operator}: rows of segments go with an index and a ptr")
+    if rows is None or index is None or ptr is None:
         return
-    if rows.shape != (len(ptr) - 1, x.shape[-1]):
+    if rows.shape != (len(ptr) - 1, x.shape[-1]) or rows.dtype != x.dtype:
         raise ValueError(
-            f"{operator}: rows of segments have shape {tuple(rows.shape)}, expected "
-            f"({len(ptr) - 1}, {x.shape[-1]})"
+            f"{operator}: rows of segments are {rows.dtype} {tuple(rows.shape)}, expected "
+            f"{x.dtype} ({len(ptr) - 1}, {x.shape[-1]})"
         )

@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bevatron.kernels.segment_sum.reference import segment_of_rows
-
 
 def norm_gelu(
     x: Tensor,
@@ -13,16 +11,17 @@ def norm_gelu(
     bias: Tensor | None,
     linear_bias: Tensor | None,
     rows: Tensor | None,
+    index: Tensor | None,
     ptr: Tensor | None,
     eps: float,
     activation: str,
 ) -> Tensor:
-    """Compute ``activation(layer_norm(x + linear_bias + rows of segments))``."""
+    """Compute ``activation(layer_norm(x + linear_bias + rows[index]))``."""
+    del ptr
     wide = torch.promote_types(x.dtype, torch.float32)
     z = x.to(wide)
-    if rows is not None and ptr is not None:
-        padded = torch.cat([rows.to(wide), rows.new_zeros((1, rows.shape[1]), dtype=wide)])
-        z = z + padded[segment_of_rows(ptr, len(x))]
+    if rows is not None and index is not None:
+        z = z + rows.to(wide)[index]
     if linear_bias is not None:
         z = z + linear_bias.to(wide)
     return activated_norm(z, weight, bias, eps, activation).to(x.dtype)
