@@ -1,0 +1,1 @@
+"""Attention on graphs: the programmable layer, GAT and its kin, node classification."""

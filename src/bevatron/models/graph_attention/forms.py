@@ -1,0 +1,247 @@
+"""Which formulas for Psi are those of a fused kernel.
+
+A formula is compared by its factors, so ``A * (H @ H.T) / outer(norm(H), norm(H))``,
+``A * (normalize(H) @ normalize(H).T)`` and ``0.5 * A.pattern * (H @ H.T)`` are all seen as dot
+products. What does not fit is left to the composed form.
+"""
+
+from dataclasses import dataclass
+
+from bevatron.models.graph_attention.expression import Expression, Kind, number, walk
+
+
+@dataclass(frozen=True)
+class AdditiveForm:
+    """softmax(A * leaky_relu(u 1^T + 1 v^T)): GAT.
+
+    Attributes
+    ----------
+    row, column : vectors u and v
+    slope : of the leaky ReLU; 1 where there is none
+    dropout : of the attention
+    weights_inside, weights_outside : whether A's edge values multiply scores or attention
+    """
+
+    row: Expression
+    column: Expression
+    slope: float
+    dropout: float
+    weights_inside: bool
+    weights_outside: bool
+
+
+@dataclass(frozen=True)
+class DotForm:
+    """A * (F F^T), scaled, with or without norms and softmax: VA and AGNN.
+
+    Attributes
+    ----------
+    features : F
+    cosine : whether rows of F count with length one
+    softmax : whether a softmax over the row follows
+    scale : scalar factor of the products
+    dropout : of the attention
+    weights_inside, weights_outside : whether A's edge values multiply before or after the softmax
+    row_scale, column_scale : vectors; Psi = diag(row) Psi' diag(column)
+    """
+
+    features: Expression
+    cosine: bool
+    softmax: bool
+    scale: Expression
+    dropout: float
+    weights_inside: bool
+    weights_outside: bool
+    row_scale: Expression | None = None
+    column_scale: Expression | None = None
+
+
+@dataclass(frozen=True)
+class FixedForm:
+    """A Psi of the graph alone, diag(row) A diag(column) or another: GCN, SGC, GIN."""
+
+    psi: Expression
+
+
+@dataclass(frozen=True)
+class ComposedForm:
+    """Any other Psi that lives on the edges."""
+
+    psi: Expression
+
+
+Form = AdditiveForm | DotForm | FixedForm | ComposedForm
+
+
+def recognise(psi: Expression) -> Form:
+    """Find the kernel's form that a formula has."""
+    nodes = walk(psi)
+    if not any(node.op in {"H", "X", "weight", "scalar", "dropout"} for node in nodes):
+        return FixedForm(psi)
+    found = _attention(psi)
+    if found is None:
+        found = _plain_dot(psi)
+    return found if found is not None else ComposedForm(psi)
+
+
+@dataclass
+class _Factors:
+    """A product taken apart: everything multiplied, everything divided by."""
+
+    above: list[Expression]
+    below: list[Expression]
+
+    @classmethod
+    def of(cls, node: Expression) -> "_Factors":
+        if node.op == "multiply":
+            left, right = (cls.of(operand) for operand in node.operands)
+            return cls(left.above + right.above, left.below + right.below)
+        if node.op == "divide":
+            left, right = (cls.of(operand) for operand in node.operands)
+            return cls(left.above + right.below, left.below + right.above)
+        return cls([node], [])
+
+    def take(self, *ops: str) -> list[Expression]:
+        """Remove and return the factors above with one of these operations."""
+        taken = [node for node in self.above if node.op in ops]
+        self.above = [node for node in self.above if node.op not in ops]
+        return taken
+
+    def take_scalars(self) -> Expression:
+        """Remove all scalars and return their product."""
+        scale = number(1.0)
+        for node in self.above:
+            if node.kind is Kind.SCALAR:
+                scale = node if scale == number(1.0) else scale * node
+        for node in self.below:
+            if node.kind is Kind.SCALAR:
+                scale = scale / node
+        self.above = [node for node in self.above if node.kind is not Kind.SCALAR]
+        self.below = [node for node in self.below if node.kind is not Kind.SCALAR]
+        return scale
+
+
+def _attention(psi: Expression) -> AdditiveForm | DotForm | None:
+    """Match [A *] [dropout] softmax(scores)."""
+    factors = _Factors.of(psi)
+    outside = factors.take("A", "pattern")
+    if len(factors.above) != 1 or factors.below or _powers_of_values(outside) > 1:
+        return None
+    (inner,) = factors.above
+    dropout = 0.0
+    if inner.op == "dropout":
+        dropout = inner.options[0]
+        (inner,) = inner.operands
+    if inner.op != "softmax":
+        return None
+    weights_outside = _powers_of_values(outside) == 1
+    scores = _Factors.of(inner.operands[0])
+    samples = scores.take("A", "pattern")
+    inside = _powers_of_values(samples)
+    if not samples or inside > 1:
+        return None
+    additive = _additive(scores)
+    if additive is not None:
+        row, column, slope = additive
+        return AdditiveForm(row, column, slope, dropout, inside == 1, weights_outside)
+    dot = _dot(scores)
+    if dot is None:
+        return None
+    features, cosine, scale, row, column = dot
+    if row is not None or column is not None:
+        return None
+    return DotForm(features, cosine, True, scale, dropout, inside == 1, weights_outside)
+
+
+def _plain_dot(psi: Expression) -> DotForm | None:
+    """Match A * (F F^T) with factors, no softmax."""
+    dropout = 0.0
+    if psi.op == "dropout":
+        dropout = psi.options[0]
+        (psi,) = psi.operands
+    factors = _Factors.of(psi)
+    samples = factors.take("A", "pattern")
+    values = _powers_of_values(samples)
+    if not samples or values > 1:
+        return None
+    dot = _dot(factors)
+    if dot is None:
+        return None
+    features, cosine, scale, row, column = dot
+    return DotForm(
+        features, cosine, False, scale, dropout, False, values == 1, row_scale=row,
+        column_scale=column,
+    )  # fmt: skip
+
+
+def _powers_of_values(samples: list[Expression]) -> int:
+    return sum(node.op == "A" for node in samples)
+
+
+def _additive(scores: _Factors) -> tuple[Expression, Expression, float] | None:
+    """Match leaky_relu(u 1^T + 1 v^T), the ReLU optional, in either order."""
+    if len(scores.above) != 1 or scores.below:
+        return None
+    (node,) = scores.above
+    slope = 1.0
+    if node.op == "leaky_relu":
+        slope = node.options[0]
+        (node,) = node.operands
+    if node.op != "add" or not 0.0 <= slope <= 1.0:
+        return None
+    row = column = None
+    for term in node.operands:
+        if term.op == "replicate":
+            row = term.operands[0]
+        elif term.op == "transpose" and term.operands[0].op == "replicate":
+            column = term.operands[0].operands[0]
+    return None if row is None or column is None else (row, column, slope)
+
+
+def _dot(
+    factors: _Factors,
+) -> tuple[Expression, bool, Expression, Expression | None, Expression | None] | None:
+    """Match scale * F F^T / outer(norm F, norm F) with outer and replicated factors."""
+    products = factors.take("product")
+    if len(products) != 1:
+        return None
+    left, right = products[0].operands
+    if right.op != "transpose" or right.operands[0] != left:
+        return None
+    features, cosine = left, False
+    if left.op == "normalize":
+        features, cosine = left.operands[0], True
+    lengths = Expression("norm", (features,), Kind.VECTOR)
+    norms = Expression("outer", (lengths, lengths), Kind.VIRTUAL)
+    if not cosine and norms in factors.below:
+        factors.below.remove(norms)
+        cosine = True
+    scale = factors.take_scalars()
+    row: Expression | None = None
+    column: Expression | None = None
+    for inverse, nodes in ((False, factors.above), (True, factors.below)):
+        for node in nodes:
+            pair = _rank_one(node)
+            if pair is None:
+                return None
+            row, column = _times(row, pair[0], inverse), _times(column, pair[1], inverse)
+    return features, cosine, scale, row, column
+
+
+def _rank_one(node: Expression) -> tuple[Expression | None, Expression | None] | None:
+    if node.op == "outer":
+        return node.operands[0], node.operands[1]
+    if node.op == "replicate":
+        return node.operands[0], None
+    if node.op == "transpose" and node.operands[0].op == "replicate":
+        return None, node.operands[0].operands[0]
+    return None
+
+
+def _times(
+    vector: Expression | None, factor: Expression | None, inverse: bool
+) -> Expression | None:
+    if factor is None:
+        return vector
+    factor = factor**-1.0 if inverse else factor
+    return factor if vector is None else vector * factor
