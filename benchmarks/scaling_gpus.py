@@ -1,0 +1,205 @@
+"""Epochs of a mixed data set on one and on many GPUs: strong and weak scaling of MACE.
+
+    torchrun --nproc-per-node 8 benchmarks/scaling_gpus.py --data ../data/*.xyz.gz --out rows
+    python benchmarks/scaling_gpus.py --collect rows
+
+What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
+ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
+first ten (launched one by one). A case is ``batching:kernels``; ``reference`` is plain PyTorch with
+every step launched one by one, which is how e3nn works, ``auto`` the fast kernels with captured
+steps. Batches of a fixed count hold as many structures as fill the capacity on average. Strong:
+the same data on all numbers of GPUs; weak: one copy of the data for each GPU.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from report import write_result
+
+from bevatron import kernels
+from bevatron.data.dataset import Dataset, Subset
+from bevatron.data.packing import pack
+from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
+from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.recipes.structures import DataConfig, batch_sizes, load_structures
+from bevatron.train.journal import read_journal
+from bevatron.train.loop import fit
+from bevatron.train.run import Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+LAUNCHED_WARM_UP = 10
+CASES = ("fixed_count:reference", "balanced:reference", "fixed_count:auto", "algorithm1:auto")
+CASES += ("balanced:auto",)
+
+
+def prepared_data(files: Sequence[Path], cutoff: float, folder: Path) -> tuple[Dataset, Any]:
+    """Prepare the structures, or open what is prepared; also the statistics that a model needs."""
+    config = DataConfig(train=tuple(files), valid_fraction=0.0)
+    train = load_structures(config, cutoff, folder).train
+    return train, statistics(train)
+
+
+def make_run(
+    train: Dataset, found: Any, case: str, folder: Path, arguments: argparse.Namespace
+) -> Run:
+    """Make a run of one case; the ranks share the folder."""
+    batching, implementation = case.split(":")
+    config = MaceConfig.preset(arguments.preset).with_data(
+        atomic_numbers=found.atomic_numbers,
+        atomic_energies=found.atomic_energies,
+        avg_num_neighbors=found.avg_num_neighbors,
+    )
+    sizes = batch_sizes(train)
+    captured = implementation != "reference"
+    settings = Settings(
+        optim=OptimConfig(lr=1e-4, ema=0.99),
+        schedule=ScheduleConfig(kind="constant"),
+        batch=BatchConfig(
+            algorithm=batching,  # type: ignore[arg-type]
+            capacity=arguments.capacity,
+            size=round(arguments.capacity / float(sizes["atoms"].mean())),
+            cost_nodes=1.0,
+            cost_edges=arguments.cost_edges if batching == "balanced" else 0.0,
+        ),
+        loader=LoaderConfig(workers=arguments.workers),
+        checkpoint=CheckpointConfig(every_epochs=None),
+        train=TrainConfig(
+            epochs=2 if captured else 1,
+            dtype="float32",
+            device=arguments.device,
+            cuda_graphs=captured and arguments.device != "cpu",
+            explode_factor=None,
+        ),
+    )
+    torch.manual_seed(0)
+    return Run(MACE(config), MaceTask(LossConfig()), train, sizes, folder, settings)
+
+
+def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train, and read the times of the steps from the journal."""
+    with kernels.use(case.split(":")[1]):
+        fit(run)
+    records = [r for r in read_journal(run.folder / "metrics.jsonl") if r["kind"] == "step"]
+    epochs = run.settings.train.epochs
+    per_epoch = len(records) // epochs
+    steady = records[per_epoch if epochs > 1 else min(LAUNCHED_WARM_UP, per_epoch // 4) :]
+    seconds = np.array([record["time"]["seconds"] for record in steady])
+    waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
+    atoms = int(run.sizes["atoms"].sum())
+    batch = run.settings.batch
+    cost = batch.cost_nodes * run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
+    plan = pack(
+        run.sizes["atoms"],
+        batch.capacities()["atoms"],
+        mesh.world,
+        algorithm=batch.algorithm,
+        balance=cost,
+        batch_size=batch.size if batch.algorithm == "fixed_count" else None,
+    )
+    epoch_seconds = float(seconds.mean() * per_epoch)
+    return {
+        "case": case,
+        "GPUs": mesh.world,
+        "structures": len(run.train),
+        "steps": per_epoch,
+        "counted": len(steady),
+        "ms/step": round(1e3 * float(seconds.mean()), 2),
+        "median": round(1e3 * float(np.median(seconds)), 2),
+        "epoch s": round(epoch_seconds, 3),
+        "atoms/s": round(atoms / epoch_seconds),
+        "waited %": round(100 * waited / float(seconds.sum()), 1),
+        "slowest/mean": round(float(plan.imbalance), 3),
+        "fill": round(float(plan.fill), 3),
+    }
+
+
+def copies(train: Dataset, number: int) -> Dataset:
+    """Repeat the data, every sample under several indices."""
+    return Subset(train, np.tile(np.arange(len(train)), number))
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Run all cases on the GPUs of this job; the first rank writes a file of rows."""
+    with tempfile.TemporaryDirectory() as scratch, open_mesh(arguments.device) as mesh:
+        folder = Path(arguments.scratch or scratch)
+        preset = MaceConfig.preset(arguments.preset)
+        train, found = prepared_data(arguments.data, preset.r_max, folder / "prepared")
+        if arguments.take:
+            train = Subset(train, np.arange(arguments.take))
+        rows = []
+        kinds = [("strong", case) for case in arguments.cases]
+        kinds += [("weak", case) for case in arguments.weak]
+        for kind, case in kinds:
+            fast = not case.endswith("reference")
+            number = mesh.world if kind == "weak" else arguments.strong_copies if fast else 1
+            data = copies(train, number)
+            make = partial(make_run, data, found, case, arguments=arguments)
+            run = make(folder / f"run-{mesh.world}-{kind}-{case.replace(':', '-')}")
+            row = measured(run, case, mesh, arguments)
+            rows.append({"scaling": kind, "copies": number, **row})
+            if mesh.is_main:
+                print(rows[-1], flush=True)
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                path = arguments.out / f"rows-{mesh.world}.json"
+                path.write_text(json.dumps(rows))
+
+
+def collect(folder: Path) -> None:
+    """Join the rows of all numbers of GPUs, add efficiencies and write the result."""
+    rows = [
+        row for path in sorted(folder.glob("rows-*.json")) for row in json.loads(path.read_text())
+    ]
+    rows.sort(key=lambda row: (row["scaling"], row["case"], row["GPUs"]))
+    single = {(r["scaling"], r["case"]): r["atoms/s"] for r in rows if r["GPUs"] == 1}
+    fixed = {r["GPUs"]: r["atoms/s"] for r in rows if r["case"] == "fixed_count:reference"}
+    for row in rows:
+        base = single.get((row["scaling"], row["case"]))
+        if base:
+            row["efficiency %"] = round(100 * row["atoms/s"] / (base * row["GPUs"]), 1)
+        if row["GPUs"] in fixed:
+            row["over fixed count, reference"] = round(row["atoms/s"] / fixed[row["GPUs"]], 2)
+    write_result("scaling_gpus", rows, notes=(__doc__ or "").split("\n\n")[-1], device="cuda")
+
+
+def main() -> None:
+    """Measure, or put together what was measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", nargs="*", type=Path, default=[])
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--weak", nargs="*", default=["balanced:auto"])
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--capacity", type=int, default=3072)
+    parser.add_argument("--cost-edges", type=float, default=0.0)
+    parser.add_argument("--strong-copies", type=int, default=4)
+    parser.add_argument("--take", type=int, default=0, help="only the first so many structures")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")
+    parser.add_argument("--out", type=Path, default=Path("scaling-rows"))
+    parser.add_argument("--collect", type=Path)
+    arguments = parser.parse_args()
+    if arguments.collect:
+        collect(arguments.collect)
+    else:
+        measure(arguments)
+
+
+if __name__ == "__main__":
+    main()
