@@ -28,6 +28,7 @@ from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import pack
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
 from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.recipes.step_cost import TERMS, StepCost, fit_cost
 from bevatron.recipes.structures import DataConfig, batch_sizes, load_structures
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
@@ -112,7 +113,11 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         batch_size=batch.size if batch.algorithm == "fixed_count" else None,
     )
     epoch_seconds = float(seconds.mean() * per_epoch)
-    return {
+    row: dict[str, Any] = {}
+    if mesh.world == 1 and len(steady) > len(TERMS):
+        costs = [StepCost(r["sizes"], r["time"]["seconds"], 0) for r in steady]
+        row["cost"], row["cost error"] = fit_cost(costs)
+    return row | {
         "case": case,
         "GPUs": mesh.world,
         "structures": len(run.train),
@@ -173,6 +178,13 @@ def collect(folder: Path) -> None:
             row["efficiency %"] = round(100 * row["atoms/s"] / (base * row["GPUs"]), 1)
         if row["GPUs"] in fixed:
             row["over fixed count, reference"] = round(row["atoms/s"] / fixed[row["GPUs"]], 2)
+    costs = {}
+    for row in rows:
+        cost, error = row.pop("cost", None), row.pop("cost error", None)
+        if cost is not None and row["scaling"] == "strong":
+            costs[row["case"]] = {**cost, "relative error": error}
+    print(json.dumps(costs, indent=1))
+    (folder / "costs.json").write_text(json.dumps(costs))
     write_result("scaling_gpus", rows, notes=(__doc__ or "").split("\n\n")[-1], device="cuda")
 
 
