@@ -1,0 +1,169 @@
+"""Edge lists as text: two columns of ids, perhaps a third of weights; plain or gzip."""
+
+import gzip
+from collections.abc import Iterator
+from io import BufferedIOBase
+from pathlib import Path
+
+import numpy as np
+
+from bevatron.data.graphs.graph import Edges, concatenate
+from bevatron.data.graphs.raw import RawGraph
+from bevatron.errors import DataError
+
+BLOCK_BYTES = 2**24
+"""How much of a file is read at once."""
+
+COMMENTS = (b"#", b"%", b"//")
+
+
+def read_edge_list(path: Path) -> RawGraph:
+    """Read an edge list: ``source destination [weight]``, one edge a line.
+
+    Columns are separated by blanks, tabs or commas; lines that begin with ``#``, ``%`` or ``//``
+    and empty lines are skipped, and so is a first line of names. Ids are whole numbers.
+
+    Raises
+    ------
+    DataError
+        Naming file and line of anything else.
+    """
+    edges = concatenate(list(edge_list_pieces(path)), 2**62)
+    return RawGraph(name=str(path), rows=edges.rows, cols=edges.cols, weights=edges.weights)
+
+
+def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edges]:
+    """Read an edge list a block at a time.
+
+    Parameters
+    ----------
+    path
+        The file; ``.gz`` is unpacked on the way.
+    block_bytes
+        Text that is held at once, about.
+
+    Yields
+    ------
+    Edges in the order of the file.
+    """
+    columns, line_number, header_seen = 0, 1, False
+    with _open(path) as stream:
+        for block in _blocks(stream, path, block_bytes):
+            lines = block.split(b"\n")
+            numbers, kept = _without_comments(lines, line_number, path)
+            line_number += len(lines) - 1
+            if kept and not columns:
+                if not header_seen and _is_header(kept[0]):
+                    header_seen, numbers, kept = True, numbers[1:], kept[1:]
+                if kept:
+                    columns = len(_fields(kept[0]))
+                    if columns not in {2, 3}:
+                        raise DataError(
+                            f"{path}, line {numbers[0]}: has {columns} columns, expected a source, "
+                            "a destination and perhaps a weight"
+                        )
+            if kept:
+                yield _parse(kept, numbers, columns, path)
+
+
+def _open(path: Path) -> BufferedIOBase:
+    try:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _blocks(stream: BufferedIOBase, path: Path, size: int) -> Iterator[bytes]:
+    """Read whole lines, each block ending with a line's end."""
+    rest = b""
+    while True:
+        try:
+            data = stream.read(size)
+        except (OSError, EOFError) as error:
+            raise DataError(f"{path}: is damaged ({error})") from None
+        if not data:
+            break
+        end = data.rfind(b"\n")
+        if end < 0:
+            rest += data
+            continue
+        yield rest + data[: end + 1]
+        rest = data[end + 1 :]
+    if rest:
+        yield rest + b"\n"
+
+
+def _without_comments(
+    lines: list[bytes], first: int, path: Path
+) -> tuple[list[int] | range, list[bytes]]:
+    """Return the lines that hold something, with their numbers."""
+    if first == 1 and lines[0].startswith(b"%%MatrixMarket"):
+        raise DataError(
+            f"{path}: is a Matrix Market file; scipy.sparse.save_npz('graph.npz', "
+            "scipy.io.mmread(FILE).tocsr()) makes an npz of it, which is read"
+        )
+    if lines[0].startswith(b"\x1f\x8b"):
+        raise DataError(f"{path}: is packed with gzip; its name must end in .gz")
+    plain = not any(mark in line for line in lines[:-1] for mark in COMMENTS)
+    if plain and all(lines[:-1]):
+        return range(first, first + len(lines) - 1), lines[:-1]
+    numbered = [
+        (number, line)
+        for number, line in enumerate(lines, first)
+        if (stripped := line.strip()) and not stripped.startswith(COMMENTS)
+    ]
+    return [number for number, _ in numbered], [line for _, line in numbered]
+
+
+def _fields(line: bytes) -> list[bytes]:
+    return line.replace(b",", b" ").replace(b";", b" ").split()
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line holds names: none of its fields is a number."""
+
+    def number(field: bytes) -> bool:
+        try:
+            float(field)
+        except ValueError:
+            return False
+        return True
+
+    return not any(number(field) for field in _fields(line))
+
+
+def _parse(lines: list[bytes], numbers: list[int] | range, columns: int, path: Path) -> Edges:
+    fields = _fields(b"\n".join(lines))
+    if len(fields) != columns * len(lines):
+        _explain(lines, numbers, columns, path)
+    try:
+        rows = np.array(fields[1::columns]).astype(np.int64)
+        cols = np.array(fields[0::columns]).astype(np.int64)
+        weights = np.array(fields[2::3]).astype(np.float32) if columns == 3 else None
+    except (ValueError, OverflowError):
+        _explain(lines, numbers, columns, path)
+        raise
+    return Edges(rows, cols, weights)
+
+
+def _explain(lines: list[bytes], numbers: list[int] | range, columns: int, path: Path) -> None:
+    """Find the line that is no edge."""
+    for number, line in zip(numbers, lines, strict=True):
+        fields = _fields(line)
+        shown = line.decode(errors="replace").strip()[:60]
+        if len(fields) != columns:
+            raise DataError(
+                f"{path}, line {number}: has {len(fields)} columns, expected {columns} as in the "
+                f"lines before ('{shown}')"
+            )
+        try:
+            values = [int(field) for field in fields[:2]]
+            float(fields[-1])
+        except ValueError:
+            raise DataError(
+                f"{path}, line {number}: '{shown}' is no edge; expected whole numbers of a source "
+                "and a destination"
+                + (" and a weight" if columns == 3 else "; text ids are not supported")
+            ) from None
+        if any(abs(value) >= 2**62 for value in values):
+            raise DataError(f"{path}, line {number}: the id in '{shown}' is too large")

@@ -1,0 +1,71 @@
+"""What is done with a graph while it is read: nothing that is not said here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bevatron.errors import ConfigError
+
+ROLES = ("train", "valid", "test")
+"""What vertices are used for, in the order of their numbers: 1, 2, 3; 0 is none of them."""
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """How a graph is read.
+
+    Attributes
+    ----------
+    self_loops
+        ``keep`` those of the file, ``add`` one to every vertex that has none (with weight 1, as
+        attention of a vertex to itself needs), or ``remove`` them.
+    symmetrise
+        Add the reverse of every edge that has none, with the same weight.
+    duplicates
+        An edge that stands twice: ``refuse`` the file, ``merge`` (the first one counts) or ``sum``
+        the weights (without weights each counts 1).
+    features
+        ``rows`` divides each vertex's features by the sum of their absolute values, as usual for
+        bags of words; ``keep`` leaves them alone.
+    renumber
+        Give vertices the numbers 0, 1, ... in the order of their ids in the file; for edge lists
+        with gaps.
+    num_nodes
+        Number of vertices; None = as the file says, or the largest id + 1.
+    split
+        Which of several splits in one file, from 0.
+    random_split
+        Shares of vertices with a label for training, validation and test, drawn at random; None =
+        the file's splits.
+    split_seed
+        Of ``random_split``.
+
+    Examples
+    --------
+    >>> GraphOptions(random_split=(0.9, 0.3, 0.0))
+    Traceback (most recent call last):
+    bevatron.errors.ConfigError: random_split: expected three shares of at most 1 in all, ...
+    """
+
+    self_loops: Literal["keep", "add", "remove"] = "keep"
+    symmetrise: bool = False
+    duplicates: Literal["refuse", "merge", "sum"] = "refuse"
+    features: Literal["keep", "rows"] = "keep"
+    renumber: bool = False
+    num_nodes: int | None = None
+    split: int = 0
+    random_split: tuple[float, float, float] | None = None
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.num_nodes is not None and self.num_nodes < 1:
+            raise ConfigError(f"num_nodes: expected 1 or more, got {self.num_nodes}")
+        if self.num_nodes is not None and self.renumber:
+            raise ConfigError("num_nodes: follows from the ids with renumber; leave one out")
+        if self.split < 0:
+            raise ConfigError(f"split: expected 0 or more, got {self.split}")
+        shares = self.random_split
+        if shares is not None and (min(shares) < 0 or not 0 < sum(shares) <= 1 + 1e-12):
+            raise ConfigError(
+                f"random_split: expected three shares of at most 1 in all, got {shares}"
+            )

@@ -1,0 +1,135 @@
+"""From what a file holds to a checked graph: the last step that all readers share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bevatron.data.graphs.graph import Edges, GraphArrays, SparseFeatures
+from bevatron.data.graphs.normalise import normalise_edges
+from bevatron.data.graphs.options import GraphOptions
+from bevatron.data.graphs.vertices import checked_features, checked_labels, checked_roles
+from bevatron.errors import DataError
+from bevatron.typing import Array, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class RawGraph:
+    """What a file holds, unchecked.
+
+    Attributes
+    ----------
+    name
+        The file, for messages.
+    rows, cols : [E] destination and source of every edge
+    weights : [E]; None = all 1
+    num_nodes
+        As the file says; None if it does not.
+    features, labels
+        Of the vertices; None = none.
+    splits
+        Masks or numbers of vertices under any of the usual names.
+    """
+
+    name: str
+    rows: Array
+    cols: Array
+    weights: Array | None = None
+    num_nodes: int | None = None
+    features: Array | SparseFeatures | None = None
+    labels: Array | None = None
+    splits: Mapping[str, Array] = field(default_factory=dict)
+
+
+def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
+    """Check everything and bring the edges into order.
+
+    Raises
+    ------
+    DataError
+        For anything that must not be trained on; the message names the file and the place.
+    """
+    edges = raw_edges(raw.name, raw.rows, raw.cols, raw.weights)
+    ids: IntArray | None = None
+    if options.renumber:
+        ids, edges = renumbered(edges, raw.name)
+        num_nodes = len(ids)
+    else:
+        num_nodes = count_vertices(raw, options, edges)
+    final, found = normalise_edges(edges, num_nodes, options, raw.name)
+    labels = checked_labels(raw.labels, num_nodes, raw.name)
+    return GraphArrays(
+        name=raw.name,
+        num_nodes=num_nodes,
+        edges=final,
+        features=checked_features(raw.features, num_nodes, options, raw.name),
+        labels=labels,
+        roles=checked_roles(raw.splits, labels, num_nodes, options, raw.name),
+        found=found,
+        ids=ids,
+    )
+
+
+def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first: int = 0) -> Edges:
+    """Check types and lengths of an edge list; weights that are all 1 are dropped.
+
+    Raises
+    ------
+    DataError
+        For arrays that are no edge list.
+    """
+    for what, values in (("destinations", rows), ("sources", cols)):
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise DataError(
+                f"{name}: {what} of edges have type {values.dtype} and shape {values.shape}, "
+                "expected whole numbers, one per edge"
+            )
+    if len(rows) != len(cols):
+        raise DataError(f"{name}: holds {len(cols):,} sources but {len(rows):,} destinations")
+    if weights is not None:
+        if weights.dtype.kind not in "fiub" or weights.shape != rows.shape:
+            raise DataError(
+                f"{name}: edge weights have type {weights.dtype} and shape {weights.shape}, "
+                f"expected one number for each of {len(rows):,} edges (edge features of several "
+                "columns are not supported)"
+            )
+        if weights.dtype != np.float64:
+            weights = weights.astype(np.float32, copy=False)
+        if not first and (weights == 1).all():
+            weights = None
+    signed = [v.astype(np.int64) if v.dtype.kind == "u" else v for v in (rows, cols)]
+    return Edges(signed[0], signed[1], weights)  # type: ignore[arg-type]
+
+
+def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
+    """Find the number of vertices: as told, as the file says, or the largest id + 1.
+
+    Raises
+    ------
+    DataError
+        If there is neither an edge nor a number.
+    """
+    for told in (options.num_nodes, raw.num_nodes):
+        if told is not None:
+            return told
+    for values in (raw.features, raw.labels):
+        if values is not None:
+            return int(values.shape[0])
+    if not len(edges):
+        raise DataError(f"{raw.name}: holds no edges and no number of vertices")
+    return max(int(edges.rows.max()), int(edges.cols.max())) + 1
+
+
+def renumbered(edges: Edges, name: str) -> tuple[IntArray, Edges]:
+    """Give the vertices that edges name the numbers 0, 1, ... in the order of their ids.
+
+    Raises
+    ------
+    DataError
+        For a negative id.
+    """
+    ids, place = np.unique(np.concatenate([edges.rows, edges.cols]), return_inverse=True)
+    if len(ids) and ids[0] < 0:
+        raise DataError(f"{name}: the id {ids[0]} is negative")
+    rows, cols = np.split(place.reshape(-1), 2)
+    return ids.astype(np.int64), Edges(rows, cols, edges.weights)

@@ -1,0 +1,103 @@
+"""One function for every kind of graph file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.graphs.edge_list import read_edge_list
+from bevatron.data.graphs.graph import GraphArrays
+from bevatron.data.graphs.npz import read_npz, read_splits
+from bevatron.data.graphs.ogb import read_ogb
+from bevatron.data.graphs.options import GraphOptions
+from bevatron.data.graphs.pyg import raw_from_pyg, read_pt
+from bevatron.data.graphs.raw import RawGraph, finish
+from bevatron.data.graphs.zipped import NpzFile
+from bevatron.errors import DataError
+from bevatron.typing import Array
+
+TEXT = {".txt", ".csv", ".tsv", ".edges", ".edgelist", ".el"}
+
+
+def read_graph(
+    source: Path | str | Any,
+    options: GraphOptions | None = None,
+    *,
+    features: Path | None = None,
+    labels: Path | None = None,
+    splits: Path | None = None,
+) -> GraphArrays:
+    r"""Read a graph, check it and bring its edges into order.
+
+    Parameters
+    ----------
+    source
+        An npz file, an edge list (.txt, .csv, .tsv, .edges, also .gz), a folder of OGB, a .pt file
+        of PyTorch Geometric, or such a `Data` itself.
+    options
+        Self loops, reverse edges, duplicates, features, splits.
+    features, labels
+        .npy files for what an edge list has not, one row per vertex.
+    splits
+        .npz file with masks or numbers of vertices: train, valid, test.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be read or holds what must not be trained on; it names file and place.
+    TrustError
+        If a .pt file holds more than tensors and plain values.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "triangle.txt"
+    >>> _ = file.write_text("# source destination\n0 1\n1 2\n2 0\n")
+    >>> graph = read_graph(file, GraphOptions(symmetrise=True))
+    >>> graph.num_nodes, graph.num_edges, graph.edges.cols.tolist()
+    (3, 6, [1, 2, 0, 2, 0, 1])
+    """
+    options = options or GraphOptions()
+    raw = _raw(Path(source)) if isinstance(source, str | Path) else raw_from_pyg(source)
+    if features is not None:
+        raw = replace(raw, features=_array(features))
+    if labels is not None:
+        raw = replace(raw, labels=_array(labels))
+    if splits is not None:
+        with NpzFile(splits) as file:
+            found = read_splits(file)
+            if not found:
+                raise DataError(
+                    f"{splits}: holds no splits, expected arrays train, valid, test (found: "
+                    f"{', '.join(file.names)})"
+                )
+            raw = replace(raw, splits=found)
+    return finish(raw, options)
+
+
+def _raw(path: Path) -> RawGraph:
+    if path.is_dir():
+        return read_ogb(path)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file")
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix in {".pt", ".pth"}:
+        return read_pt(path)
+    if suffix in TEXT or suffix == ".mtx":
+        return read_edge_list(path)
+    known = ", ".join(sorted(TEXT))
+    raise DataError(
+        f"{path}: is no graph file that is known; expected .npz, .pt, an edge list ({known}, also "
+        ".gz) or a folder of OGB"
+    )
+
+
+def _array(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as .npy ({error})") from None
+    return array
