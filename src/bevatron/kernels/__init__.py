@@ -8,7 +8,10 @@ from bevatron.kernels.bond_norm_gelu import bond_norm_gelu
 from bevatron.kernels.bonds import Bonds, index_bonds
 from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
 from bevatron.kernels.conditioned_transition import conditioned_transition
+from bevatron.kernels.csr import Csr
+from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
+from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.layer_norm_linear import layer_norm_linear
@@ -32,19 +35,24 @@ from bevatron.kernels.scatter_sum import scatter_sum
 from bevatron.kernels.segment_sum import segment_sum
 from bevatron.kernels.silu import silu
 from bevatron.kernels.spherical_harmonics import spherical_harmonics
+from bevatron.kernels.spmm import spmm
 from bevatron.kernels.swiglu import swiglu
 from bevatron.kernels.symmetric_contraction import symmetric_contraction
 from bevatron.kernels.transition import transition
 
 __all__ = [
     "Bonds",
+    "Csr",
     "KernelConfig",
     "bond_norm_gelu",
     "channelwise_tensor_product",
     "conditioned_transition",
     "current",
+    "dot_attention",
     "explain",
     "fused_adam_ema",
+    "graph_attention",
+    "graph_attention_v2",
     "implementations",
     "index_bonds",
     "indexed_linear",
@@ -63,6 +71,7 @@ __all__ = [
     "segment_sum",
     "silu",
     "spherical_harmonics",
+    "spmm",
     "swiglu",
     "symmetric_contraction",
     "transition",
