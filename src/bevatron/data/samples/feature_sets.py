@@ -156,9 +156,7 @@ FEATURE_SETS: Mapping[str, FeatureSet] = MappingProxyType(
             FeatureSet("set3", _SET3, ("stereo", "conjugated", "in_ring")),
             FeatureSet("original", _ORIGINAL, ("bond_type", "stereo", "conjugated")),
             FeatureSet("ying21", _YING21, _YING21_BONDS),
-            FeatureSet(
-                "ying21_periodic", (*_YING21, "period", "group", "element_type"), _YING21_BONDS
-            ),
+            FeatureSet("ying21_periodic", (*_ELEMENT, *_YING21[1:]), _YING21_BONDS),
         )
     }
 )

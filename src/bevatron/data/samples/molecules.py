@@ -34,7 +34,7 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
     feature_set_name
         One of `bevatron.data.samples.FEATURE_SETS`.
     num_targets
-        T, number of targets; 0 for molecules to predict.
+        T, number of targets; molecules to predict have 0 and no field for them.
 
     Raises
     ------
@@ -47,6 +47,7 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
     [(11,), (3,)]
     """
     chosen = feature_set(feature_set_name)
+    targets = Field("targets", "float32", (num_targets,), False, "[T]; NaN = no label")
     return (
         Field("atom_features", "int16", (len(chosen.atom),), True, "[N, F] index in vocabulary"),
         Field("bonds", "int32", (2,), True, "[M, 2] (sender, receiver); 2k, 2k+1 are one bond"),
@@ -58,9 +59,9 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
         Field("laplacian_vectors", "float32", (NUM_LAPLACIAN,), True, "[N, 7] of D - A, 0 padded"),
         Field("laplacian_values", "float32", (NUM_LAPLACIAN,), False, "[7] of D - A, 0 padded"),
         Field("positions", "float32", (3,), True, "[N, 3] Å; no rows = no conformer"),
-        Field("targets", "float32", (num_targets,), False, "[T]; NaN = no label"),
+        *((targets,) if num_targets else ()),
         Field("smiles", "uint8", (), True, "UTF-8 bytes of the molecule as given"),
-        Field("reason", "uint8", (), True, "UTF-8: why there are no atoms; empty = a molecule"),
+        Field("reason", "uint8", (), True, "UTF-8: why there are no atoms, or what was left out"),
         Field("source", "int64", (2,), False, "(file, row): index into the manifest, from 0"),
     )
 
@@ -227,7 +228,8 @@ def collate_molecules(
     degree = np.bincount(receivers, minlength=int(graph_ptr[-1]))
     incoming = np.argsort(receivers, kind="stable")
     has_positions = (_lengths(samples, "positions") == num_atoms) & (num_atoms > 0)
-    targets = np.stack([s["targets"] for s in samples]).astype(np.float32)
+    none = np.zeros(0, dtype=np.float32)
+    targets = np.stack([s.get("targets", none) for s in samples]).astype(np.float32)
     known = ~np.isnan(targets)
     graph_weight = np.asarray(weights, dtype=np.float32)
     graphs = np.arange(len(samples))

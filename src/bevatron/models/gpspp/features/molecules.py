@@ -1,0 +1,204 @@
+"""From what a file holds to an RDKit molecule with implicit hydrogen, and its conformer if any.
+
+Nothing here raises for a bad molecule: a reason is given instead, since one bad row among millions
+must not stop a preparation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.errors import require
+from bevatron.models.gpspp.features.elements import NUM_ELEMENTS
+from bevatron.typing import Array, Arrays
+
+MAX_ATOMS = 1024
+"""Larger molecules are refused: their pairs alone would take megabytes."""
+
+_NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Molecule:
+    """A molecule as it was understood, or why it was not.
+
+    Attributes
+    ----------
+    graph
+        RDKit molecule; None if it cannot be used.
+    smiles
+        As given, or written by RDKit where no SMILES was given.
+    positions : [N, 3] Å or no rows
+    reason
+        Why ``graph`` is None, or what was left out; empty if all is well.
+    """
+
+    graph: Any
+    smiles: str
+    positions: Array = field(default_factory=lambda: _NO_POSITIONS)
+    reason: str = ""
+
+
+def read_molecule(sample: Arrays) -> Molecule:
+    """Understand a raw sample of `bevatron.data.readers.molecules`.
+
+    The graph is that of ``smiles`` where there is one, else of ``block``, an entry of an SDF.
+    Coordinates are those of ``positions`` (in the order of the SMILES' atoms without explicit
+    hydrogen), of ``block`` or of a CXSMILES.
+    """
+    text = _text(sample["smiles"])
+    block = _text(sample["block"]) if "block" in sample else ""
+    if not text.strip() and not block:
+        return Molecule(None, text, reason="the SMILES is empty")
+    graph, reason = _from_smiles(text) if text.strip() else _from_block(block)
+    if graph is None:
+        return Molecule(None, text, reason=reason)
+    chem = require("rdkit.Chem", "molecules")
+    smiles = text or chem.MolToSmiles(graph)
+    reason = _why_unusable(graph)
+    if reason:
+        return Molecule(None, smiles, reason=reason)
+    given = np.asarray(sample.get("positions", _NO_POSITIONS), dtype=np.float32)
+    if len(given):
+        positions: Array = given
+        reason = _why_not_these(given, graph.GetNumAtoms())
+    elif block and text.strip():
+        positions, reason = _matched(block, graph)
+    else:
+        positions, reason = _conformer(graph)
+    return Molecule(graph, smiles, _NO_POSITIONS if reason else positions, reason)
+
+
+def from_rdkit(graph: Any, positions: Array | None = None) -> Molecule:
+    """Take an RDKit molecule; explicit hydrogen is removed, the conformer kept."""
+    chem = require("rdkit.Chem", "molecules")
+    graph = chem.RemoveHs(graph)
+    smiles = chem.MolToSmiles(graph)
+    reason = _why_unusable(graph)
+    if reason:
+        return Molecule(None, smiles, reason=reason)
+    if positions is None:
+        found, reason = _conformer(graph)
+    else:
+        found = np.asarray(positions, dtype=np.float32).reshape(-1, 3)
+        reason = _why_not_these(found, graph.GetNumAtoms())
+    return Molecule(graph, smiles, _NO_POSITIONS if reason else found, reason)
+
+
+def _text(values: Array) -> str:
+    return values.tobytes().decode("utf-8", errors="replace")
+
+
+def _from_smiles(text: str) -> tuple[Any, str]:
+    chem = require("rdkit.Chem", "molecules")
+    graph = chem.MolFromSmiles(text)
+    if graph is not None:
+        return graph, ""
+    loose = chem.MolFromSmiles(text, sanitize=False)
+    if loose is None:
+        return None, "the SMILES cannot be parsed"
+    return None, _problem(loose)
+
+
+def _from_block(block: str) -> tuple[Any, str]:
+    chem = require("rdkit.Chem", "molecules")
+    graph = chem.MolFromMolBlock(block)
+    if graph is not None:
+        return graph, ""
+    loose = chem.MolFromMolBlock(block, sanitize=False)
+    if loose is None:
+        return None, "the entry of the SDF cannot be parsed"
+    return None, _problem(loose)
+
+
+def _problem(loose: Any) -> str:
+    chem = require("rdkit.Chem", "molecules")
+    problems = chem.DetectChemistryProblems(loose)
+    return problems[0].Message() if problems else "no chemical structure can be made of it"
+
+
+def _why_unusable(graph: Any) -> str:
+    num = graph.GetNumAtoms()
+    if num == 0:
+        return "there are no atoms"
+    if num > MAX_ATOMS:
+        return f"{num} atoms are more than the {MAX_ATOMS} that are allowed"
+    for atom in atoms_of(graph):
+        if not 1 <= atom.GetAtomicNum() <= NUM_ELEMENTS:
+            return f"atom {atom.GetIdx()} ('{atom.GetSymbol()}') is no element"
+    return ""
+
+
+def _why_not_these(positions: npt.NDArray[Any], num_atoms: int) -> str:
+    if len(positions) != num_atoms:
+        return f"3D left out: {len(positions)} positions for {num_atoms} atoms"
+    if not np.isfinite(positions).all():
+        return "3D left out: a coordinate is not finite"
+    if num_atoms > 1 and not np.ptp(positions, axis=0).any():
+        return "3D left out: all atoms are in one place"
+    return ""
+
+
+def _conformer(graph: Any) -> tuple[Array, str]:
+    if not graph.GetNumConformers():
+        return _NO_POSITIONS, ""
+    conformer = graph.GetConformer()
+    if not conformer.Is3D():
+        return _NO_POSITIONS, "3D left out: the coordinates are those of a drawing"
+    positions = np.asarray(conformer.GetPositions(), dtype=np.float32)
+    return positions, _why_not_these(positions, graph.GetNumAtoms())
+
+
+def _matched(block: str, graph: Any) -> tuple[Array, str]:
+    """Bring the conformer of an SDF entry into the order of the SMILES' atoms."""
+    shown, reason = _from_block(block)
+    if shown is None:
+        return _NO_POSITIONS, f"3D left out: {reason}"
+    positions, reason = _conformer(shown)
+    if reason or not len(positions):
+        return _NO_POSITIONS, reason or "3D left out: the structure has no coordinates"
+    order = _same_order(shown, graph)
+    if order is None:
+        return _NO_POSITIONS, "3D left out: the structure is of another molecule than the SMILES"
+    return positions[order], ""
+
+
+def _same_order(shown: Any, graph: Any) -> Sequence[int] | None:
+    """For each atom of ``graph`` the one of ``shown`` that it is; bond orders may differ."""
+    num = graph.GetNumAtoms()
+    if shown.GetNumAtoms() != num or shown.GetNumBonds() != graph.GetNumBonds():
+        return None
+    if _skeleton(shown) == _skeleton(graph):
+        return range(num)
+    match = _plain(shown).GetSubstructMatch(_plain(graph))
+    return match if len(match) == num else None
+
+
+def atoms_of(graph: Any) -> list[Any]:
+    """List a molecule's atoms; several times faster than RDKit's own iterator."""
+    return [graph.GetAtomWithIdx(i) for i in range(graph.GetNumAtoms())]
+
+
+def bonds_of(graph: Any) -> list[Any]:
+    """List a molecule's bonds."""
+    return [graph.GetBondWithIdx(i) for i in range(graph.GetNumBonds())]
+
+
+def _skeleton(graph: Any) -> tuple[list[int], set[tuple[int, int]]]:
+    bonds = ((b.GetBeginAtomIdx(), b.GetEndAtomIdx()) for b in bonds_of(graph))
+    numbers = [atom.GetAtomicNum() for atom in atoms_of(graph)]
+    return numbers, {(min(pair), max(pair)) for pair in bonds}
+
+
+def _plain(graph: Any) -> Any:
+    """Elements joined by single bonds, nothing else."""
+    chem = require("rdkit.Chem", "molecules")
+    plain = chem.RWMol()
+    for atom in atoms_of(graph):
+        plain.AddAtom(chem.Atom(atom.GetAtomicNum()))
+    for bond in bonds_of(graph):
+        plain.AddBond(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), chem.BondType.SINGLE)
+    return plain

@@ -1,0 +1,172 @@
+r"""Features of the bond graph alone, for many molecules of one size at a time.
+
+All start from adjacency matrices A [B, n, n] and degrees D:
+
+* shortest paths: bonds between two atoms, by Floyd and Warshall's relaxation over all molecules at
+  once; large molecules one by one by a search;
+* random walks: $\mathrm{diag}(P^k)$, $k = 1..16$, $P = D^{-1} A$. P is similar to the symmetric
+  $S = D^{-1/2} A D^{-1/2}$, so $\mathrm{diag}(P^{a+b})$ is the row sum of $S^a \circ S^b$: eight
+  powers give sixteen diagonals;
+* Laplacian: the seven lowest eigenpairs of $L = D - A$ after the first, vectors of length 1.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.samples.molecules import (
+    MAX_DISTANCE,
+    NUM_LAPLACIAN,
+    NUM_WALKS,
+    UNREACHABLE,
+)
+from bevatron.typing import Array, FloatArray, IntArray
+
+_DENSE_LIMIT = 64
+"""Atoms up to which n^3 additions are faster than a search per molecule."""
+
+_FAR = 16000
+
+
+def shortest_paths(adjacency: Array) -> npt.NDArray[np.uint8]:
+    """Count the bonds between all pairs of atoms.
+
+    Parameters
+    ----------
+    adjacency : [B, n, n] bool
+
+    Returns
+    -------
+    uint8 [B, n, n]; `UNREACHABLE` without a path, longer ones are `MAX_DISTANCE`.
+
+    Examples
+    --------
+    >>> chain = np.array([[[0, 1, 0], [1, 0, 1], [0, 1, 0]]], dtype=bool)
+    >>> shortest_paths(chain)[0, 0].tolist()
+    [0, 1, 2]
+    """
+    num = adjacency.shape[1]
+    if num > _DENSE_LIMIT:
+        found: npt.NDArray[Any] = np.stack([_searched(matrix) for matrix in adjacency])
+    else:
+        found = np.where(adjacency, 1, _FAR).astype(np.int16)
+        found[:, np.arange(num), np.arange(num)] = 0
+        for middle in range(num):
+            via = found[:, :, middle, None] + found[:, None, middle, :]
+            np.minimum(found, via, out=found)
+    unreachable = found >= _FAR
+    return np.where(unreachable, UNREACHABLE, np.minimum(found, MAX_DISTANCE)).astype(np.uint8)
+
+
+def _searched(adjacency: Array) -> IntArray:
+    """Search from all atoms of one molecule at once, one bond farther in each round."""
+    num = len(adjacency)
+    links = adjacency.astype(bool)
+    degree = links.sum(axis=1)
+    # Neighbours of each atom; the atom itself fills up the row and changes nothing.
+    neighbours = np.repeat(np.arange(num)[:, None], max(int(degree.max(initial=0)), 1), axis=1)
+    atom, other = np.nonzero(links)
+    start = np.cumsum(degree) - degree
+    neighbours[atom, np.arange(len(atom)) - start[atom]] = other
+    distances = np.full((num, num), _FAR, dtype=np.int64)
+    frontier = np.eye(num, dtype=bool)
+    length = 0
+    while frontier.any():
+        distances[frontier] = length
+        length += 1
+        frontier = frontier[:, neighbours].any(axis=2) & (distances == _FAR)
+    return distances
+
+
+def random_walks(adjacency: Array) -> FloatArray:
+    """Probabilities to be back at the start after 1 to 16 steps.
+
+    Parameters
+    ----------
+    adjacency : [B, n, n] bool
+
+    Returns
+    -------
+    float64 [B, n, 16]; zero for an atom without bonds.
+    """
+    links = adjacency.astype(np.float64)
+    degree = links.sum(axis=2)
+    inverse = np.where(degree > 0, 1.0 / np.sqrt(np.maximum(degree, 1.0)), 0.0)
+    symmetric = links * inverse[:, :, None] * inverse[:, None, :]
+    powers = [np.broadcast_to(np.eye(adjacency.shape[1]), symmetric.shape), symmetric]
+    for _ in range(NUM_WALKS // 2 - 1):
+        powers.append(powers[-1] @ symmetric)
+    back = [
+        np.einsum("bij,bij->bi", powers[k // 2], powers[k - k // 2])
+        for k in range(1, NUM_WALKS + 1)
+    ]
+    return np.stack(back, axis=2)
+
+
+def laplacian(adjacency: Array) -> tuple[FloatArray, FloatArray]:
+    """Lowest eigenpairs of D - A, the first left out.
+
+    Vectors are of length 1 and of arbitrary sign, fixed here so that the first large entry is
+    positive. What molecules of fewer than eight atoms or without bonds lack is zero.
+
+    Parameters
+    ----------
+    adjacency : [B, n, n] bool
+
+    Returns
+    -------
+    values : [B, 7]
+    vectors : [B, n, 7]
+    """
+    size, num = adjacency.shape[:2]
+    links = adjacency.astype(np.float64)
+    matrix = -links
+    matrix[:, np.arange(num), np.arange(num)] = links.sum(axis=2)
+    found, vectors = np.linalg.eigh(matrix)
+    kept = min(num - 1, NUM_LAPLACIAN)
+    values = np.zeros((size, NUM_LAPLACIAN))
+    result = np.zeros((size, num, NUM_LAPLACIAN))
+    values[:, :kept] = np.maximum(found[:, 1 : kept + 1], 0.0)
+    result[:, :, :kept] = _signed(vectors[:, :, 1 : kept + 1])
+    bonded = links.any(axis=(1, 2))
+    return values * bonded[:, None], result * bonded[:, None, None]
+
+
+def _signed(vectors: FloatArray) -> FloatArray:
+    if not vectors.size:
+        return vectors
+    size = np.abs(vectors)
+    large = np.asarray(size > 0.5 * size.max(axis=1, keepdims=True))
+    first = large.argmax(axis=1)[:, None, :]
+    sign: FloatArray = np.sign(np.take_along_axis(vectors, first, axis=1))
+    return vectors * sign
+
+
+def environments(distances: npt.NDArray[np.uint8], bonded: Array, radius: int) -> IntArray:
+    """Count the atoms of the environment of ``radius`` bonds around each atom.
+
+    As RDKit has it: all atoms within that many bonds, or none where no bond lies so far out. A
+    bond belongs to the shell after its nearer atom.
+
+    Parameters
+    ----------
+    distances : [B, n, n] of `shortest_paths`
+    bonded : [B, n, n] bool
+    radius
+        In bonds.
+
+    Returns
+    -------
+    int64 [B, n]
+    """
+    within: IntArray = (distances <= radius).sum(axis=2, dtype=np.int64)
+    if not distances.size:
+        return within
+    # The outermost bond is the one whose nearer atom is farthest.
+    shell = np.zeros(distances.shape[:2], dtype=np.int64)
+    first, second, third = np.nonzero(bonded)
+    nearer = np.minimum(distances[first, :, second], distances[first, :, third]).astype(np.int64)
+    nearer = np.where(nearer == UNREACHABLE, -1, nearer)
+    np.maximum.at(shell, first, nearer + 1)
+    return np.where(shell >= radius, within, 0)
