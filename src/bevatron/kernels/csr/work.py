@@ -7,6 +7,7 @@ neighbours in the list take equally long, and the longest start first.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,9 @@ class Work:
     def map(self, move: Callable[[Tensor], Tensor]) -> "Work":
         """Return a copy with every tensor moved."""
         tensors = {each.name: getattr(self, each.name) for each in fields(self)}
-        moved = {name: move(t) for name, t in tensors.items() if isinstance(t, Tensor)}
+        moved: dict[str, Any] = {
+            name: move(tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)
+        }
         return replace(self, **moved)
 
     def at_least(self, length: int) -> int:
