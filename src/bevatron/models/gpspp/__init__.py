@@ -1,5 +1,25 @@
-"""GPS++: molecular property prediction (Masters et al. 2023)."""
+"""GPS++: configuration, model, task, conversion from the official weights."""
 
-from bevatron.models.gpspp.features import Featurizer, featurize
+from bevatron.models.gpspp.config import PRESETS, DropoutConfig, GPSPlusPlusConfig, Target
+from bevatron.models.gpspp.convert import from_official
+from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, corrupt, observe
+from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
+from bevatron.models.gpspp.storage import load_model, save_model
 
-__all__ = ["Featurizer", "featurize"]
+__all__ = [
+    "OUTPUTS",
+    "PRESETS",
+    "CorruptionConfig",
+    "DropoutConfig",
+    "GPSPlusPlus",
+    "GPSPlusPlusConfig",
+    "Inputs",
+    "Mode",
+    "Target",
+    "build",
+    "corrupt",
+    "from_official",
+    "load_model",
+    "observe",
+    "save_model",
+]

@@ -1,0 +1,303 @@
+"""Hyper-parameters of GPS++, frozen and checked, and the published ones by name."""
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any, Literal, Self
+
+from tyro.conf import Suppress
+
+from bevatron.data.samples import FeatureSet, feature_set
+from bevatron.errors import ConfigError
+
+TargetKind = Literal["regression", "binary", "multiclass"]
+"""What a target is: a number, 0 or 1, or the number of a class from 0."""
+
+PCQM4MV2_MEAN = 5.380503871833475
+PCQM4MV2_STD = 1.1785068841097899
+"""Mean and spread of the training labels of PCQM4Mv2 that the published models use, eV."""
+
+MEAN_DISTANCE = 3.6966338
+"""Mean distance of two atoms in PCQM4Mv2 in Å; distances are divided by twice as much."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One property to be predicted.
+
+    Attributes
+    ----------
+    name
+        As in metrics and predictions.
+    kind
+        See `TargetKind`.
+    mean, std
+        Of ``regression``: the network learns (label - mean) / std.
+    unit
+        For tables.
+    num_classes
+        Of ``multiclass``.
+    """
+
+    name: str
+    kind: TargetKind = "regression"
+    mean: float = 0.0
+    std: float = 1.0
+    unit: str = ""
+    num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ConfigError(f"targets: '{self.name}' has a std of {self.std}, expected above 0")
+        if self.kind == "multiclass" and self.num_classes < 2:
+            raise ConfigError(
+                f"targets: '{self.name}' has {self.num_classes} classes, expected 2 or more"
+            )
+
+    @property
+    def width(self) -> int:
+        """Numbers that the network gives for it."""
+        return self.num_classes if self.kind == "multiclass" else 1
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Rates of dropout; all but ``attention`` and ``ffn`` drop whole rows.
+
+    Attributes
+    ----------
+    node, edge, global_
+        Of the updates of message passing: of an atom's, a directed edge's, a molecule's.
+    encoder
+        Of the encoded positions and bond lengths.
+    attention
+        Of single attention probabilities.
+    graph
+        Of what attention and FFN add to a whole molecule, in the last block; it rises linearly
+        with depth from 0 in the first.
+    ffn
+        Of single hidden features of the FFN.
+    """
+
+    node: float = 0.3
+    edge: float = 0.0035
+    global_: float = 0.35
+    encoder: float = 0.18
+    attention: float = 0.3
+    graph: float = 0.3
+    ffn: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, rate in vars(self).items():
+            if not 0 <= rate < 1:
+                raise ConfigError(f"dropout.{name}: expected one in [0, 1), got {rate}")
+
+
+@dataclass(frozen=True)
+class GPSPlusPlusConfig:
+    """Everything that defines a GPS++ apart from its weights.
+
+    Attributes
+    ----------
+    feature_set
+        Chemical features of atoms and bonds, see `bevatron.data.samples.FEATURE_SETS`.
+    num_layers
+        Blocks.
+    node_width, edge_width, global_width
+        Features of an atom, a directed edge, a molecule.
+    num_heads
+        Of attention; they share the node's features.
+    ffn_width
+        Hidden features of the FFN.
+    expansion
+        Hidden over output features of the MLPs of nodes, edges and globals.
+    embedding_width
+        Of the tables of chemical features and degrees.
+    encoder_width, encoder_expansion, encoder_norm
+        Of the MLPs of positional encodings: output, hidden over output, and whether the input is
+        normalised.
+    decoder_width
+        Hidden features of the read-out; None = as many as a node has.
+    decoder
+        What it reads: the sum over atoms, or that and the global features.
+    mpnn, attention, ffn
+        The parts of a block.
+    edges
+        Edge features with an MLP; without them a message is the two atoms' features.
+    globals_
+        Global features.
+    sender_aggregation
+        Atoms sum over the edges out of them too.
+    adjacent_aggregation
+        Atoms sum over their neighbours' features too.
+    laplacian, random_walk, degree
+        Encodings of a node's position in the graph. ``num_laplacian`` and ``num_walks`` are how
+        many numbers of each are read.
+    shortest_paths
+        Bias of attention by the number of bonds between two atoms.
+    distance_bias
+        Bias of attention by distance.
+    distance_sum
+        3D centrality: a node feature from the distances to all atoms.
+    bond_lengths
+        An edge feature.
+    unused_bias
+        Keep the tables and networks of the bias without attention, as official checkpoints do.
+    num_kernels
+        Gaussian kernels of a distance.
+    max_path
+        Longer paths count as this; 0 stands for no path.
+    max_degree
+        Larger degrees count as this.
+    noisy_nodes, noisy_edges
+        Heads that name an atom's and a bond's features again.
+    denoising
+        A head that points back from noisy positions.
+    targets
+        What is predicted.
+    dropout
+        See `DropoutConfig`.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range or values contradict each other.
+
+    Examples
+    --------
+    >>> GPSPlusPlusConfig.preset("gpspp-16").num_layers
+    16
+    """
+
+    feature_set: str = "set1"
+    num_layers: int = 16
+    node_width: int = 256
+    edge_width: int = 128
+    global_width: int = 64
+    num_heads: int = 32
+    ffn_width: int = 1024
+    expansion: int = 4
+    embedding_width: int = 64
+    encoder_width: int = 32
+    encoder_expansion: int = 2
+    encoder_norm: bool = True
+    decoder_width: int | None = None
+    decoder: Literal["nodes", "nodes_and_global"] = "nodes"
+    mpnn: bool = True
+    attention: bool = True
+    ffn: bool = True
+    edges: bool = True
+    globals_: bool = True
+    sender_aggregation: bool = True
+    adjacent_aggregation: bool = True
+    laplacian: bool = True
+    num_laplacian: int = 7
+    random_walk: bool = True
+    num_walks: int = 16
+    degree: bool = True
+    shortest_paths: bool = True
+    distance_bias: bool = True
+    distance_sum: bool = True
+    bond_lengths: bool = True
+    unused_bias: bool = False
+    num_kernels: int = 128
+    max_path: int = 100
+    max_degree: int = 60
+    noisy_nodes: bool = True
+    noisy_edges: bool = True
+    denoising: bool = False
+    targets: Suppress[tuple[Target, ...]] = (Target("gap", unit="eV"),)
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+
+    def __post_init__(self) -> None:
+        feature_set(self.feature_set)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+        if self.node_width % self.num_heads:
+            raise ConfigError(
+                f"num_heads: {self.num_heads} heads do not divide node_width {self.node_width}"
+            )
+        if not (self.mpnn or self.attention):
+            raise ConfigError("mpnn: a block needs message passing or attention, both are off")
+        if self.decoder == "nodes_and_global" and not self.globals_:
+            raise ConfigError("decoder: 'nodes_and_global' needs globals_")
+        if self.noisy_edges and not self.edges:
+            raise ConfigError("noisy_edges: needs edges")
+        if self.denoising and not self.uses_positions:
+            raise ConfigError("denoising: needs distance_bias, distance_sum or bond_lengths")
+        names = [target.name for target in self.targets]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"targets: expected different names, got {names}")
+
+    @property
+    def features(self) -> FeatureSet:
+        """The chemical features."""
+        return feature_set(self.feature_set)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether attention reads a bias at all."""
+        return (self.shortest_paths or self.distance_bias) and (self.attention or self.denoising)
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether positions can change anything."""
+        distances = self.distance_bias and (self.attention or self.denoising)
+        return distances or self.distance_sum or (self.bond_lengths and self.edges)
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return 1.0 / sqrt(self.node_width / self.num_heads)
+
+    def updates_globals(self, layer: int) -> bool:
+        """Whether a block, counted from 0, has an MLP of the global features."""
+        last = layer == self.num_layers - 1
+        return self.globals_ and self.mpnn and (self.decoder != "nodes" or not last)
+
+    def graph_dropout(self, layer: int) -> float:
+        """Return the rate at which a block's attention and FFN skip a whole molecule."""
+        return self.dropout.graph * layer / max(self.num_layers - 1, 1)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return published hyper-parameters by name, with changes.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such preset.
+        """
+        if name not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise ConfigError(f"preset: there is no '{name}' (known: {known})")
+        return cls(**{**PRESETS[name], **changes})
+
+
+_RANGES = (
+    ("num_layers", 1, 1024),
+    ("node_width", 1, 65536),
+    ("edge_width", 1, 65536),
+    ("global_width", 1, 65536),
+    ("num_heads", 1, 65536),
+    ("ffn_width", 1, 1048576),
+    ("expansion", 1, 64),
+    ("embedding_width", 1, 65536),
+    ("encoder_width", 1, 65536),
+    ("encoder_expansion", 1, 64),
+    ("num_laplacian", 1, 7),
+    ("num_walks", 1, 16),
+    ("num_kernels", 1, 65536),
+    ("max_path", 1, 254),
+    ("max_degree", 1, 1024),
+)
+
+_GAP = (Target("gap", mean=PCQM4MV2_MEAN, std=PCQM4MV2_STD, unit="eV"),)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    f"gpspp-{layers}{suffix}": {"num_layers": layers, "targets": _GAP, **changes}
+    for suffix, changes in (("", {}), ("-mpnn", {"attention": False}))
+    for layers in (16, 8, 4)
+}
+"""The published models: 44, 22 and 11 million parameters, and those without attention."""

@@ -1,0 +1,184 @@
+"""What a model is shown of a batch: as it is, or masked and disturbed for training.
+
+All random numbers are drawn by torch on the batch's device, in shapes that depend on the batch's
+shapes alone: a captured step draws new ones every time it is replayed, and nothing waits for the
+device. Every mask is one of whole molecules, so that none can join two molecules.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bevatron.data.samples import FeatureSet, MoleculeBatch
+from bevatron.errors import ConfigError
+
+Mode = Literal["2d", "3d", "both"]
+"""What a model sees: shortest paths, positions, or both; a molecule without positions is always
+seen in 2D."""
+
+
+@dataclass(frozen=True)
+class CorruptionConfig:
+    """How inputs are disturbed in training.
+
+    Attributes
+    ----------
+    node_noise, edge_noise
+        Chance that an entry of an atom's or a directed edge's features is drawn anew from its
+        vocabulary.
+    masking
+        Odds that a molecule with positions is shown with shortest paths only, positions only, or
+        both. It acts if the model can use positions.
+    random_signs
+        Draw the signs of the Laplacian's eigenvectors, anew for every molecule and step.
+    position_noise
+        Spread of what is added to positions, Å, if the model has a denoising head.
+    """
+
+    node_noise: float = 0.01
+    edge_noise: float = 0.01
+    masking: tuple[float, float, float] = (1.0, 3.0, 1.0)
+    random_signs: bool = True
+    position_noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("node_noise", "edge_noise"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}: expected one in [0, 1], got {getattr(self, name)}")
+        if min(self.masking) < 0 or sum(self.masking) <= 0:
+            raise ConfigError(
+                f"masking: expected three odds of 0 or more, not all 0, got {self.masking}"
+            )
+        if self.position_noise <= 0:
+            raise ConfigError(f"position_noise: expected above 0 Å, got {self.position_noise}")
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Return the odds of ``masking`` as probabilities."""
+        only_2d, only_3d, both = (odds / sum(self.masking) for odds in self.masking)
+        return only_2d, only_3d, both
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model reads in place of a batch's own fields.
+
+    Attributes
+    ----------
+    atom_features, bond_features, laplacian_vectors, positions
+        As in `MoleculeBatch`.
+    keep_2d
+        Molecules whose shortest paths are seen, [G]; None = all.
+    keep_3d
+        Molecules whose positions are seen, [G]; None = none, and nothing of them is computed.
+    position_noise
+        What was added to positions, over its spread: standard normal numbers. None = nothing.
+    """
+
+    atom_features: Int[Tensor, "N F"]
+    bond_features: Int[Tensor, "E Fe"]
+    laplacian_vectors: Float[Tensor, "N V"]
+    positions: Float[Tensor, "N 3"]
+    keep_2d: Bool[Tensor, " G"] | None = None
+    keep_3d: Bool[Tensor, " G"] | None = None
+    position_noise: Float[Tensor, "N 3"] | None = None
+
+    @property
+    def only_3d(self) -> Bool[Tensor, " G"] | None:
+        """Molecules that are seen by their positions alone."""
+        if self.keep_2d is None or self.keep_3d is None:
+            return None
+        return self.keep_3d & ~self.keep_2d
+
+
+def observe(batch: MoleculeBatch, mode: Mode = "2d") -> Inputs:
+    """Show a batch as it is.
+
+    Parameters
+    ----------
+    batch
+        Molecules.
+    mode
+        See `Mode`; GPS++ is validated and used in 2D.
+    """
+    found = batch.has_positions
+    keep = {"2d": (None, None), "3d": (~found, found), "both": (None, found)}
+    if mode not in keep:
+        raise ConfigError(f"mode: expected one of {', '.join(keep)}, got '{mode}'")
+    return Inputs(
+        batch.atom_features,
+        batch.bond_features,
+        batch.laplacian_vectors,
+        batch.positions,
+        *keep[mode],
+    )
+
+
+@torch.no_grad()
+def corrupt(
+    batch: MoleculeBatch,
+    config: CorruptionConfig,
+    features: FeatureSet,
+    *,
+    uses_positions: bool = True,
+    denoising: bool = False,
+) -> Inputs:
+    """Mask and disturb a batch for one step of training.
+
+    Parameters
+    ----------
+    batch
+        Molecules.
+    config
+        How.
+    features
+        Sizes of the vocabularies.
+    uses_positions
+        Whether the model can; else all molecules are shown with their shortest paths.
+    denoising
+        Whether positions are disturbed.
+    """
+    positions, noise, keep_2d, keep_3d = batch.positions, None, None, None
+    if uses_positions:
+        keep_2d, keep_3d = _groups(batch, config)
+    if denoising:
+        noise = torch.randn_like(positions)
+        positions = positions + config.position_noise * noise
+    vectors = batch.laplacian_vectors
+    if config.random_signs:
+        shape = (batch.num_graphs, vectors.shape[1])
+        signs = torch.randint(0, 2, shape, device=vectors.device).to(vectors.dtype) * 2 - 1
+        vectors = vectors * signs[batch.graph]
+    return Inputs(
+        _redrawn(batch.atom_features, features.atom_sizes, config.node_noise),
+        _redrawn(batch.bond_features, features.bond_sizes, config.edge_noise),
+        vectors,
+        positions,
+        keep_2d,
+        keep_3d,
+        noise,
+    )
+
+
+def _groups(batch: MoleculeBatch, config: CorruptionConfig) -> tuple[Tensor, Tensor]:
+    """Draw for every molecule what is seen of it."""
+    only_2d, only_3d, _ = config.shares
+    draw = torch.rand(batch.num_graphs, device=batch.has_positions.device)
+    keep_3d = batch.has_positions & (draw >= only_2d)
+    return ~(keep_3d & (draw < only_2d + only_3d)), keep_3d
+
+
+def _redrawn(features: Tensor, sizes: tuple[int, ...], chance: float) -> Tensor:
+    """Replace each entry with the given chance by any value of its vocabulary."""
+    if chance == 0.0:
+        return features
+    draws = torch.rand(2, *features.shape, device=features.device)
+    # One multiplication per column: a tensor of sizes would have to come from the host.
+    columns = draws[1].unbind(1)
+    anew = torch.stack(
+        [(u * n).long().clamp_(max=n - 1) for u, n in zip(columns, sizes, strict=True)], 1
+    )
+    return torch.where(draws[0] < chance, anew, features)

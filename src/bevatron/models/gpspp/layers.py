@@ -1,0 +1,461 @@
+"""The block of GPS++: message passing and biased attention side by side, then an FFN.
+
+First linear layers are split by what they read. A product with an atom's features is made once per
+atom and gathered by its bonds, one with a molecule's once per molecule; since every bond lies in
+both directions, the sums over senders into an atom and over receivers out of it are one vector, and
+the two blocks of weights that act on it are added up. The weights are those of the plain layers.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bevatron.data.samples import MoleculeBatch
+from bevatron.kernels import (
+    Bonds,
+    bond_norm_gelu,
+    layer_norm,
+    molecule_attention,
+    neighbour_sums,
+    norm_gelu,
+    residual_norm,
+    segment_sum,
+)
+from bevatron.kernels.norm_gelu import Activation
+from bevatron.models.gpspp.config import GPSPlusPlusConfig
+
+EPS = 1e-3
+"""Of all layer norms: the default of Keras, with which the published models were trained."""
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Where atoms, bonds and pairs of a batch belong.
+
+    Attributes
+    ----------
+    bonds
+        See `bevatron.kernels.bonds`.
+    graph, edge_graph
+        The molecule of each atom and directed edge.
+    graph_ptr, pair_ptr
+        Where the atoms and pairs of each molecule begin.
+    degree
+        Bonds of each atom.
+    """
+
+    bonds: Bonds
+    graph: Int[Tensor, " N"]
+    edge_graph: Int[Tensor, " E"]
+    graph_ptr: Int[Tensor, " _"]
+    pair_ptr: Int[Tensor, " _"]
+    degree: Int[Tensor, " N"]
+
+    @classmethod
+    def of(cls, batch: MoleculeBatch) -> Self:
+        """Take them from a batch."""
+        senders, receivers = batch.edges.unbind()
+        return cls(
+            Bonds(senders, receivers, batch.incoming, batch.incoming_ptr),
+            batch.graph,
+            batch.edge_graph,
+            batch.graph_ptr,
+            batch.pair_ptr,
+            batch.degree,
+        )
+
+
+@dataclass(frozen=True)
+class Drops:
+    """What is dropped in one block: a factor per row, 0 or 1 / (1 - rate); None = nothing is.
+
+    Attributes
+    ----------
+    node, edge, global_
+        Of the updates of message passing.
+    attention, ffn
+        Of what these add, [N], one value for a whole molecule.
+    seed
+        Of the dropout of attention probabilities.
+    """
+
+    node: Float[Tensor, " N"] | None = None
+    edge: Float[Tensor, " E"] | None = None
+    global_: Float[Tensor, " G"] | None = None
+    attention: Float[Tensor, " N"] | None = None
+    ffn: Float[Tensor, " N"] | None = None
+    seed: Int[Tensor, ""] | None = None
+
+
+@torch.no_grad()
+def draw_drops(config: GPSPlusPlusConfig, graphs: Graphs) -> list[Drops]:
+    """Draw what all blocks drop in one step, a few launches altogether."""
+    layers, device = config.num_layers, graphs.graph.device
+    rates, sizes = config.dropout, (len(graphs.graph), graphs.bonds.num_edges)
+    num_graphs = len(graphs.graph_ptr) - 1
+
+    def rows(count: int, rate: float) -> list[Tensor | None]:
+        if rate == 0.0:
+            return [None] * layers
+        kept = torch.rand(layers, count, device=device) >= rate
+        return list((kept / (1.0 - rate)).unbind())
+
+    node, edge = rows(sizes[0], rates.node), rows(sizes[1], rates.edge)
+    global_ = rows(num_graphs, rates.global_)
+    whole: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * layers
+    if rates.graph > 0.0 and num_graphs:
+        draws = torch.rand(layers, 2, num_graphs, device=device)[:, :, graphs.graph]
+        for layer in range(layers):
+            rate = config.graph_dropout(layer)
+            if rate > 0.0:
+                kept = (draws[layer] >= rate) / (1.0 - rate)
+                whole[layer] = (kept[0], kept[1])
+    seeds: list[Tensor | None] = [None] * layers
+    if rates.attention > 0.0:
+        seeds = list(torch.randint(0, 2**62, (layers,), device=device).unbind())
+    return [
+        Drops(node[i], edge[i], global_[i], *whole[i], seeds[i])  # by layer
+        for i in range(layers)
+    ]
+
+
+def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
+    """Make a linear layer as Keras begins one: Glorot's uniform weights, no bias."""
+    layer = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def uniform_dense(width_in: int, width_out: int, radius: float) -> nn.Linear:
+    """Make a linear layer with weights and bias from (-radius, radius)."""
+    layer = nn.Linear(width_in, width_out)
+    nn.init.uniform_(layer.weight, -radius, radius)
+    nn.init.uniform_(layer.bias, -radius, radius)
+    return layer
+
+
+class MLP(nn.Module):
+    """Two linear layers with norm and activation between them: ``W2 act(LN(W1 x))``.
+
+    The norm stands before the activation, as in the official code; the report (arXiv 2212.02229,
+    eq. 13-14) prints it behind.
+
+    Parameters
+    ----------
+    width_in, hidden, width_out
+        Features.
+    activation
+        ``gelu`` (tanh form) or ``relu``.
+    input_norm
+        Normalise the input first.
+    norm
+        Normalise the hidden features.
+    """
+
+    def __init__(
+        self,
+        width_in: int,
+        hidden: int,
+        width_out: int,
+        activation: Activation = "gelu",
+        *,
+        input_norm: bool = False,
+        norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.input_norm = nn.LayerNorm(width_in, EPS) if input_norm else None
+        self.first = dense(width_in, hidden)
+        self.norm = nn.LayerNorm(hidden, EPS) if norm else None
+        self.second = dense(hidden, width_out)
+
+    def forward(self, x: Float[Tensor, "M C"]) -> Float[Tensor, "M O"]:
+        """Map rows."""
+        if self.input_norm is not None:
+            x = layer_norm(x, self.input_norm.weight, self.input_norm.bias, eps=EPS)
+        return self.after_first(F.linear(x, self.first.weight))
+
+    def after_first(
+        self, x: Tensor, rows: Tensor | None = None, graphs: Graphs | None = None
+    ) -> Tensor:
+        """Go on from what the first layer gave without its bias.
+
+        Parameters
+        ----------
+        x
+            A row per atom, if ``rows`` are given.
+        rows
+            What the first layer gave for the features of each molecule.
+        graphs
+            Goes with ``rows``.
+        """
+        norm = self.norm
+        hidden = norm_gelu(
+            x,
+            None if norm is None else norm.weight,
+            None if norm is None else norm.bias,
+            linear_bias=self.first.bias,
+            rows=rows,
+            index=None if graphs is None or rows is None else graphs.graph,
+            ptr=None if graphs is None or rows is None else graphs.graph_ptr,
+            eps=EPS,
+            activation=self.activation,
+        )
+        return F.linear(hidden, self.second.weight, self.second.bias)
+
+
+class EdgeUpdate(MLP):
+    """``MLP_edge([x_receiver | x_sender | e | g])`` for every directed edge."""
+
+    def __init__(self, config: GPSPlusPlusConfig) -> None:
+        node, edge = config.node_width, config.edge_width
+        self.widths = [node, node, edge, *([config.global_width] if config.globals_ else [])]
+        super().__init__(sum(self.widths), config.expansion * edge, edge)
+
+    def forward(self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs) -> Tensor:  # type: ignore[override]
+        """Compute the messages."""
+        receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
+        assert self.norm is not None
+        hidden = bond_norm_gelu(
+            F.linear(e, edge),
+            F.linear(x, torch.cat([receiver, sender])),
+            graphs.bonds,
+            self.norm.weight,
+            self.norm.bias,
+            linear_bias=self.first.bias,
+            graph_rows=F.linear(g, rest[0]) if g is not None else None,
+            graph=graphs.graph if g is not None else None,
+            ptr=graphs.graph_ptr if g is not None else None,
+            eps=EPS,
+        )
+        return F.linear(hidden, self.second.weight, self.second.bias)
+
+
+class NodeUpdate(MLP):
+    """``MLP_node([R | S | x | g])`` for every atom.
+
+    R sums over the edges into the atom ``[message | x_sender]``, S over those out of it
+    ``[message | x_receiver]``. Without edge features a message is ``[x_receiver | x_sender]``.
+    """
+
+    def __init__(self, config: GPSPlusPlusConfig) -> None:
+        node = config.node_width
+        message = [config.edge_width] if config.edges else [node, node]
+        near = [node] if config.adjacent_aggregation else []
+        self.sides = 2 if config.sender_aggregation else 1
+        self.widths = [*(self.sides * (message + near)), node]
+        self.widths += [config.global_width] if config.globals_ else []
+        self.edges, self.adjacent = config.edges, config.adjacent_aggregation
+        super().__init__(sum(self.widths), config.expansion * node, node)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        messages: Tensor | None,
+        g: Tensor | None,
+        graphs: Graphs,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the updates of atoms; and the sums of messages into them, for the globals."""
+        parts = list(self.first.weight.split(self.widths, 1))
+        rows = F.linear(g, parts.pop()) if g is not None else None
+        own = parts.pop()
+        if messages is None:
+            hidden, into = self._from_nodes(x, parts, own, graphs), None
+        else:
+            hidden, into = self._from_messages(x, messages, parts, own, graphs, scale)
+        return self.after_first(hidden, rows, graphs), into
+
+    def _from_messages(
+        self,
+        x: Tensor,
+        messages: Tensor,
+        parts: list[Tensor],
+        own: Tensor,
+        graphs: Graphs,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        step = 2 if self.adjacent else 1
+        weights = parts[0::step]
+        sums = neighbour_sums(
+            messages,
+            x if self.adjacent else None,
+            graphs.bonds,
+            scale=scale,
+            outgoing=self.sides == 2,
+            own=self.adjacent,
+        )
+        into = sums[:, : messages.shape[1]]
+        if not self.adjacent:
+            return F.linear(sums, torch.cat(weights, 1)) + F.linear(x, own), into
+        # The neighbours are the same whichever way the bonds are walked.
+        near = parts[1] + parts[3] if self.sides == 2 else parts[1]
+        return F.linear(sums, torch.cat([*weights, near, own], 1)), into
+
+    def _from_nodes(self, x: Tensor, parts: list[Tensor], own: Tensor, graphs: Graphs) -> Tensor:
+        """Without edge features a sum over bonds is of neighbours, or the atom times its degree."""
+        near = neighbour_sums(None, x, graphs.bonds)
+        times = x * graphs.degree.to(x.dtype)[:, None]
+        step = 3 if self.adjacent else 2
+        repeated, others = parts[0], [*parts[1:step]]
+        if self.sides == 2:
+            # Out of an atom the receiver, which stands first, is the neighbour.
+            repeated = repeated + parts[step + 1]
+            others += [parts[step], *parts[step + 2 :]]
+        weight = torch.cat([repeated, torch.stack(others).sum(0), own], 1)
+        return F.linear(torch.cat([times, near, x], 1), weight)
+
+
+class GlobalUpdate(MLP):
+    """``MLP_global([g | sum of node updates | sum of messages])`` for every molecule."""
+
+    def __init__(self, config: GPSPlusPlusConfig) -> None:
+        width = config.global_width
+        edge = config.edge_width if config.edges else 0
+        super().__init__(width + config.node_width + edge, config.expansion * width, width)
+
+    def forward(self, g: Tensor, nodes: Tensor, into: Tensor | None, graphs: Graphs) -> Tensor:  # type: ignore[override]
+        """Sum up each molecule; every message goes into one of its atoms."""
+        read = [g, segment_sum(nodes, graphs.graph_ptr).to(g.dtype)]
+        if into is not None:
+            read.append(segment_sum(into.contiguous(), graphs.graph_ptr).to(g.dtype))
+        return super().forward(torch.cat(read, 1))
+
+
+class MessagePassing(nn.Module):
+    """Edge, node and global updates of one block."""
+
+    def __init__(self, config: GPSPlusPlusConfig, layer: int) -> None:
+        super().__init__()
+        self.edge = EdgeUpdate(config) if config.edges else None
+        self.node = NodeUpdate(config)
+        self.global_ = GlobalUpdate(config) if config.updates_globals(layer) else None
+
+    def forward(
+        self, x: Tensor, e: Tensor | None, g: Tensor | None, graphs: Graphs, drops: Drops
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute the update of nodes, and the new edges and globals.
+
+        Edges and globals are residual streams that no norm bounds: they are added up in float32 if
+        products are in 16 bits.
+        """
+        messages = None
+        if self.edge is not None and e is not None:
+            messages = self.edge(x, e, g, graphs)
+            kept = messages if drops.edge is None else messages * drops.edge.to(e.dtype)[:, None]
+            e = e + kept
+        nodes, into = self.node(x, messages, g, graphs, drops.edge)
+        if self.global_ is not None and g is not None:
+            update = self.global_(g, nodes, into, graphs)
+            g = g + (update if drops.global_ is None else update * drops.global_.to(g)[:, None])
+        return nodes, e, g
+
+
+class Attention(nn.Module):
+    """Self-attention within molecules with a bias for every pair of atoms.
+
+    Scores are divided by the root of a head's size, as in the code (the report prints that of the
+    node's).
+    """
+
+    def __init__(self, config: GPSPlusPlusConfig) -> None:
+        super().__init__()
+        width = config.node_width
+        self.num_heads, self.scale = config.num_heads, config.scale
+        self.rate = config.dropout.attention
+        self.qkv = uniform_dense(width, 3 * width, width**-0.5)
+        self.out = uniform_dense(width, width, width**-0.5)
+
+    def forward(
+        self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
+    ) -> Tensor:
+        """Compute what is added to the nodes."""
+        qkv = self.qkv(x).unflatten(1, (3, self.num_heads, -1))
+        found = molecule_attention(
+            qkv,
+            None,
+            None,
+            bias,
+            graphs.graph_ptr,
+            graphs.pair_ptr,
+            self.scale,
+            dropout=0.0 if seed is None else self.rate,
+            seed=seed,
+        )
+        out: Tensor = self.out(found.flatten(1))
+        return out
+
+
+class FeedForward(nn.Module):
+    """``W2 Drop(GELU(W1 x))``."""
+
+    def __init__(self, config: GPSPlusPlusConfig) -> None:
+        super().__init__()
+        width, self.rate = config.node_width, config.dropout.ffn
+        self.first = uniform_dense(width, config.ffn_width, width**-0.5)
+        self.second = uniform_dense(config.ffn_width, width, width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows."""
+        hidden = norm_gelu(F.linear(x, self.first.weight), None, None, linear_bias=self.first.bias)
+        hidden = F.dropout(hidden, self.rate, self.training)
+        out: Tensor = self.second(hidden)
+        return out
+
+
+class Block(nn.Module):
+    """``m = LN(x + MPNN(x)) + LN(x + attention(x))``, then ``LN(m + FFN(m))``.
+
+    The norm is of the sum, as in the code; the report (eq. 9) prints it of the update alone.
+    """
+
+    def __init__(self, config: GPSPlusPlusConfig, layer: int) -> None:
+        super().__init__()
+        width = config.node_width
+        self.mpnn = MessagePassing(config, layer) if config.mpnn else None
+        self.mpnn_norm = nn.LayerNorm(width, EPS) if config.mpnn else None
+        self.attention = Attention(config) if config.attention else None
+        self.attention_norm = nn.LayerNorm(width, EPS) if config.attention else None
+        self.ffn = FeedForward(config) if config.ffn else None
+        self.ffn_norm = nn.LayerNorm(width, EPS) if config.ffn else None
+
+    def forward(
+        self,
+        x: Tensor,
+        e: Tensor | None,
+        g: Tensor | None,
+        bias: Tensor | None,
+        graphs: Graphs,
+        drops: Drops,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute new nodes, edges and globals."""
+        updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
+        nodes = x
+        if self.mpnn is not None and self.mpnn_norm is not None:
+            update, e, g = self.mpnn(x, e, g, graphs, drops)
+            updates.append((update, self.mpnn_norm, drops.node))
+        if self.attention is not None and self.attention_norm is not None:
+            update = self.attention(x, bias, graphs, drops.seed)
+            updates.append((update, self.attention_norm, drops.attention))
+        nodes = _added(x, updates)
+        if self.ffn is not None and self.ffn_norm is not None:
+            nodes = _added(nodes, [(self.ffn(nodes), self.ffn_norm, drops.ffn)])
+        return nodes, e, g
+
+
+def _added(x: Tensor, updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]]) -> Tensor:
+    """Sum the norms of x plus each update."""
+    return residual_norm(
+        x,
+        [update for update, _, _ in updates],
+        [norm.weight for _, norm, _ in updates],
+        [norm.bias for _, norm, _ in updates],
+        scales=[scale for _, _, scale in updates],
+        eps=EPS,
+    )

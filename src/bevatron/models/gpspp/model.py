@@ -1,0 +1,195 @@
+"""GPS++: message passing and biased attention for properties of molecules.
+
+Masters et al., "GPS++: Reviving the Art of Message Passing for Molecular Property Prediction"
+(arXiv 2302.02947; report 2212.02229), as its official code computes it. From bottom to top:
+`layers` (the block), `encoders` (what a molecule is turned into), `heads`, and here the whole.
+Nodes, directed edges and one global vector per molecule go through blocks in which message passing
+and attention see the same input; the sum over the last nodes gives the properties. Molecules lie
+end to end, without padding, and nothing passes from one to another.
+
+Legend: N atoms, E directed edges (2k and 2k + 1 are the two directions of a bond), G molecules, P
+pairs of atoms of one molecule, H heads, T targets.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from bevatron.data.samples import MoleculeBatch
+from bevatron.errors import ConfigError, DataError
+from bevatron.models.gpspp.config import GPSPlusPlusConfig
+from bevatron.models.gpspp.corruption import Inputs, observe
+from bevatron.models.gpspp.encoders import Encoders
+from bevatron.models.gpspp.heads import Decoder, DenoisingHead, NoiseHeads
+from bevatron.models.gpspp.layers import Block, Drops, Graphs, draw_drops
+
+OUTPUTS = (
+    "prediction",
+    "raw",
+    "graph_embedding",
+    "node_embedding",
+    "edge_embedding",
+    "node_logits",
+    "edge_logits",
+    "directions",
+)
+"""What `GPSPlusPlus.forward` can compute."""
+
+
+class GPSPlusPlus(nn.Module):
+    """The model.
+
+    Parameters
+    ----------
+    config
+        Hyper-parameters.
+    dtype
+        Floating-point type; torch's default if not given.
+
+    Examples
+    --------
+    >>> model = GPSPlusPlus(GPSPlusPlusConfig.preset("gpspp-4"))
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    11538517
+    """
+
+    def __init__(self, config: GPSPlusPlusConfig, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.encoders = Encoders(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.decoder = Decoder(config)
+        self.noise = NoiseHeads(config)
+        self.denoising = DenoisingHead(config) if config.denoising else None
+        self.to(dtype or torch.get_default_dtype())
+
+    def forward(
+        self,
+        batch: MoleculeBatch,
+        *,
+        inputs: Inputs | None = None,
+        compute: Collection[str] = ("prediction",),
+    ) -> dict[str, Tensor]:
+        """Compute properties and what else is asked for.
+
+        Parameters
+        ----------
+        batch
+            Molecules with the model's feature set.
+        inputs
+            What is seen of them, see `corruption`; by default all, in 2D.
+        compute
+            Any of `OUTPUTS`.
+
+        Returns
+        -------
+        dict
+            prediction [G, T]: numbers in the target's unit, the probability of a binary target,
+            the class of one with several; raw [G, W], what they are made of: normalised numbers
+            and logits; graph_embedding [G, C], the sum of the last nodes; node_embedding [N, C],
+            edge_embedding [E, Ce]; node_logits and edge_logits of noisy nodes and edges;
+            directions [N, 3] of the noise on positions.
+
+        Raises
+        ------
+        DataError
+            If the batch has another feature set.
+        """
+        _check_outputs(compute, self.config)
+        self._check_columns(batch)
+        if not batch.checked and batch.atom_features.device.type == "cpu":
+            self.check(batch)
+        inputs = observe(batch) if inputs is None else inputs
+        graphs = Graphs.of(batch)
+        nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
+        drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
+        for block, drop in zip(self.blocks, drops, strict=True):
+            nodes, edges, globals_ = block(nodes, edges, globals_, bias, graphs, drop)
+        outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
+        if edges is not None:
+            outputs["edge_embedding"] = edges
+        if {"node_logits", "edge_logits"} & set(compute):
+            outputs.update(self.noise(nodes, edges))
+        if self.denoising is not None and "directions" in compute:
+            outputs["directions"] = self.denoising(nodes, bias, batch, inputs, graphs)
+        return {name: outputs[name] for name in compute}
+
+    def check(self, batch: MoleculeBatch) -> None:
+        """Refuse a batch on the CPU whose features are not those of the model.
+
+        Raises
+        ------
+        DataError
+            Naming the feature.
+        """
+        self._check_columns(batch)
+        features = self.config.features
+        for names, sizes, values in (
+            (features.atom, features.atom_sizes, batch.atom_features),
+            (features.bond, features.bond_sizes, batch.bond_features),
+        ):
+            if not len(values):
+                continue
+            for name, size, low, high in zip(
+                names, sizes, values.amin(0).tolist(), values.amax(0).tolist(), strict=True
+            ):
+                if low < 0 or high >= size:
+                    wrong = low if low < 0 else high
+                    raise DataError(
+                        f"the feature '{name}' has the value {wrong}, expected 0 to {size - 1}; "
+                        f"prepare the molecules with feature set '{features.name}'"
+                    )
+
+    def _check_columns(self, batch: MoleculeBatch) -> None:
+        features = self.config.features
+        found = batch.atom_features.shape[1], batch.bond_features.shape[1]
+        if found != (len(features.atom), len(features.bond)):
+            raise DataError(
+                f"the molecules have {found[0]} features per atom and {found[1]} per bond, the "
+                f"model's set '{features.name}' has {len(features.atom)} and "
+                f"{len(features.bond)}; prepare them with that set"
+            )
+
+
+def _check_outputs(compute: Collection[str], config: GPSPlusPlusConfig) -> None:
+    unknown = [name for name in compute if name not in OUTPUTS]
+    if isinstance(compute, str) or unknown:
+        raise ConfigError(
+            f"compute: there is no {unknown or [compute]} (known: {', '.join(OUTPUTS)})"
+        )
+    switches = {
+        "edge_embedding": ("edges", config.edges),
+        "node_logits": ("noisy_nodes", config.noisy_nodes),
+        "edge_logits": ("noisy_edges", config.noisy_edges),
+        "directions": ("denoising", config.denoising),
+    }
+    for name in compute:
+        switch, present = switches.get(name, ("", True))
+        if not present:
+            raise ConfigError(f"compute: '{name}' needs a model with {switch}")
+
+
+def build(name: str, dtype: torch.dtype | None = None, **changes: object) -> GPSPlusPlus:
+    """Build a published model with new weights.
+
+    Parameters
+    ----------
+    name
+        ``gpspp-16``, ``gpspp-8``, ``gpspp-4``, or one of them with ``-mpnn`` for no attention.
+    dtype
+        Floating-point type.
+    **changes
+        Entries of `GPSPlusPlusConfig` to be changed.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset.
+
+    Examples
+    --------
+    >>> build("gpspp-4", num_layers=1).config.num_layers
+    1
+    """
+    return GPSPlusPlus(GPSPlusPlusConfig.preset(name, **changes), dtype)
