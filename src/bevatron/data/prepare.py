@@ -27,7 +27,8 @@ from bevatron.errors import BevatronError, ConfigError, DataError, StoreError
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
-"""Picklable; turns a raw sample into the sample to store."""
+"""Picklable; turns a raw sample into the sample to store. If it has a method ``many``, from a list
+of raw samples to the list of theirs, a shard's samples are given to that at once."""
 
 Summarise = Callable[[Sequence[Arrays]], dict[str, Any]]
 """Picklable; describes the samples of a shard in numbers that add up (`bevatron.data.summary`)."""
@@ -239,9 +240,11 @@ class ShardJob:
             advance(len(indices))
             return
         raw = self.reader.read(indices.start, indices.stop)
-        samples = []
-        for index in indices:
-            samples.append(self._sample(raw, index))
+        many = getattr(self.featurize, "many", None)
+        samples = [] if many is None else self._at_once(raw, indices, many)
+        advance(len(samples))
+        for index in indices[len(samples) :]:
+            samples.append(self._sample(raw, index, self.featurize))
             advance(1)
         part = self.summarise(samples) if self.summarise is not None else {}
         try:
@@ -251,11 +254,37 @@ class ShardJob:
             if not self.task.is_complete():
                 raise
 
-    def _sample(self, raw: Iterator[Arrays], index: int) -> Arrays:
+    def _at_once(
+        self,
+        raw: Iterator[Arrays],
+        indices: range,
+        many: Callable[[Sequence[Arrays]], Sequence[Arrays]],
+    ) -> list[Arrays]:
+        given = [self._sample(raw, index, None, stored=False) for index in indices]
+        try:
+            samples = list(many(given))
+            for sample in samples:
+                self._check(sample)
+        except Exception:  # noqa: BLE001  whose fault it is comes out one by one
+            again = iter(given)
+            samples = [self._sample(again, index, self.featurize) for index in indices]
+        return samples
+
+    def _sample(
+        self,
+        raw: Iterator[Arrays],
+        index: int,
+        featurize: Featurize | None,
+        *,
+        stored: bool = True,
+    ) -> Arrays:
+        """Read and featurize one sample; what goes wrong is told with its name."""
         try:
             sample = next(raw)
-            if self.featurize is not None:
-                sample = self.featurize(sample)
+            if featurize is not None:
+                sample = featurize(sample)
+            if not stored:
+                return sample
             self._check(sample)
         except BevatronError as error:
             where = self.reader.describe(index)

@@ -154,11 +154,11 @@ def _atom_rules() -> Mapping[str, Rule]:
         "in_ring": Rule(lambda _, atoms: [a.IsInRing() for a in atoms], _same),
         "chiral_centre": Rule(_chiral_centres, _same),
         "explicit_valence": Rule(
-            lambda _, atoms: [a.GetValence(chem.ValenceType.EXPLICIT) for a in atoms],
+            lambda _, atoms: [_valence(a, explicit=True) for a in atoms],
             _capped("explicit_valence"),
         ),
         "implicit_valence": Rule(
-            lambda _, atoms: [a.GetValence(chem.ValenceType.IMPLICIT) for a in atoms],
+            lambda _, atoms: [_valence(a, explicit=False) for a in atoms],
             _capped("implicit_valence"),
         ),
         "total_valence": Rule(
@@ -192,6 +192,13 @@ def _bond_rules() -> Mapping[str, Rule]:
             lambda _, bonds: [int(b.GetBondDir()) for b in bonds], _capped("direction")
         ),
     }
+
+
+def _valence(atom: Any, explicit: bool) -> int:
+    kinds = getattr(require("rdkit.Chem", "molecules"), "ValenceType", None)
+    if kinds is None:  # before RDKit 2024.9
+        return int(atom.GetExplicitValence() if explicit else atom.GetImplicitValence())
+    return int(atom.GetValence(kinds.EXPLICIT if explicit else kinds.IMPLICIT))
 
 
 def _same(values: IntArray) -> IntArray:

@@ -21,7 +21,7 @@ from bevatron.data.samples.molecules import (
     NUM_WALKS,
     UNREACHABLE,
 )
-from bevatron.typing import Array, FloatArray, IntArray
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 _DENSE_LIMIT = 64
 """Atoms up to which n^3 additions are faster than a search per molecule."""
@@ -137,8 +137,10 @@ def _signed(vectors: FloatArray) -> FloatArray:
     if not vectors.size:
         return vectors
     size = np.abs(vectors)
-    large = np.asarray(size > 0.5 * size.max(axis=1, keepdims=True))
-    first = large.argmax(axis=1)[:, None, :]
+    largest: FloatArray = np.max(size, axis=1, keepdims=True)
+    large: BoolArray = np.asarray(size > 0.5 * largest, dtype=np.bool_)
+    first: IntArray = np.asarray(large.argmax(axis=1))
+    first = first[:, None, :]
     sign: FloatArray = np.sign(np.take_along_axis(vectors, first, axis=1))
     return vectors * sign
 
