@@ -127,7 +127,8 @@ class Store:
         if "source" in shard.arrays:
             file, frame = (int(value) for value in shard.arrays["source"][row])
             if 0 <= file < len(sources) and frame >= 0:
-                return f"{sources[file]}, frame {frame}"
+                unit = self.manifest["settings"].get("unit", "frame")
+                return f"{sources[file]}, {unit} {frame}"
         return f"sample {operator.index(index)} of {self.path}"
 
     def lengths(self, field: str) -> IntArray:

@@ -62,6 +62,8 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
         *((targets,) if num_targets else ()),
         Field("smiles", "uint8", (), True, "UTF-8 bytes of the molecule as given"),
         Field("reason", "uint8", (), True, "UTF-8: why there are no atoms, or what was left out"),
+        Field("key", "int64", (), False, "hash; the same for the same molecule, 0 = none"),
+        Field("split", "int8", (), False, "as the file says: 0 train, 1 valid, 2 test, -1 nothing"),
         Field("source", "int64", (2,), False, "(file, row): index into the manifest, from 0"),
     )
 

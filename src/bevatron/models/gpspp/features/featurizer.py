@@ -15,6 +15,7 @@ from bevatron.data.samples import FeatureSet, feature_set
 from bevatron.data.samples.molecules import NUM_LAPLACIAN, NUM_WALKS
 from bevatron.errors import DataError, require
 from bevatron.models.gpspp.features import chemistry, topology
+from bevatron.models.gpspp.features.keys import graph_keys
 from bevatron.models.gpspp.features.molecules import (
     Molecule,
     atoms_of,
@@ -61,7 +62,7 @@ class Featurizer:
         with require("rdkit.rdBase", "molecules").BlockLogs():
             molecules = [read_molecule(sample) for sample in samples]
             made = compute_features(molecules, feature_set(self.name))
-        kept = ("targets", "source")
+        kept = ("targets", "split", "source")
         return [
             {**arrays, **{name: sample[name] for name in kept if name in sample}}
             for arrays, sample in zip(made, samples, strict=True)
@@ -159,6 +160,7 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
     atom_ptr = np.concatenate([[0], np.cumsum(num_atoms)])
     bond_ptr = 2 * np.concatenate([[0], np.cumsum(num_bonds)])
     doubled = np.repeat(bond_features, 2, axis=0)
+    keys = graph_keys(atom_columns, num_atoms, ends, num_bonds)
     made, place = [], 0
     for molecule in molecules:
         if molecule.graph is None:
@@ -175,6 +177,7 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
                 "random_walk": shapes.walks[own],
                 "laplacian_vectors": shapes.vectors[own],
                 "laplacian_values": shapes.values[place],
+                "key": keys[place],
                 **_words(molecule),
             }
         )
@@ -199,6 +202,7 @@ def _nothing(molecule: Molecule, chosen: FeatureSet) -> dict[str, Array]:
         "random_walk": np.zeros((0, NUM_WALKS), dtype=np.float32),
         "laplacian_vectors": np.zeros((0, NUM_LAPLACIAN), dtype=np.float32),
         "laplacian_values": np.zeros(NUM_LAPLACIAN, dtype=np.float32),
+        "key": np.array(0, dtype=np.int64),
         **_words(molecule),
     }
 

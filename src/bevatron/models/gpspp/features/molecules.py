@@ -47,8 +47,11 @@ def read_molecule(sample: Arrays) -> Molecule:
 
     The graph is that of ``smiles`` where there is one, else of ``block``, an entry of an SDF.
     Coordinates are those of ``positions`` (in the order of the SMILES' atoms without explicit
-    hydrogen), of ``block`` or of a CXSMILES.
+    hydrogen), of ``block`` or of a CXSMILES. ``binary`` is an RDKit molecule and takes precedence.
     """
+    binary = sample.get("binary")
+    if binary is not None and len(binary):
+        return from_rdkit(require("rdkit.Chem", "molecules").Mol(binary.tobytes()))
     text = _text(sample["smiles"])
     block = _text(sample["block"]) if "block" in sample else ""
     if not text.strip() and not block:

@@ -129,7 +129,7 @@ def laplacian(adjacency: Array) -> tuple[FloatArray, FloatArray]:
     result = np.zeros((size, num, NUM_LAPLACIAN))
     values[:, :kept] = np.maximum(found[:, 1 : kept + 1], 0.0)
     result[:, :, :kept] = _signed(vectors[:, :, 1 : kept + 1])
-    bonded = links.any(axis=(1, 2))
+    bonded: BoolArray = np.asarray(links.any(axis=(1, 2)))
     return values * bonded[:, None], result * bonded[:, None, None]
 
 

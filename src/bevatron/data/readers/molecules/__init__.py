@@ -1,0 +1,22 @@
+"""Readers of molecules: SMILES and targets, with 3D structures or without, as raw samples.
+
+Nothing is understood here: SMILES are bytes, structures are text. What cannot be understood is
+found out by whoever computes the features, and comes out by row.
+"""
+
+from bevatron.data.readers.molecules.base import (
+    RAW_MOLECULE_FIELDS,
+    MoleculeFile,
+    MoleculeOptions,
+)
+from bevatron.data.readers.molecules.in_memory import molecules_in_memory
+from bevatron.data.readers.molecules.reader import MoleculeReader, open_molecules
+
+__all__ = [
+    "RAW_MOLECULE_FIELDS",
+    "MoleculeFile",
+    "MoleculeOptions",
+    "MoleculeReader",
+    "molecules_in_memory",
+    "open_molecules",
+]

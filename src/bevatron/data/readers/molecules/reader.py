@@ -1,0 +1,198 @@
+"""Several files of molecules as one reader."""
+
+import glob
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from bevatron.data.readers.molecules.base import (
+    NO_BYTES,
+    NO_POSITIONS,
+    MoleculeFile,
+    MoleculeOptions,
+)
+from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
+from bevatron.data.readers.molecules.structures import NpzGeometry, SdfFile, SdfGeometry
+from bevatron.data.readers.molecules.tables import TableFile
+from bevatron.errors import DataError
+from bevatron.typing import Array, Arrays, IntArray
+
+_TABLES = (".csv", ".tsv", ".tab", ".txt", ".smi", ".parquet")
+_SDF = (".sdf", ".sd")
+
+
+class MoleculeReader:
+    """Raw molecules of several files, one after another.
+
+    Parameters
+    ----------
+    files
+        With the same targets each.
+
+    Raises
+    ------
+    DataError
+        If there are none or their targets differ.
+    """
+
+    def __init__(self, files: Sequence[MoleculeFile]) -> None:
+        if not files:
+            raise DataError("no file of molecules was given")
+        self.files = list(files)
+        self.targets = self.files[0].targets
+        for file in self.files:
+            if file.targets != self.targets:
+                raise DataError(
+                    f"{file.name}: its targets are {_listed(file.targets)}, those of "
+                    f"{self.files[0].name} are {_listed(self.targets)}; name the same for all"
+                )
+        self._starts: IntArray = np.cumsum([0, *(file.num_rows for file in self.files)])
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the files, as given."""
+        return [file.name for file in self.files]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the files hold and of the names of the targets."""
+        contents = "\n".join([*(file.content for file in self.files), *self.targets])
+        return xxhash.xxh3_128_hexdigest(contents.encode())
+
+    @property
+    def num_samples(self) -> int:
+        """Number of rows of all files."""
+        return int(self._starts[-1])
+
+    def read(self, start: int, stop: int) -> Iterator[Arrays]:
+        """Yield the rows ``start`` to ``stop - 1``, in order, unusable ones too."""
+        parts = self._parts
+        for index in range(start, stop):
+            file, row = self._locate(index)
+            yield {
+                "smiles": NO_BYTES,
+                "block": NO_BYTES,
+                "binary": NO_BYTES,
+                "positions": NO_POSITIONS,
+                **self.files[file].raw(row),
+                "split": np.array(parts[index], dtype=np.int8),
+                "source": np.array([file, row], dtype=np.int64),
+            }
+
+    def describe(self, index: int) -> str:
+        """Name a sample: ``train.csv, row 12``; rows are counted from 0."""
+        file, row = self._locate(index)
+        return f"{self.files[file].name}, row {row}"
+
+    def report(self) -> list[str]:
+        """Lines that say what was found in each file."""
+        return [line for file in self.files for line in file.report()]
+
+    @cached_property
+    def _parts(self) -> Array:
+        """For each row the number of its part, as the files say."""
+        found = [(file.num_rows, file.splits()) for file in self.files]
+        return np.concatenate(
+            [np.full(rows, -1, dtype=np.int8) if part is None else part for rows, part in found]
+        )
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return file, index - int(self._starts[file])
+
+
+def open_molecules(
+    paths: str | Path | Sequence[str | Path], options: MoleculeOptions | None = None
+) -> MoleculeReader:
+    r"""Open files of molecules as one reader.
+
+    Parameters
+    ----------
+    paths
+        Tables (.csv, .tsv, .smi, .parquet; the text ones also .gz), structures (.sdf), OGB's
+        PCQM4Mv2 folder, and patterns such as ``data/*.csv``.
+    options
+        Which columns; found by themselves if left out.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, of an unknown kind, empty, or a column is missing or unclear.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "two.csv"
+    >>> _ = path.write_text("smiles,gap\nCCO,5.1\nc1ccccc1,\n")
+    >>> reader = open_molecules(path)
+    >>> reader.targets, [float(sample["targets"][0]) for sample in reader.read(0, 2)]
+    (('gap',), [5.099999904632568, nan])
+    >>> folder.cleanup()
+    """
+    options = options or MoleculeOptions()
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in given for file in _expand(path)]
+    if options.geometry is not None and len(files) > 1:
+        raise DataError("geometry: belongs to one table, but several files were given")
+    seen: set[Path] = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise DataError(f"{file}: given twice")
+        seen.add(file.resolve())
+    return MoleculeReader([_open(file, options) for file in files])
+
+
+def is_molecule_file(path: Path) -> bool:
+    """Whether a path looks like molecules: a table, an SDF or OGB's folder."""
+    if path.is_dir():
+        return is_ogb_folder(path)
+    return _suffix(path) in {*_TABLES, *_SDF}
+
+
+def _expand(path: str | Path) -> list[Path]:
+    place = Path(path).expanduser()
+    if place.exists():
+        return [place]
+    matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True))  # noqa: PTH207
+    if matches:
+        return matches
+    if glob.has_magic(str(path)):
+        raise DataError(f"{path}: no file matches the pattern")
+    raise DataError(f"{path}: the file does not exist")
+
+
+def _suffix(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _open(path: Path, options: MoleculeOptions) -> MoleculeFile:
+    if path.is_dir():
+        if is_ogb_folder(path):
+            return OgbFolder(path, options)
+        raise DataError(f"{path}: a folder without raw/data.csv.gz; give a file of molecules")
+    if _suffix(path) in _SDF:
+        return SdfFile(path, () if options.unlabelled else options.targets)
+    if _suffix(path) not in _TABLES:
+        raise DataError(
+            f"{path}: not a known kind of file; molecules are read from "
+            f"{', '.join((*_TABLES, *_SDF))} and OGB's PCQM4Mv2 folder"
+        )
+    table = TableFile(path, options)
+    if options.geometry is not None:
+        place = options.geometry
+        if place.suffix == ".npz":
+            table.geometry = NpzGeometry(place, table.num_rows, table.identifiers())
+        else:
+            table.geometry = SdfGeometry(place, table.num_rows)
+    return table
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

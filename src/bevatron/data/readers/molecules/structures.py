@@ -1,0 +1,282 @@
+"""3D structures beside a table of SMILES: SDF files and positions in an npz."""
+
+import gzip
+import mmap
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.readers.base import FileState, content_hash
+from bevatron.data.readers.molecules.base import text_bytes
+from bevatron.errors import DataError
+from bevatron.typing import Array, Arrays, BoolArray, IntArray
+
+_END = b"$$$$"
+
+
+class SdfEntries:
+    """The entries of an SDF as text, any of them at once.
+
+    Parameters
+    ----------
+    path
+        The file; one ending in .gz is unpacked into memory.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read or holds no entry.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.state = FileState.of(path)
+            self.content = content_hash(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if not len(self):
+            raise DataError(f"{path}: the file holds no structure")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("path", "state", "content")}
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def entry(self, number: int) -> bytes:
+        """Text of one entry, without the line that ends it."""
+        start = int(self._ends[number - 1, 1]) if number else 0
+        return bytes(self._data[start : int(self._ends[number, 0])])
+
+    @cached_property
+    def _data(self) -> Any:
+        self.state.refuse_change()
+        try:
+            if self.path.suffix.lower() == ".gz":
+                return gzip.decompress(self.path.read_bytes())
+            with self.path.open("rb") as file:
+                if not self.state.size:
+                    return b""
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read ({error})") from None
+
+    @cached_property
+    def _ends(self) -> IntArray:
+        """Where each entry ends and the next begins, [n, 2]."""
+        data, found, place = self._data, [], 0
+        begin = 0
+        while (at := data.find(_END, place)) >= 0:
+            place = at + len(_END)
+            if at and data[at - 1 : at] != b"\n":
+                continue
+            line = data.find(b"\n", at)
+            begin = len(data) if line < 0 else line + 1
+            found.append((at, begin))
+        if bytes(data[begin:]).strip():
+            found.append((len(data), len(data)))
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+class SdfGeometry:
+    """Structures of an SDF for the rows of a table.
+
+    Parameters
+    ----------
+    path
+        The SDF.
+    rows : [number of entries] or None
+        The row that each entry belongs to; None = the entries are the rows.
+    num_rows
+        Of the table.
+
+    Raises
+    ------
+    DataError
+        If the numbers do not agree.
+    """
+
+    def __init__(self, path: Path, num_rows: int, rows: IntArray | None = None) -> None:
+        self.entries = SdfEntries(path)
+        expected = num_rows if rows is None else len(rows)
+        if len(self.entries) != expected:
+            raise DataError(
+                f"{path}: holds {len(self.entries)} structures for {expected} rows of the table; "
+                f"give the SDF that belongs to it"
+            )
+        self._entry = np.full(num_rows, -1, dtype=np.int64)
+        self._entry[np.arange(num_rows) if rows is None else rows] = np.arange(expected)
+
+    @property
+    def content(self) -> str:
+        """Hash of the file."""
+        return self.entries.content
+
+    def of(self, row: int) -> Arrays:
+        """``block`` of a row, or nothing."""
+        number = int(self._entry[row])
+        return {} if number < 0 else {"block": text_bytes(self.entries.entry(number))}
+
+
+class NpzGeometry:
+    """Positions of all atoms in an npz, and which of them are the SMILES' heavy atoms.
+
+    The file holds per molecule ``n_atoms``, ``n_heavy``, ``map_status`` (0 = structure and SMILES
+    disagree: no positions) and optionally ``idx``; per atom ``pos_e4`` (1e-4 Å); per heavy atom
+    ``heavy_perm``, which atom of the molecule is atom k of the parsed SMILES.
+
+    Parameters
+    ----------
+    path
+        The file.
+    num_rows
+        Of the table.
+    identifiers : [num_rows] or None
+        The table's ``idx``, to be sure that both are in one order.
+
+    Raises
+    ------
+    DataError
+        If the file lacks something or the two do not agree.
+    """
+
+    def __init__(self, path: Path, num_rows: int, identifiers: Array | None = None) -> None:
+        self.path = path
+        try:
+            self.state = FileState.of(path)
+            self.content = content_hash(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        found = len(self._arrays["n_atoms"])
+        if found != num_rows:
+            raise DataError(f"{path}: holds {found} molecules for {num_rows} rows of the table")
+        own = self._arrays.get("idx")
+        if identifiers is not None and own is not None and not np.array_equal(own, identifiers):
+            row = int(np.flatnonzero(np.asarray(own) != np.asarray(identifiers))[0])
+            raise DataError(
+                f"{path}: molecule {row} has idx {own[row]}, the table's row {row} has "
+                f"{identifiers[row]}; both must be in the same order"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("path", "state", "content")}
+
+    def of(self, row: int) -> Arrays:
+        """``positions`` of a row, or nothing."""
+        if not self._usable[row]:
+            return {}
+        heavy = self._heavy[self._heavy_ptr[row] : self._heavy_ptr[row + 1]].astype(np.int64)
+        atoms = self._atoms[self._atom_ptr[row] : self._atom_ptr[row + 1]]
+        if len(heavy) and heavy.max() >= len(atoms):
+            raise DataError(f"{self.path}: molecule {row}: heavy_perm names an atom that is not")
+        return {"positions": (atoms[heavy] * 1e-4).astype(np.float32)}
+
+    @cached_property
+    def _arrays(self) -> dict[str, Array]:
+        self.state.refuse_change()
+        needed = ("n_atoms", "n_heavy", "map_status", "pos_e4", "heavy_perm")
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                missing = [name for name in needed if name not in file]
+                if missing:
+                    raise DataError(
+                        f"{self.path}: lacks '{missing[0]}'; a file of positions has "
+                        f"{', '.join(needed)}"
+                    )
+                return {name: file[name] for name in (*needed, "idx") if name in file}
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path}: not a npz of positions ({error})") from None
+
+    @cached_property
+    def _usable(self) -> BoolArray:
+        return np.asarray(self._arrays["map_status"] != 0)
+
+    @cached_property
+    def _atoms(self) -> Any:
+        return self._arrays["pos_e4"]
+
+    @cached_property
+    def _heavy(self) -> Any:
+        return self._arrays["heavy_perm"]
+
+    @cached_property
+    def _atom_ptr(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(self._arrays["n_atoms"], dtype=np.int64)])
+
+    @cached_property
+    def _heavy_ptr(self) -> IntArray:
+        return np.concatenate([[0], np.cumsum(self._arrays["n_heavy"], dtype=np.int64)])
+
+
+class SdfFile:
+    """An SDF as a file of molecules: structures, and targets from its data items.
+
+    Parameters
+    ----------
+    path
+        The file.
+    targets
+        Names of the data items that are targets.
+    """
+
+    def __init__(self, path: Path, targets: tuple[str, ...]) -> None:
+        self.entries = SdfEntries(path)
+        self.name, self.targets = str(path), targets
+        known = set(_items(self.entries.entry(0)))
+        for target in targets:
+            if target not in known:
+                listed = ", ".join(sorted(known)) or "nothing"
+                raise DataError(f"{path}: the first entry has no '{target}', only {listed}")
+
+    @property
+    def content(self) -> str:
+        """Hash of the file."""
+        return self.entries.content
+
+    @property
+    def num_rows(self) -> int:
+        """Number of entries."""
+        return len(self.entries)
+
+    def raw(self, row: int) -> dict[str, Array]:
+        """Give an entry and its targets."""
+        text = self.entries.entry(row)
+        sample: dict[str, Array] = {"block": text_bytes(text)}
+        if self.targets:
+            items = _items(text)
+            values = [self._number(items.get(name, ""), name, row) for name in self.targets]
+            sample["targets"] = np.array(values, dtype=np.float32)
+        return sample
+
+    def _number(self, text: str, name: str, row: int) -> float:
+        if text.strip().lower() in {"", "nan", "na", "n/a", "null", "none"}:
+            return float("nan")
+        try:
+            return float(text)
+        except ValueError:
+            raise DataError(
+                f"{self.name}, row {row}: '{name}' is '{text}', expected a number"
+            ) from None
+
+    def splits(self) -> Array | None:
+        """None: an SDF divides nothing."""
+        return None
+
+    def report(self) -> list[str]:
+        """Say what is there."""
+        found = ", ".join(self.targets) or "no targets"
+        return [f"{self.name}: {self.num_rows} structures with {found}"]
+
+
+def _items(entry: bytes) -> dict[str, str]:
+    """Find the data items that follow the structure: ``> <name>``, then the value's line."""
+    lines = entry.decode("utf-8", errors="replace").splitlines()
+    items = {}
+    for line, value in pairwise(lines):
+        if line.startswith(">") and "<" in line and line.rstrip().endswith(">"):
+            items[line[line.index("<") + 1 : line.rindex(">")]] = value.strip()
+    return items

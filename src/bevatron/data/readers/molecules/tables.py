@@ -1,0 +1,290 @@
+"""Tables of SMILES and targets: CSV, TSV and Parquet, and plain lists of SMILES."""
+
+import gzip
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from bevatron.data.readers.base import FileState, content_hash
+from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, text_bytes
+from bevatron.errors import DataError
+from bevatron.typing import Array
+
+SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "cxsmiles", "smi", "mol")
+"""Names under which SMILES are found by themselves, in any case of letters."""
+
+_NO_TARGETS = {
+    *("", "id", "idx", "index", "mol_id", "molecule_id", "cid", "name", "row", "split", "fold"),
+    "unnamed: 0",
+}
+_NULL = ["", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "#N/A", "-"]
+_SPLITS = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2}
+_SPLITS[""] = -1
+
+
+class TableFile:
+    """A table with a column of SMILES.
+
+    Parameters
+    ----------
+    path
+        .csv, .tsv, .txt, .smi (also .gz) or .parquet.
+    options
+        Which columns.
+    geometry
+        Its 3D structures, if any.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, a column is missing or unclear, or a target is no number; the
+        sentence names it.
+    """
+
+    def __init__(
+        self, path: Path, options: MoleculeOptions, geometry: Geometry | None = None
+    ) -> None:
+        self.path, self.name, self.geometry = path, str(path), geometry
+        try:
+            self.state = FileState.of(path)
+            self._hash = content_hash(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if not self.state.size:
+            raise DataError(f"{path}: the file is empty")
+        names = _column_names(path)
+        self.column = _smiles_column(path, names, options.smiles)
+        self.split = _split_column(path, names, options.split)
+        self.identifier = "idx" if "idx" in names else None
+        if options.unlabelled:
+            self.targets: tuple[str, ...] = ()
+        elif options.targets:
+            self.targets = options.targets
+            for target in options.targets:
+                if target not in names:
+                    raise DataError(f"{path}: has no column '{target}', only {', '.join(names)}")
+        else:
+            self.targets = self._find_targets(names)
+        _ = self._columns  # what is wrong with it comes out now
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
+
+    @property
+    def content(self) -> str:
+        """Hash of the file and of its structures."""
+        return self._hash if self.geometry is None else f"{self._hash} {self.geometry.content}"
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self._columns["smiles"])
+
+    def raw(self, row: int) -> dict[str, Array]:
+        """Give a row's SMILES, targets and structure."""
+        text = self._columns["smiles"][row].as_py() or ""
+        sample: dict[str, Array] = {"smiles": text_bytes(text)}
+        if self.targets:
+            sample["targets"] = self._columns["targets"][row]
+        if self.geometry is not None:
+            sample.update(self.geometry.of(row))
+        return sample
+
+    def identifiers(self) -> Array | None:
+        """Give the column ``idx``, if there is one of whole numbers."""
+        if self.identifier is None:
+            return None
+        try:
+            found = self._read([self.identifier])[self.identifier].cast(pa.int64())
+        except pa.ArrowInvalid:
+            return None
+        return np.asarray(found.to_numpy())
+
+    def splits(self) -> Array | None:
+        """Give the division that the table names, row by row; None if it names none.
+
+        Raises
+        ------
+        DataError
+            If a row names something else than train, valid or test.
+        """
+        if self.split is None:
+            return None
+        words = [
+            str(word or "").strip() for word in self._read([self.split])[self.split].to_pylist()
+        ]
+        for row, word in enumerate(words):
+            if word.lower() not in _SPLITS:
+                raise DataError(
+                    f"{self.path}, row {row}: '{self.split}' is '{word}', expected train, valid "
+                    "or test"
+                )
+        return np.array([_SPLITS[word.lower()] for word in words], dtype=np.int8)
+
+    def report(self) -> list[str]:
+        """Say which columns were taken and how many labels are missing."""
+        lines = [f"{self.name}: {self.num_rows} rows, SMILES in '{self.column}'"]
+        for number, target in enumerate(self.targets):
+            missing = int(np.isnan(self._columns["targets"][:, number]).sum())
+            lines.append(f"{self.name}: target '{target}', missing in {missing} rows")
+        return lines
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        self.state.refuse_change()
+        table = self._read([self.column, *self.targets])
+        columns: dict[str, Any] = {"smiles": table[self.column].cast(pa.large_string())}
+        columns["smiles"] = columns["smiles"].combine_chunks()
+        if isinstance(columns["smiles"], pa.ChunkedArray):
+            columns["smiles"] = columns["smiles"].chunk(0)
+        if not table.num_rows:
+            raise DataError(f"{self.path}: holds no rows")
+        if self.targets:
+            values = [self._numbers(table[name], name) for name in self.targets]
+            columns["targets"] = np.stack(values, axis=1).astype(np.float32)
+        return columns
+
+    def _numbers(self, column: Any, name: str) -> Array:
+        """One target as floats; NaN where there is no label."""
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            trimmed = pa.compute.utf8_trim_whitespace(column)
+            absent = pa.compute.is_in(trimmed, value_set=pa.array(_NULL, trimmed.type))
+            trimmed = pa.compute.if_else(absent, pa.scalar(None, trimmed.type), trimmed)
+            try:
+                column = trimmed.cast(pa.float64())
+            except pa.ArrowInvalid:
+                raise DataError(_first_unreadable(self.path, name, trimmed)) from None
+        try:
+            values = column.cast(pa.float64(), safe=False).to_numpy()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise DataError(f"{self.path}: the column '{name}' holds no numbers") from None
+        values = np.array(values, dtype=np.float64)
+        wrong = np.flatnonzero(np.isinf(values))
+        if len(wrong):
+            raise DataError(f"{self.path}, row {wrong[0]}: '{name}' is infinite")
+        return values
+
+    def _find_targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        others = [
+            name
+            for name in names
+            if name not in {self.column, self.split} and name.strip().lower() not in _NO_TARGETS
+        ]
+        table = self._read(others) if others else {}
+        numeric = []
+        for name in others:
+            try:
+                values = self._numbers(table[name], name)
+            except DataError:
+                continue
+            if not np.isnan(values).all():
+                numeric.append(name)
+        if len(numeric) == 1:
+            return (numeric[0],)
+        if not numeric:
+            raise DataError(
+                f"{self.path}: has no column of numbers to predict (columns: {', '.join(names)}); "
+                "name one as a target"
+            )
+        raise DataError(
+            f"{self.path}: several columns could be targets ({', '.join(numeric)}); name those "
+            "that are"
+        )
+
+    def _read(self, columns: Sequence[str]) -> Any:
+        return _read_table(self.path, list(dict.fromkeys(columns)))
+
+
+def _first_unreadable(path: Path, name: str, column: Any) -> str:
+    for row, text in enumerate(column.to_pylist()):
+        try:
+            float(text or "nan")
+        except ValueError:
+            return f"{path}, row {row}: '{name}' is '{text}', expected a number"
+    return f"{path}: the column '{name}' holds no numbers"
+
+
+def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
+    if wanted is not None:
+        if wanted not in names:
+            raise DataError(f"{path}: has no column '{wanted}', only {', '.join(names)}")
+        return wanted
+    lowered = {name.strip().lower(): name for name in reversed(names)}
+    for known in SMILES_NAMES:
+        if known in lowered:
+            return lowered[known]
+    raise DataError(
+        f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); name the one that "
+        "holds the SMILES"
+    )
+
+
+def _split_column(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
+    if wanted is None:
+        return next((name for name in names if name.strip().lower() == "split"), None)
+    if wanted not in names:
+        raise DataError(f"{path}: has no column '{wanted}', only {', '.join(names)}")
+    return wanted
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _column_names(path: Path) -> list[str]:
+    kind = _kind(path)
+    try:
+        if kind == ".parquet":
+            return list(pa.parquet.read_schema(path).names)
+        if kind == ".smi":
+            return ["smiles"]
+        with pa.csv.open_csv(path, parse_options=_parsing(path)) as reader:
+            names = list(reader.schema.names)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as a table ({_line(error)})") from None
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise DataError(f"{path}: two columns are called '{double[0]}'")
+    return names
+
+
+def _read_table(path: Path, columns: list[str]) -> Any:
+    kind = _kind(path)
+    try:
+        if kind == ".parquet":
+            return pa.parquet.read_table(path, columns=columns)
+        if kind == ".smi":
+            return pa.table({"smiles": _list_of_smiles(path)})
+        # All as text: what is no number is then named by its row.
+        convert = pa.csv.ConvertOptions(
+            include_columns=columns,
+            column_types=dict.fromkeys(columns, pa.string()),
+            strings_can_be_null=False,
+        )
+        return pa.csv.read_csv(path, parse_options=_parsing(path), convert_options=convert)
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as a table ({_line(error)})") from None
+
+
+def _parsing(path: Path) -> Any:
+    return pa.csv.ParseOptions(delimiter="\t" if _kind(path) in {".tsv", ".tab"} else ",")
+
+
+def _list_of_smiles(path: Path) -> list[str]:
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
+    with opener(path, "rt", encoding="utf-8-sig") as file:
+        return [(line.split() or [""])[0] for line in file]
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
