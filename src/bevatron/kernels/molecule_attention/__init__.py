@@ -1,5 +1,6 @@
 """Attention within each of many small molecules, with a bias for every pair of atoms."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -7,10 +8,23 @@ from bevatron.kernels import registry
 
 __all__ = ["molecule_attention"]
 
+
+def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    if dtype == torch.float64 and device.type == "cuda":
+        return "it computes in float32 on a GPU, not float64"
+    return None
+
+
 registry.register(
     "molecule_attention",
     "reference",
     "bevatron.kernels.molecule_attention.reference:molecule_attention",
+)
+registry.register(
+    "molecule_attention",
+    "triton",
+    "bevatron.kernels.molecule_attention.triton:molecule_attention",
+    _obstacle,
 )
 
 

@@ -1,0 +1,225 @@
+"""Attention within molecules in Triton: two custom operators and their launches."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.molecule_attention.reference import threshold
+from bevatron.kernels.molecule_attention.triton_backward import backward_kernel
+from bevatron.kernels.molecule_attention.triton_forward import forward_kernel
+
+HEADS_PER_PROGRAM = {"forward": 8, "backward": 4}
+"""Heads that a program takes one after the other: neighbours share sectors of memory."""
+WARPS = {"forward": 1, "backward": 1}
+
+
+def molecule_attention(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    scale: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.molecule_attention`."""
+    out: Tensor = attend(
+        q, k, v, bias, graph_ptr.contiguous(), pair_ptr.contiguous(), seed, scale, dropout
+    )[0]
+    return out
+
+
+@torch.library.custom_op("bevatron::molecule_attention", mutates_args=())
+def attend(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    seed: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the result and, for every atom and head, the base-2 logarithm of the softmax's sum."""
+    queries, keys, values = _three(q, k, v)
+    num_atoms, num_heads, size = queries.shape
+    out = q.new_empty((num_atoms, num_heads, size))
+    lse = q.new_empty((num_atoms, num_heads), dtype=_wide(q))
+    if out.numel() == 0:
+        return out, lse
+    heads = HEADS_PER_PROGRAM["forward"]
+    with on_device(q):
+        forward_kernel[(len(graph_ptr), -(-num_heads // heads))](
+            *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
+            *(out, lse, *_strides(queries, keys, values), *_pair_strides(bias)),
+            *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            **_constants(q, size, heads, bias, dropout),
+            num_warps=WARPS["forward"],
+        )
+    return out, lse
+
+
+@attend.register_fake
+def _(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    seed: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    del k, v, bias, graph_ptr, pair_ptr, seed, scale, dropout
+    shape = (q.shape[0], *q.shape[-2:])
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=_wide(q))
+
+
+@torch.library.custom_op("bevatron::molecule_attention_backward", mutates_args=())
+def attend_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of q, k, v and bias; of what is not given, without elements."""
+    queries, keys, values = _three(q, k, v)
+    num_atoms, num_heads, size = queries.shape
+    grads = _new_gradients(q, k, bias)
+    parts = grads[:3] if k is not None else grads[0].unbind(1)
+    dout = dout.contiguous()
+    if out.numel() == 0:
+        grads[3].zero_()
+        return grads
+    heads = HEADS_PER_PROGRAM["backward"]
+    num_pairs = 0 if bias is None else len(bias)
+    with on_device(q):
+        backward_kernel[(len(graph_ptr), -(-num_heads // heads))](
+            *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
+            *(out, lse, dout, *parts, grads[3]),
+            *_strides(queries, keys, values),
+            *(dout.stride(0), parts[0].stride(0), *_pair_strides(bias), *_pair_strides(grads[3])),
+            *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            **_constants(q, size, heads, bias, dropout),
+            num_warps=WARPS["backward"],
+        )
+    return grads
+
+
+@attend_backward.register_fake
+def _(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    del dout, v, graph_ptr, pair_ptr, seed, out, lse, scale, dropout
+    return _new_gradients(q, k, bias)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    del dlse  # nobody outside sees the logarithms
+    if dout is None:
+        return (None,) * 9
+    _, k, v, bias, *_ = ctx.saved_tensors
+    dq, dk, dv, dbias = attend_backward(dout, *ctx.saved_tensors, ctx.scale, ctx.dropout)
+    return (
+        dq,
+        None if k is None else dk,
+        None if v is None else dv,
+        None if bias is None else dbias,
+        *(None,) * 5,
+    )
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
+
+def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Give queries, keys and values, each with a contiguous last axis."""
+    queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
+    queries, keys, values = (
+        t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
+    )
+    return queries, keys, values
+
+
+def _new_gradients(
+    q: Tensor, k: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if bias is None:
+        dbias = q.new_empty((0, 1))
+    elif bias.stride(0) == 1:
+        dbias = bias.new_empty(bias.shape[::-1]).t()
+    else:
+        dbias = bias.new_empty(bias.shape)
+    nothing = q.new_empty(0)
+    if k is None:
+        return q.new_empty(q.shape), nothing, q.new_empty(0), dbias
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape), dbias
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [step for tensor in tensors for step in tensor.stride()[:2]]
+
+
+def _pair_strides(bias: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if bias is None else (bias.stride(0), bias.stride(1))
+
+
+def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """Give a pointer to something that the kernel will not read where there is nothing."""
+    return stand_in if tensor is None else tensor
+
+
+def _dropout(dropout: float) -> tuple[int, float]:
+    return threshold(dropout), 1.0 / (1.0 - dropout)
+
+
+def _constants(
+    q: Tensor, size: int, heads: int, bias: Tensor | None, dropout: float
+) -> dict[str, Any]:
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return {
+        "D": size,
+        "D_PAD": max(16, triton.next_power_of_2(size)),
+        "HEADS": heads,
+        "HAS_BIAS": bias is not None,
+        "DROPOUT": dropout > 0.0,
+        "PRECISION": "tf32" if tf32 and q.dtype == torch.float32 else "ieee",
+        "WIDE": tl.float64 if q.dtype == torch.float64 else tl.float32,
+    }
