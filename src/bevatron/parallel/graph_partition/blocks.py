@@ -1,0 +1,192 @@
+"""Builds a rank's block of the matrix from a source of edges, a piece at a time.
+
+Beside its own block a rank holds one piece of the edge list. Vertices get random new numbers,
+which balances the blocks (on Kronecker graphs to a few percent, from three times), and are then
+ordered within each piece by how many edges refer to them: columns nobody refers to come last and
+are not sent, columns in great demand lie together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bevatron.data.graphs.generators_randomness import RandomOrder
+from bevatron.parallel.graph_partition.grid import Split
+from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.graph_partition.sources import EdgeSource
+
+SORTED_AT_ONCE = 1 << 29
+"""Keys sorted in one call; torch sorts fewer than 2^31 on a GPU and needs room for copies."""
+
+
+@dataclass
+class Entries:
+    """Entries of a block, by row and then column, in the block's own numbers."""
+
+    row: Int64[Tensor, "E"]
+    col: Int64[Tensor, "E"]
+    values: Float[Tensor, "E"] | None
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Which pieces of the vertices make up the rows and the columns of a block.
+
+    Attributes
+    ----------
+    split
+        The renumbered vertices in pieces.
+    row_pieces, col_pieces
+        Pieces that lie one after another as the block's rows and columns.
+    order
+        Original vertex -> new number.
+    """
+
+    split: Split
+    row_pieces: Sequence[int]
+    col_pieces: Sequence[int]
+    order: RandomOrder
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the block, padding included."""
+        return (
+            len(self.row_pieces) * self.split.padded,
+            len(self.col_pieces) * self.split.padded,
+        )
+
+    def slots(self, pieces: Sequence[int], device: torch.device) -> Tensor:
+        """Return for each piece its slot in the block, -1 for those of other blocks."""
+        slots = torch.full((self.split.pieces,), -1, dtype=torch.int64)
+        slots[torch.tensor(pieces)] = torch.arange(len(pieces))
+        return slots.to(device)
+
+    def own_vertices(self, piece: int, device: torch.device) -> Tensor:
+        """Original numbers of the vertices of a piece, in order."""
+        start = self.split.start(piece)
+        return self.order.inverse(
+            torch.arange(start, start + self.split.length(piece), device=device)
+        )
+
+
+def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.device) -> Entries:
+    """Walk through a source once and keep the entries of one block."""
+    rows, cols = numbering.shape
+    row_slots = numbering.slots(numbering.row_pieces, device)
+    col_slots = numbering.slots(numbering.col_pieces, device)
+    padded = numbering.split.padded
+    filled = torch.zeros(rows if source.fill_empty_rows else 0, dtype=torch.bool, device=device)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+
+    def keep(row: Tensor, col: Tensor, value: Tensor | None) -> None:
+        piece, place = numbering.split.locate(numbering.order(row))
+        slot = row_slots[piece]
+        mine = slot >= 0
+        key = slot[mine].mul_(padded).add_(place[mine])
+        if source.fill_empty_rows:
+            filled[key] = True
+        piece, place = numbering.split.locate(numbering.order(col[mine]))
+        slot = col_slots[piece]
+        inside = slot >= 0
+        key = key[inside].mul_(cols).add_(slot[inside].mul_(padded).add_(place[inside]))
+        if value is not None:
+            values.append(value[mine][inside])
+            keys.append(key)
+        else:
+            keys.append(key.unique() if source.merge_duplicates else key.sort().values)
+
+    for row, col, *value in source.pieces(device):
+        keep(row, col, value[0] if value else None)
+    if source.fill_empty_rows:
+        for slot, piece_number in enumerate(numbering.row_pieces):
+            own = numbering.own_vertices(piece_number, device)
+            part = filled[slot * padded : slot * padded + len(own)]
+            empty = own[~part]
+            keep(empty, source.fill_empty_row(empty), None)
+    if values:
+        return _with_values(torch.cat(keys), torch.cat(values), cols, source.merge_duplicates)
+    key = _merge(keys, rows * cols, device, unique=source.merge_duplicates)
+    return Entries(key // cols, key.remainder_(cols), None)
+
+
+def _with_values(key: Tensor, values: Tensor, cols: int, merge: bool) -> Entries:
+    if merge:
+        key, place = key.unique(return_inverse=True)
+        values = values.new_zeros(len(key)).index_add_(0, place, values)
+    else:
+        key, order = key.sort(stable=True)
+        values = values[order]
+    return Entries(key // cols, key % cols, values)
+
+
+def _merge(keys: list[Tensor], bound: int, device: torch.device, *, unique: bool) -> Tensor:
+    """Merge sorted vectors of keys, by ranges of keys that can be sorted at once."""
+    total = sum(len(part) for part in keys)
+    if total == 0:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    ranges = -(-total // SORTED_AT_ONCE)
+    cuts = torch.tensor([bound * k // ranges for k in range(ranges + 1)], device=device)
+    places = [torch.searchsorted(part, cuts).tolist() for part in keys]
+    merged = []
+    for k in range(ranges):
+        pieces = zip(keys, places, strict=True)
+        part = torch.cat([part[place[k] : place[k + 1]] for part, place in pieces])
+        merged.append(part.unique() if unique else part.sort().values)
+    keys.clear()
+    return merged[0] if ranges == 1 else torch.cat(merged)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The order of vertices within the pieces of a rank's rows and columns.
+
+    Attributes
+    ----------
+    own
+        [length] place in the old order of each vertex of the rank's own piece.
+    prefix
+        Rows of each piece that are sent to the ranks of a column group.
+    """
+
+    own: Int64[Tensor, "T"]
+    prefix: int
+
+
+def order_by_demand(
+    entries: Entries,
+    numbering: Numbering,
+    column_group: Group,
+    row_group: Group,
+    own_length: int,
+    *,
+    sort: bool = True,
+) -> tuple[Entries, Prefixes]:
+    """Renumber the vertices of every piece by falling number of edges that refer to them.
+
+    Columns of the block get the numbers slot * prefix + place: only the first ``prefix`` places of
+    each piece are ever sent. All ranks take part.
+    """
+    padded, device = numbering.split.padded, entries.row.device
+    counts = torch.bincount(entries.col, minlength=numbering.shape[1])
+    counts = column_group.all_reduce(counts).wait().view(-1, padded)
+    own = counts[column_group.index].clone()
+    own[own_length:] = -1
+    old = (
+        torch.argsort(own, descending=True, stable=True)
+        if sort
+        else torch.arange(padded, device=device)
+    )
+    place = torch.empty_like(old)
+    place[old] = torch.arange(padded, device=device)
+    used = torch.where(own > 0, place + 1, 0).max().view(1)
+    prefix = max(int(column_group.all_reduce(used, "max").wait()), 1)
+    row_places = row_group.all_gather(place).wait()
+    col_places = column_group.all_gather(place).wait()
+    row = (entries.row // padded).mul_(padded).add_(row_places[entries.row])
+    col = (entries.col // padded).mul_(prefix).add_(col_places[entries.col])
+    renumbered = Entries(row, col, entries.values)
+    return renumbered, Prefixes(old[:own_length], prefix)

@@ -1,0 +1,145 @@
+"""Cuts a graph for each scheme: every rank makes its part from a source of edges."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bevatron.data.graphs.generators_randomness import RandomOrder
+from bevatron.errors import ConfigError
+from bevatron.kernels.csr import Csr
+from bevatron.parallel.graph_partition.blocks import (
+    Entries,
+    Numbering,
+    collect_entries,
+    order_by_demand,
+)
+from bevatron.parallel.graph_partition.feature_parallel import FeatureParallel
+from bevatron.parallel.graph_partition.grid import Grid, Split
+from bevatron.parallel.graph_partition.groups import Group, open_groups
+from bevatron.parallel.graph_partition.one_and_half_d import OneAndHalfD
+from bevatron.parallel.graph_partition.rows import Rows
+from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
+from bevatron.parallel.graph_partition.sources import EdgeSource
+from bevatron.parallel.graph_partition.two_dimensional import TwoDimensional
+from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.mesh import Mesh
+
+
+def build_two_dimensional(
+    source: EdgeSource,
+    mesh: Mesh,
+    grid: Grid,
+    *,
+    seed: int = 0,
+    chunks: int = 1,
+    wire: Wire | None = None,
+    sort: bool = True,
+) -> Scheme:
+    """Make block A_ij; see `two_dimensional`.
+
+    Raises
+    ------
+    ConfigError
+        If the grid does not have as many places as there are ranks.
+    """
+    if grid.size != mesh.world:
+        raise ConfigError(
+            f"graph partition: a grid of {grid.px} x {grid.py} needs {grid.size} ranks, "
+            f"there are {mesh.world}"
+        )
+    n, device = source.num_vertices, mesh.device
+    i, j = grid.position(mesh.rank)
+    row_group = open_groups([grid.row_group(a) for a in range(grid.px)], mesh)
+    column_group = open_groups([grid.column_group(b) for b in range(grid.py)], mesh)
+    split = Split(n, mesh.world)
+    numbering = Numbering(split, grid.row_group(i), grid.column_group(j), RandomOrder(n, seed))
+    entries, prefixes = order_by_demand(
+        collect_entries(source, numbering, device),
+        *(numbering, column_group, row_group, split.length(mesh.rank)),
+        sort=sort,
+    )
+    vertices = numbering.own_vertices(mesh.rank, device)[prefixes.own]
+    padded = pad_rows(vertices, split.padded)
+    row_ids = row_group.all_gather(padded).wait()
+    col_ids = column_group.all_gather(padded[: prefixes.prefix]).wait()
+    return TwoDimensional(
+        _matrix(entries, row_ids, col_ids),
+        *(vertices, _everyone(mesh), row_group, column_group),
+        padded=split.padded,
+        prefix=prefixes.prefix,
+        chunks=chunks,
+        wire=wire,
+    )
+
+
+def build_feature_parallel(
+    source: EdgeSource, mesh: Mesh, *, seed: int = 0, wire: Wire | None = None
+) -> Scheme:
+    """Make the whole matrix on every rank; see `feature_parallel`."""
+    n, everyone = source.num_vertices, _everyone(mesh)
+    split = Split(n, mesh.world)
+    pieces = list(range(mesh.world))
+    numbering = Numbering(split, pieces, pieces, RandomOrder(n, seed))
+    entries = collect_entries(source, numbering, mesh.device)
+    vertices = numbering.own_vertices(mesh.rank, mesh.device)
+    ids = everyone.all_gather(pad_rows(vertices, split.padded)).wait()
+    return FeatureParallel(
+        _matrix(entries, ids, ids), vertices, everyone, padded=split.padded, wire=wire
+    )
+
+
+def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
+    """Make the own rows and find whose features they refer to; see `rows`."""
+    n, everyone, device = source.num_vertices, _everyone(mesh), mesh.device
+    split = Split(n, mesh.world)
+    numbering = Numbering(split, [mesh.rank], list(range(mesh.world)), RandomOrder(n, seed))
+    entries = collect_entries(source, numbering, device)
+    needed, place = entries.col.unique(return_inverse=True)
+    receive = torch.bincount(needed // split.padded, minlength=mesh.world)
+    send = everyone.all_to_all(receive).wait().tolist()
+    wanted = everyone.all_to_all(needed % split.padded, receive.tolist(), send).wait()
+    vertices = numbering.own_vertices(mesh.rank, device)
+    col_ids = everyone.all_to_all(vertices[wanted], send, receive.tolist()).wait()
+    block = _matrix(
+        Entries(entries.row, place, entries.values), pad_rows(vertices, split.padded), col_ids
+    )
+    return Rows(block, vertices, everyone, wanted=wanted, send=send, receive=receive.tolist())
+
+
+def build_one_and_half_d(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
+    """Make block A_ij of a square grid; see `one_and_half_d`.
+
+    Raises
+    ------
+    ConfigError
+        If the number of ranks is not a square.
+    """
+    side = math.isqrt(mesh.world)
+    if side * side != mesh.world:
+        raise ConfigError(
+            f"graph partition: one_and_half_d needs a square number of ranks, found {mesh.world}"
+        )
+    n, device, grid = source.num_vertices, mesh.device, Grid(side, side)
+    i, j = grid.position(mesh.rank)
+    row_group = open_groups([grid.row_group(a) for a in range(side)], mesh)
+    column_group = open_groups([grid.column_group(b) for b in range(side)], mesh)
+    split = Split(n, side)
+    numbering = Numbering(split, [i], [j], RandomOrder(n, seed))
+    ids = [pad_rows(numbering.own_vertices(piece, device), split.padded) for piece in (i, j)]
+    block = _matrix(collect_entries(source, numbering, device), *ids)
+    vertices = numbering.own_vertices(i, device)
+    groups = (_everyone(mesh), row_group, column_group)
+    return OneAndHalfD(block, vertices, *groups, padded=split.padded)
+
+
+def _everyone(mesh: Mesh) -> Group:
+    return open_groups([range(mesh.world)], mesh)
+
+
+def _matrix(entries: Entries, row_ids: Tensor, col_ids: Tensor) -> Csr:
+    """Build both orders; the lists of entries are given up on the way."""
+    shape = (len(row_ids), len(col_ids))
+    row, col, values = entries.row.to(torch.int32), entries.col.to(torch.int32), entries.values
+    del entries.row, entries.col
+    return Csr.from_coo(row, col, shape, values, row_ids=row_ids, col_ids=col_ids)

@@ -1,0 +1,112 @@
+"""Every rank holds the whole structure and computes some of the features of all vertices.
+
+An all-to-all turns rows of vertices into columns of features, every rank attends over all edges
+with its features (or its heads), and another all-to-all turns the result back: 4 n k / p (1 - 1/p)
+words for a layer, forward and backward, and perfect balance. Scores are needed for all edges on
+every rank and are gathered. Since the loss is a sum over features, so are the gradients of the
+scores: nothing else is exchanged. NeutronTP (arXiv 2412.20379) does this for graphs.
+
+Not for attention by dot products, whose scores need all features of an edge.
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph_attention import graph_attention
+from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.graph_partition.one_group import gather_rows, send_rows
+from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
+from bevatron.parallel.graph_partition.wire import Wire
+
+
+class FeatureParallel(Scheme):
+    """The structure on every rank, the features cut over the ranks.
+
+    Parameters
+    ----------
+    block
+        The whole matrix; rows and columns are the padded pieces one after another.
+    vertices
+        Of the rank's own piece.
+    everyone
+        All ranks.
+    padded
+        Length of every piece with its padding.
+    wire
+        Type of features between ranks.
+    """
+
+    name = "feature_parallel"
+
+    def __init__(
+        self,
+        block: Csr,
+        vertices: Int64[Tensor, "T"],
+        everyone: Group,
+        *,
+        padded: int,
+        wire: Wire | None = None,
+    ) -> None:
+        self.block, self.vertices, self.everyone = block, vertices, everyone
+        self.padded, self.wire = padded, wire or Wire()
+
+    def graph_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        *,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as GAT does; all ranks must call it.
+
+        Heads are dealt out to the ranks if their number allows; with dropout, or else, each rank
+        gets some channels of every head.
+        """
+        parts, heads = self.everyone.size, x.shape[1]
+        by_heads = heads % parts == 0 and dropout == 0
+        if by_heads:
+            row, col = (self._turn(rows[:, :, None])[:, :, 0] for rows in (row_score, col_score))
+            found = graph_attention(self.block, self._turn(x), row, col, negative_slope)
+            return self._turn_back(found)
+        both = torch.cat([pad_rows(row_score, self.padded), pad_rows(col_score, self.padded)], 1)
+        row, col = gather_rows(both, self.everyone).split(heads, 1)
+        missing = -x.shape[2] % parts
+        wide = torch.nn.functional.pad(x, (0, missing)).transpose(1, 2)
+        mine = self._turn(wide).transpose(1, 2)
+        found = graph_attention(
+            self.block,
+            *(mine.contiguous(), row.contiguous(), col.contiguous()),
+            *(negative_slope, dropout),
+            seed=seed,
+        )
+        back = self._turn_back(found.transpose(1, 2)).transpose(1, 2)
+        kept: Tensor = back[:, :, : x.shape[2]]
+        return kept
+
+    def _turn(self, rows: Tensor) -> Tensor:
+        """Give [T, p * s, c] up for [p * T, s, c]: all vertices, this rank's s."""
+        parts = self.everyone.size
+        pieces = pad_rows(rows, self.padded).unflatten(1, (parts, -1)).transpose(0, 1)
+        sent = self._narrow(pieces.flatten(0, 1).contiguous())
+        counts = [self.padded] * parts
+        return send_rows(sent, self.everyone, counts, counts).to(rows.dtype)
+
+    def _turn_back(self, slices: Tensor) -> Tensor:
+        """Undo `_turn`."""
+        parts = self.everyone.size
+        counts = [self.padded] * parts
+        sent = self._narrow(slices.contiguous())
+        rows = send_rows(sent, self.everyone, counts, counts)
+        rows = rows.to(slices.dtype).unflatten(0, (parts, self.padded)).transpose(0, 1)
+        own: Tensor = rows.flatten(1, 2)[: len(self.vertices)]
+        return own
+
+    def _narrow(self, rows: Tensor) -> Tensor:
+        scalars = rows[0, 0].numel() == 1
+        narrow = self.wire.bfloat16 and rows.dtype == torch.float32 and not scalars
+        return rows.to(torch.bfloat16) if narrow else rows

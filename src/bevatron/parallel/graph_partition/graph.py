@@ -1,0 +1,258 @@
+"""A graph over many processes, as a stack of layers uses it."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor, nn
+
+from bevatron.errors import ConfigError
+from bevatron.parallel.graph_partition import build, planner
+from bevatron.parallel.graph_partition.grid import Grid
+from bevatron.parallel.graph_partition.groups import Group, Pending
+from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
+from bevatron.parallel.graph_partition.sources import EdgeSource
+from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.mesh import Mesh
+
+
+class DistributedGraph:
+    """A graph cut over the ranks; made by `build`.
+
+    Attributes
+    ----------
+    num_vertices
+        Of the whole graph.
+    scheme
+        How it is cut, with this rank's block of the matrix.
+    plan
+        Why it is cut so; None if the caller chose.
+    mesh
+        The processes.
+    """
+
+    def __init__(
+        self,
+        num_vertices: int,
+        scheme: Scheme,
+        mesh: Mesh,
+        plan: planner.Plan | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.num_vertices, self.scheme, self.mesh, self.plan = num_vertices, scheme, mesh, plan
+        # The same on every rank: masks of dropout must agree without a message.
+        self._seeds = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def build(
+        cls,
+        source: EdgeSource,
+        mesh: Mesh | None = None,
+        *,
+        scheme: str = "auto",
+        grid: Grid | None = None,
+        attention: str = "gat",
+        heads: int = 1,
+        channels: int = 64,
+        num_entries: int | None = None,
+        machine: planner.Machine | None = None,
+        chunks: int = 1,
+        bfloat16_wire: bool = False,
+        seed: int = 0,
+    ) -> "DistributedGraph":
+        """Cut a graph; every rank walks through the source and keeps its part.
+
+        Parameters
+        ----------
+        source
+            An `EdgeList`, a file read in pieces or a generator; the same on every rank.
+        mesh
+            The processes; one by default.
+        scheme
+            two_dimensional, feature_parallel, rows, one_and_half_d, or auto: the cheapest by
+            `planner.plan` for the sizes that follow.
+        grid
+            Px x Py for two_dimensional; the cheapest by default.
+        attention, heads, channels, num_entries
+            What the plan is made for; gat or dot. Entries may be a guess.
+        machine
+            Bandwidth, latency and memory for the plan.
+        chunks
+            Parts that the channels are sent in, so that sending hides behind computing
+            (two_dimensional, gat).
+        bfloat16_wire
+            Round float32 features to bfloat16 for sending; sums are still made in float32.
+        seed
+            Of the vertices' random order and of dropout.
+
+        Raises
+        ------
+        ConfigError
+            For a scheme or grid that does not go with the number of ranks.
+
+        Examples
+        --------
+        >>> from bevatron.data.graphs.generators import Kronecker
+        >>> graph = DistributedGraph.build(Kronecker(64, 512))
+        >>> x = graph.scatter(torch.ones(64, 2, 3))
+        >>> score = torch.zeros(len(x), 2)
+        >>> bool((graph.graph_attention(x, score, score) == 1).all())
+        True
+        """
+        mesh = mesh or Mesh()
+        if scheme not in {"auto", *planner.SCHEMES}:
+            raise ConfigError(
+                f"graph partition: scheme '{scheme}' is not known; choose auto or one of "
+                f"{', '.join(planner.SCHEMES)}"
+            )
+        drawn: int = getattr(source, "num_drawn", 16 * source.num_vertices)
+        entries = drawn if num_entries is None else num_entries
+        work = planner.Workload(
+            source.num_vertices, entries, heads, channels, attention, softmax=True
+        )
+        chosen = None
+        if scheme == "auto" or (scheme == "two_dimensional" and grid is None):
+            wanted = None if scheme == "auto" else [scheme]
+            chosen = planner.plan(work, mesh.world, schemes=wanted, machine=machine)
+            scheme, grid = chosen.chosen.scheme, chosen.chosen.grid
+        wire = Wire(bfloat16_wire)
+        if scheme == "two_dimensional":
+            assert grid is not None
+            made = build.build_two_dimensional(
+                source, mesh, grid, seed=seed, chunks=chunks, wire=wire
+            )
+        elif scheme == "feature_parallel":
+            made = build.build_feature_parallel(source, mesh, seed=seed, wire=wire)
+        elif scheme == "rows":
+            made = build.build_rows(source, mesh, seed=seed)
+        else:
+            made = build.build_one_and_half_d(source, mesh, seed=seed)
+        return cls(source.num_vertices, made, mesh, chosen, seed)
+
+    @property
+    def vertices(self) -> Int64[Tensor, "T"]:
+        """Original numbers of the vertices that this rank holds, in order."""
+        return self.scheme.vertices
+
+    @property
+    def everyone(self) -> Group:
+        """The group of all ranks."""
+        return self.scheme.everyone
+
+    def explain(self) -> list[str]:
+        """Say how the graph is cut and why, a line each; all ranks must call it."""
+        block = self.scheme.block
+        counts = torch.tensor([block.nnz], device=self.mesh.device)
+        nnz = self.everyone.all_gather(counts).wait()
+        first = (
+            f"{self.scheme.name} over {self.mesh.world} ranks: {self.num_vertices} vertices, "
+            f"blocks of {int(nnz.min())} to {int(nnz.max())} entries "
+            f"(heaviest {float(nnz.max() / nnz.double().mean().clamp(min=1)):.2f} x the mean)"
+        )
+        return [first] + (self.plan.explain() if self.plan is not None else [])
+
+    def scatter(self, values: Shaped[Tensor, "N *rest"]) -> Shaped[Tensor, "T *rest"]:
+        """Pick this rank's rows of a tensor that every rank has whole."""
+        if len(values) != self.num_vertices:
+            raise ConfigError(
+                f"graph partition: the graph has {self.num_vertices} vertices, the tensor to "
+                f"scatter has {len(values)} rows"
+            )
+        return values[self.vertices.to(values.device)].to(self.mesh.device)
+
+    def gather(self, rows: Shaped[Tensor, "T *rest"]) -> Shaped[Tensor, "N *rest"]:
+        """Put the rows of all ranks together in the vertices' original order, on every rank."""
+        lengths = self._lengths()
+        longest = max(*lengths, 1)
+        flat = pad_rows(rows.detach(), longest)
+        parts = self.everyone.all_gather(flat).wait().split(longest)
+        ids = self.everyone.all_gather(pad_rows(self.vertices, longest)).wait().split(longest)
+        whole = rows.new_zeros((self.num_vertices, *rows.shape[1:]))
+        for part, places, length in zip(parts, ids, lengths, strict=True):
+            whole[places[:length]] = part[:length]
+        return whole
+
+    def graph_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        *,
+        seed: int | None = None,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as `bevatron.kernels.graph_attention` does, over all ranks.
+
+        Parameters
+        ----------
+        x, row_score, col_score
+            Of this rank's vertices.
+        negative_slope
+            Of LeakyReLU.
+        dropout
+            Probability that an entry is left out of a head's sum.
+        seed
+            Of the mask, the same on every rank; by default another one at every call.
+        """
+        if dropout > 0 and seed is None:
+            seed = int(torch.randint(2**62, (1,), generator=self._seeds))
+        return self.scheme.graph_attention(
+            x,
+            row_score,
+            col_score,
+            negative_slope=negative_slope,
+            dropout=dropout,
+            seed=seed or 0,
+        )
+
+    def dot_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        *,
+        normalize: bool = False,
+        softmax: bool = False,
+        scale: float | Tensor = 1.0,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as `bevatron.kernels.dot_attention` does, over all ranks.
+
+        Parameters
+        ----------
+        x
+            Of this rank's vertices: queries, keys and what is summed.
+        normalize, softmax
+            Cosines instead of dot products; scores of each row normalised.
+        scale
+            One number, or a tensor of one or of one for each head, which may train.
+
+        Raises
+        ------
+        ConfigError
+            For feature_parallel, which splits the features.
+        """
+        beta = scale if isinstance(scale, Tensor) else x.new_full((1,), scale)
+        return self.scheme.dot_attention(x, beta.reshape(-1), normalize=normalize, softmax=softmax)
+
+    def sum(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Add up, over all vertices once, what each rank has summed over its own."""
+        return self.everyone.all_reduce(values.detach().clone()).wait() / self.scheme.replicas
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients of replicated parameters over the vertices, in one message."""
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        pending: list[tuple[list[nn.Parameter], Pending]] = []
+        for dtype in dict.fromkeys(parameter.dtype for parameter in trained):
+            alike = [parameter for parameter in trained if parameter.dtype == dtype]
+            flat = torch.cat(
+                [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in alike]
+            )
+            pending.append((alike, self.everyone.all_reduce(flat)))
+        for alike, message in pending:
+            total = message.wait() / self.scheme.replicas
+            parts = total.split([parameter.numel() for parameter in alike])
+            for parameter, part in zip(alike, parts, strict=True):
+                parameter.grad = part.view_as(parameter).clone()
+
+    def _lengths(self) -> list[int]:
+        mine = torch.tensor([len(self.vertices)], device=self.mesh.device)
+        return [int(length) for length in self.everyone.all_gather(mine).wait()]

@@ -1,0 +1,161 @@
+"""A group of processes and its collectives: the same meaning on gloo and NCCL, all counted.
+
+Every collective returns a `Pending`; the work goes on until ``wait()``, which returns the result.
+On one process nothing is sent and the result is there at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from bevatron.parallel.graph_partition import traffic
+from bevatron.parallel.mesh import Mesh
+
+
+@dataclass
+class Pending:
+    """A result that may still be on its way.
+
+    ``kept`` holds the tensors that are being sent: they must not be freed before the end.
+    """
+
+    result: Tensor
+    work: "distributed.Work | None" = None
+    finish: Callable[[Tensor], Tensor] | None = None
+    kept: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        """Return the result; on a GPU the current stream waits, not the processor."""
+        if self.work is not None:
+            self.work.wait()
+            self.work, self.kept = None, None
+        if self.finish is not None:
+            self.result, self.finish = self.finish(self.result), None
+        return self.result
+
+
+class Group:
+    """Some processes of a run in a fixed order.
+
+    Parameters
+    ----------
+    ranks
+        Their numbers; this process is one of them.
+    rank
+        This process's number in the run.
+    process_group
+        As torch.distributed made it; None for all processes, or for one.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        process_group: "distributed.ProcessGroup | None" = None,
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.index = self.ranks.index(rank)
+        self._group = process_group
+
+    def all_gather(self, part: Tensor) -> Pending:
+        """Lay the parts [r, ...] of all processes one after another: [size * r, ...]."""
+        if self.size == 1:
+            return Pending(part)
+        part = part.contiguous()
+        whole = part.new_empty((self.size * part.shape[0], *part.shape[1:]))
+        traffic.record("all_gather", part, self.size)
+        work = distributed.all_gather_into_tensor(whole, part, group=self._group, async_op=True)
+        return Pending(whole, work, kept=part)
+
+    def reduce_scatter(self, whole: Tensor) -> Pending:
+        """Add up [size * r, ...] over the processes; each gets its own [r, ...]."""
+        if self.size == 1:
+            return Pending(whole)
+        whole = whole.contiguous()
+        traffic.record("reduce_scatter", whole, self.size)
+        if whole.device.type == "cpu":
+            # Gloo's own is not in every release; this one adds in a fixed order.
+            return self._sum_of_parts(whole, None)
+        part = whole.new_empty((whole.shape[0] // self.size, *whole.shape[1:]))
+        work = distributed.reduce_scatter_tensor(part, whole, group=self._group, async_op=True)
+        return Pending(part, work, kept=whole)
+
+    def reduce_scatter_wire(self, whole: Tensor, unpack: Callable[[Tensor], Tensor]) -> Pending:
+        """Send narrow rows [size * r, w] and add them up in the wide type that ``unpack`` gives."""
+        if self.size == 1:
+            return Pending(unpack(whole))
+        whole = whole.contiguous()
+        traffic.record("reduce_scatter", whole, self.size)
+        return self._sum_of_parts(whole, unpack)
+
+    def _sum_of_parts(self, whole: Tensor, unpack: Callable[[Tensor], Tensor] | None) -> Pending:
+        received = torch.empty_like(whole)
+        work = distributed.all_to_all_single(received, whole, group=self._group, async_op=True)
+
+        def add_up(parts: Tensor) -> Tensor:
+            wide = unpack(parts) if unpack is not None else parts
+            return wide.view(self.size, -1, *wide.shape[1:]).sum(0)
+
+        return Pending(received, work, add_up, kept=whole)
+
+    def all_reduce(self, values: Tensor, operation: str = "sum") -> Pending:
+        """Add up (or take the ``max`` of) a tensor over the processes, in place."""
+        if self.size == 1:
+            return Pending(values)
+        values = values.contiguous()
+        traffic.record("all_reduce", values, self.size)
+        chosen = distributed.ReduceOp.MAX if operation == "max" else distributed.ReduceOp.SUM
+        work = distributed.all_reduce(values, op=chosen, group=self._group, async_op=True)
+        return Pending(values, work)
+
+    def all_to_all(
+        self,
+        rows: Tensor,
+        send: Sequence[int] | None = None,
+        receive: Sequence[int] | None = None,
+    ) -> Pending:
+        """Send the k-th part of the rows to process k; the parts received lie in that order.
+
+        Parameters
+        ----------
+        rows
+            [r, ...].
+        send, receive
+            How many rows go to and come from each process; equal parts by default.
+        """
+        if self.size == 1:
+            return Pending(rows)
+        rows = rows.contiguous()
+        send = list(send) if send is not None else [rows.shape[0] // self.size] * self.size
+        receive = list(receive) if receive is not None else list(send)
+        width = rows[:1].numel() if rows.shape[0] else 0
+        traffic.record("all_to_all", rows, self.size, parts=send[self.index] * width)
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        work = distributed.all_to_all_single(
+            received, rows, receive, send, group=self._group, async_op=True
+        )
+        return Pending(received, work, kept=rows)
+
+    def exchange(self, rows: Tensor, peer: int) -> Pending:
+        """Swap equally many rows with one process of the group; with itself nothing is sent."""
+        counts = [rows.shape[0] if k == peer else 0 for k in range(self.size)]
+        return self.all_to_all(rows, counts, counts)
+
+
+def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh) -> Group:
+    """Make a group of each set of ranks and return this process's.
+
+    All processes must call it in the same order with the same sets, each rank in exactly one.
+    """
+    mine: Group | None = None
+    for ranks in partition:
+        whole = len(ranks) == mesh.world
+        group = None if len(ranks) == 1 or whole else distributed.new_group(list(ranks))
+        if mesh.rank in ranks:
+            mine = Group(ranks, mesh.rank, group)
+    if mine is None:
+        raise ValueError(f"partition: rank {mesh.rank} is in no group")
+    return mine

@@ -1,0 +1,194 @@
+"""The scheme of Besta et al. (SC 2023, section 7), for comparison: A-stationary, square grids.
+
+Rank (i, j) stores block A_ij and holds row tile i of the features, as all ranks (i, *) do. Forward:
+it swaps tiles with rank (j, i) to get column tile j, and sums of rows are added up over ranks
+(i, *) by all-reduces: largest logit, total, Z. Backward: the gradients of columns are added up over
+ranks (*, j) by all-reduces and swapped back, those of the rows' scores over ranks (i, *). All that
+is done once per vertex (projections, activations) is done sqrt(p) times.
+
+Gradients are those of one copy: every rank of (i, *) computes the same loss on the same rows, and
+sums over all ranks are divided by `replicas`. Beyond the paper, the gradients of columns
+are reduced once instead of twice, and delta = <G, Z> needs no message.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bevatron.kernels.csr import Csr
+from bevatron.parallel.graph_partition import local
+from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.graph_partition.scheme import (
+    Scheme,
+    divide,
+    pad_rows,
+    rescale,
+    safe_log_total,
+    scale_gradient,
+)
+
+
+class OneAndHalfD(Scheme):
+    """The graph in s x s blocks, features in s tiles of s copies.
+
+    Parameters
+    ----------
+    block
+        A_ij.
+    vertices
+        Of row tile i.
+    everyone, row_group, column_group
+        All ranks; ranks (i, *); ranks (*, j).
+    padded
+        Length of every tile with its padding.
+    """
+
+    name = "one_and_half_d"
+
+    def __init__(
+        self,
+        block: Csr,
+        vertices: Int64[Tensor, "T"],
+        everyone: Group,
+        row_group: Group,
+        column_group: Group,
+        *,
+        padded: int,
+    ) -> None:
+        self.block, self.vertices, self.everyone = block, vertices, everyone
+        self.row_group, self.column_group, self.padded = row_group, column_group, padded
+        self.replicas = row_group.size
+        i, j = column_group.index, row_group.index
+        self._peer = j * row_group.size + i
+
+    def graph_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        *,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as GAT does; all ranks must call it."""
+        tiles = (pad_rows(rows, self.padded) for rows in (x, row_score, col_score))
+        found: Tensor = _GraphAttention.apply(*tiles, self, negative_slope, dropout, seed)
+        return found[: len(self.vertices)]
+
+    def dot_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        scale: Float[Tensor, "_"],
+        *,
+        normalize: bool,
+        softmax: bool,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend by dot products or cosines; all ranks must call it."""
+        rows = pad_rows(x, self.padded)
+        found: Tensor = _DotAttention.apply(rows, scale, self, normalize, softmax)
+        return found[: len(self.vertices)]
+
+    def swap(self, rows: Tensor) -> Tensor:
+        """Exchange a tile with rank (j, i)."""
+        return self.everyone.exchange(rows, self._peer).wait()
+
+
+class _GraphAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        row_score: Tensor,
+        col_score: Tensor,
+        scheme: OneAndHalfD,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Tensor:
+        width = x[:1].numel()
+        tile = scheme.swap(torch.cat([x.flatten(1), col_score], 1))
+        x_tile = tile[:, :width].reshape(x.shape)
+        col_tile = tile[:, width:].contiguous()
+        options = (negative_slope, dropout, seed)
+        found = local.attention_statistics(scheme.block, x_tile, row_score, col_tile, *options)
+        largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
+        common = rescale(found.largest, largest)
+        total = scheme.row_group.all_reduce(found.total * common).wait()
+        z = scheme.row_group.all_reduce(found.sums * common.unsqueeze(-1)).wait()
+        z = divide(z, total)
+        log_total = safe_log_total(largest, total)
+        own = rescale(found.largest, log_total)
+        positive = found.sums_positive * own.unsqueeze(-1), found.total_positive * own
+        ctx.save_for_backward(z, log_total, row_score, x_tile, col_tile, *positive)
+        ctx.scheme, ctx.options = scheme, options
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), scheme = grads, ctx.scheme
+        z, log_total, row_score, x_tile, col_tile, positive, total_positive = ctx.saved_tensors
+        delta = (grad * z).sum(-1)
+        by_row = torch.linalg.vecdot(grad, positive) - delta * total_positive
+        by_row = scheme.row_group.all_reduce(by_row * (1 - ctx.options[0]))
+        grad_x, grad_col = local.attention_column_gradients(
+            scheme.block, x_tile, row_score, col_tile, log_total, grad, delta, *ctx.options
+        )
+        both = torch.cat([grad_x.flatten(1), grad_col], 1)
+        both = scheme.swap(scheme.column_group.all_reduce(both).wait())
+        width = grad_x[:1].numel()
+        grad_x = both[:, :width].reshape(z.shape)
+        return grad_x, by_row.wait(), both[:, width:], None, None, None, None
+
+
+class _DotAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        scheme: OneAndHalfD,
+        normalize: bool,
+        softmax: bool,
+    ) -> Tensor:
+        x_col = scheme.swap(x)
+        found = local.dot_statistics(
+            scheme.block, x, x_col, scale, normalize=normalize, softmax=softmax
+        )
+        log_total = None
+        if found.largest is None or found.total is None:
+            z = scheme.row_group.all_reduce(found.sums).wait()
+        else:
+            largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
+            common = rescale(found.largest, largest)
+            total = scheme.row_group.all_reduce(found.total * common).wait()
+            sums = found.sums * common.unsqueeze(-1)
+            z = divide(scheme.row_group.all_reduce(sums).wait(), total)
+            log_total = safe_log_total(largest, total)
+        ctx.save_for_backward(x, scale, x_col, z, log_total)
+        ctx.scheme, ctx.normalize = scheme, normalize
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), scheme = grads, ctx.scheme
+        x, scale, x_col, z, log_total = ctx.saved_tensors
+        delta = None if log_total is None else (grad * z).sum(-1)
+        by_row, by_col, by_sum = local.dot_gradients(
+            scheme.block, x, x_col, scale, grad, log_total, delta, normalize=ctx.normalize
+        )
+        rows = scheme.row_group.all_reduce(by_row)
+        if ctx.normalize:
+            by_col = local.without_length(by_col, x_col)
+        by_col = by_sum + by_col * scale.unsqueeze(-1)
+        cols = scheme.swap(scheme.column_group.all_reduce(by_col).wait())
+        own = rows.wait()
+        by_scale = scale_gradient(x, own, scale) if ctx.needs_input_grad[1] else None
+        if ctx.normalize:
+            own = local.without_length(own, x)
+        return own * scale.unsqueeze(-1) + cols, by_scale, None, None, None

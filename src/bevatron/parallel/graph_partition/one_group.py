@@ -1,0 +1,51 @@
+"""Differentiable collectives for schemes that attend to whole rows on one rank.
+
+The gradient of sending rows is sending the gradients back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bevatron.parallel.graph_partition.groups import Group
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.all_gather(part).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.reduce_scatter(grads[0]).wait(), None
+
+
+class _SendRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]
+    ) -> Tensor:
+        ctx.group, ctx.send, ctx.receive = group, send, receive
+        return group.all_to_all(rows, send, receive).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.group.all_to_all(grads[0], ctx.receive, ctx.send).wait(), None, None, None
+
+
+def gather_rows(part: Tensor, group: Group) -> Tensor:
+    """Lay the parts of all ranks one after another."""
+    found: Tensor = _GatherRows.apply(part, group)
+    return found
+
+
+def send_rows(rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+    """Send so many rows to each rank; see `Group.all_to_all`."""
+    found: Tensor = _SendRows.apply(rows, group, tuple(send), tuple(receive))
+    return found

@@ -1,0 +1,276 @@
+"""Chooses how a graph is cut: words sent, messages and memory of every scheme on every grid.
+
+Words are those that one rank sends for a layer, forward and backward, with ring algorithms: n
+vertices, k = heads x channels, h heads, p = Px Py ranks. `traffic` counts the true ones.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bevatron.errors import ConfigError
+from bevatron.parallel.graph_partition.grid import Grid, grids
+
+SCHEMES = ("two_dimensional", "feature_parallel", "rows", "one_and_half_d")
+CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
+"""What ``auto`` considers; the paper's scheme is there for comparison."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a layer does.
+
+    Attributes
+    ----------
+    vertices, entries
+        Of the graph.
+    heads, channels
+        Of the features.
+    attention
+        gat (scores of a row and of a column) or dot (scalar products).
+    softmax
+        For dot: whether rows are normalised.
+    layers
+        Whose saved tensors must fit.
+    word_bytes
+        4 for float32.
+    """
+
+    vertices: int
+    entries: int
+    heads: int = 1
+    channels: int = 64
+    attention: str = "gat"
+    softmax: bool = False
+    layers: int = 3
+    word_bytes: int = 4
+
+    @property
+    def width(self) -> int:
+        """Features of a vertex."""
+        return self.heads * self.channels
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What moves the words.
+
+    Attributes
+    ----------
+    bandwidth
+        Bytes a second that one rank sends while all do.
+    latency
+        Seconds before a collective moves its first byte.
+    memory
+        Bytes of one device, None if it does not matter.
+    """
+
+    bandwidth: float = 300e9
+    latency: float = 2e-5
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One scheme on one grid and what it costs each rank for a layer, forward and backward."""
+
+    scheme: str
+    grid: Grid
+    words: float
+    messages: int
+    seconds: float
+    memory: float
+    fits: bool
+
+    def line(self, word_bytes: int) -> str:
+        """Describe the choice."""
+        fits = "" if self.fits else ", does not fit"
+        return (
+            f"{self.scheme} {self.grid.px}x{self.grid.py}: {self.words * word_bytes / 1e6:.3g} MB "
+            f"in {self.messages} messages, {self.seconds * 1e3:.3g} ms, "
+            f"{self.memory / 1e9:.3g} GB{fits}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cheapest choice and the others.
+
+    Attributes
+    ----------
+    chosen
+        What will be used.
+    considered
+        All candidates, cheapest first.
+    workload
+        For which.
+    """
+
+    chosen: Choice
+    considered: tuple[Choice, ...]
+    workload: Workload
+
+    def explain(self) -> list[str]:
+        """Say what was chosen and what the others would cost, a line each."""
+        size = self.workload.word_bytes
+        lines = [f"per rank and layer, forward and backward: {self.chosen.line(size)}"]
+        return lines + [f"  instead of {c.line(size)}" for c in self.considered if c != self.chosen]
+
+
+def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
+    """Words that one rank sends for a layer, forward and backward.
+
+    Parameters
+    ----------
+    scheme
+        One of `SCHEMES`.
+    grid
+        Px x Py; feature_parallel and rows use its size alone, one_and_half_d needs Px = Py.
+
+    Raises
+    ------
+    ConfigError
+        For a scheme that is not known or cannot do this.
+
+    Examples
+    --------
+    >>> work = Workload(vertices=2**20, entries=2**25, heads=1, channels=128)
+    >>> round(words_per_layer("feature_parallel", Grid(8, 1), work) / (2**20 * 128), 2)
+    0.46
+    """
+    n, k, h, p = work.vertices, work.width, work.heads, grid.size
+    dot = work.attention == "dot"
+    if scheme == "two_dimensional":
+        column = n / grid.py * (1 - 1 / grid.px)
+        row = n / grid.px * (1 - 1 / grid.py)
+        if dot:
+            return column * 2 * k + row * (4 * k + (5 * h if work.softmax else 0))
+        # Forward l, two for the largest logit, the total; backward delta, L and u.
+        return column * 2 * (k + h) + row * (2 * k + 7 * h)
+    if scheme == "feature_parallel":
+        if dot:
+            raise ConfigError("graph partition: feature_parallel cannot attend by dot products")
+        scores = 4 * n * h * (1 - 1 / p)
+        return 4 * n * k / p * (1 - 1 / p) + (scores / p if h % p == 0 else scores)
+    if scheme == "rows":
+        return 2 * halo(work, p) * (k if dot else k + h)
+    if scheme == "one_and_half_d":
+        return _one_and_half_d(grid, work)
+    raise ConfigError(
+        f"graph partition: scheme '{scheme}' is not known; choose one of {', '.join(SCHEMES)}"
+    )
+
+
+def _one_and_half_d(grid: Grid, work: Workload) -> float:
+    if grid.px != grid.py:
+        raise ConfigError(
+            f"graph partition: one_and_half_d needs a square number of ranks, found {grid.size}"
+        )
+    s, k, h = grid.px, work.width, work.heads
+    tile, reduced = work.vertices / s, 2 * work.vertices / s * (1 - 1 / s)
+    if s == 1:
+        return 0.0
+    if work.attention == "dot":
+        return 2 * tile * k + 3 * reduced * k + (2 * reduced * h if work.softmax else 0)
+    return 2 * tile * (k + h) + reduced * (2 * k + 4 * h)
+
+
+def halo(work: Workload, ranks: int) -> float:
+    """Vertices of others that a rank's rows refer to, if columns were drawn uniformly.
+
+    Examples
+    --------
+    >>> halo(Workload(vertices=1000, entries=10**6), 4)
+    750.0
+    """
+    draws = work.entries / ranks / max(work.vertices, 1)
+    return work.vertices * (1 - 1 / ranks) * -math.expm1(-draws)
+
+
+def memory_per_rank(scheme: str, grid: Grid, work: Workload) -> float:
+    """Bytes that one rank holds at the peak of training: structure, saved tiles, one layer's rest.
+
+    CSR and CSC take eight bytes for each entry and sixteen for each row and column.
+    """
+    n, k, p, size = work.vertices, work.width, grid.size, work.word_bytes
+    own = n / p * k * size * (2 * work.layers + 4)
+    if scheme == "two_dimensional":
+        structure = 8 * work.entries / p + 24 * (n / grid.px + n / grid.py)
+        saved = size * k * (n / grid.px + n / grid.py)
+        return structure + own + saved * (work.layers + 1)
+    if scheme == "feature_parallel":
+        return 8 * work.entries + 48 * n + own + size * k * n / p * 2 * (work.layers + 1)
+    if scheme == "rows":
+        structure = 8 * work.entries / p + 24 * n
+        return structure + own + size * k * halo(work, p) * (work.layers + 1)
+    tiles = size * k * n / grid.px
+    return 8 * work.entries / p + 48 * n / grid.px + tiles * (5 * work.layers + 6)
+
+
+MESSAGES = {
+    "two_dimensional": 7,
+    "feature_parallel": 6,
+    "rows": 2,
+    "one_and_half_d": 8,
+}
+"""Collectives of a layer of GAT, forward and backward."""
+
+
+def plan(
+    workload: Workload,
+    world: int,
+    *,
+    schemes: Sequence[str] | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Choose the cheapest scheme and grid that fits the memory.
+
+    Parameters
+    ----------
+    workload
+        What a layer does.
+    world
+        Ranks.
+    schemes
+        Which to consider; those that suit all graphs by default.
+    machine
+        What moves the words; one node of GPUs by default.
+
+    Raises
+    ------
+    ConfigError
+        If no scheme that was asked for can do it.
+
+    Examples
+    --------
+    >>> work = Workload(vertices=2**20, entries=10**8, heads=8, channels=16)
+    >>> plan(work, 8).chosen.scheme
+    'feature_parallel'
+    >>> best = plan(Workload(2**20, 10**8, channels=128, attention="dot"), 8).chosen
+    >>> best.scheme, best.grid
+    ('two_dimensional', Grid(px=4, py=2))
+    """
+    machine = machine or Machine()
+    found: list[Choice] = []
+    refused: list[str] = []
+    for scheme in schemes or CHOSEN_FROM:
+        shapes = grids(world) if scheme == "two_dimensional" else [Grid(world, 1)]
+        if scheme == "one_and_half_d":
+            side = math.isqrt(world)
+            shapes = [Grid(side, world // side)]
+        for grid in shapes:
+            try:
+                words = words_per_layer(scheme, grid, workload)
+            except ConfigError as error:
+                refused.append(str(error))
+                continue
+            messages = MESSAGES[scheme] if world > 1 else 0
+            seconds = words * workload.word_bytes / machine.bandwidth + messages * machine.latency
+            memory = memory_per_rank(scheme, grid, workload)
+            fits = machine.memory is None or memory <= machine.memory
+            found.append(Choice(scheme, grid, words, messages, seconds, memory, fits))
+    if not found:
+        raise ConfigError(refused[0])
+    # At equal cost the one that needs less memory.
+    found.sort(key=lambda choice: (not choice.fits, choice.seconds, choice.memory))
+    return Plan(found[0], tuple(found), workload)

@@ -1,0 +1,92 @@
+"""The local formulation: every rank owns rows and fetches the features that its rows refer to.
+
+One all-to-all fetches the rows of [X | r] of all vertices that the rank's own refer to (the halo),
+its gradient returns them: at most n k d / p words received for degree d, and never more than all of
+them, n k (1 - 1/p). Little for meshes and road maps in a good order, everything for graphs
+without locality.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from bevatron.kernels.csr import Csr
+from bevatron.kernels.dot_attention import dot_attention
+from bevatron.kernels.graph_attention import graph_attention
+from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.graph_partition.one_group import send_rows
+from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
+
+
+class Rows(Scheme):
+    """Rows of the matrix on each rank, features of others fetched.
+
+    Parameters
+    ----------
+    block
+        Own rows; columns are the places in the halo.
+    vertices
+        Of the own rows.
+    everyone
+        All ranks.
+    wanted
+        Places of own vertices that go to each rank, one rank's after another.
+    send, receive
+        How many go to and come from each rank.
+    """
+
+    name = "rows"
+
+    def __init__(
+        self,
+        block: Csr,
+        vertices: Int64[Tensor, "T"],
+        everyone: Group,
+        *,
+        wanted: Int64[Tensor, "W"],
+        send: Sequence[int],
+        receive: Sequence[int],
+    ) -> None:
+        self.block, self.vertices, self.everyone = block, vertices, everyone
+        self.wanted, self.send, self.receive = wanted, send, receive
+
+    def graph_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        *,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as GAT does; all ranks must call it."""
+        heads, channels = x.shape[1:]
+        halo = self._fetch(torch.cat([x.flatten(1), col_score], 1))
+        tile = halo[:, : heads * channels].unflatten(1, (heads, channels)).contiguous()
+        col = halo[:, heads * channels :].contiguous()
+        row = pad_rows(row_score, self.block.shape[0])
+        found = graph_attention(self.block, tile, row, col, negative_slope, dropout, seed=seed)
+        return found[: len(self.vertices)]
+
+    def dot_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        scale: Float[Tensor, "_"],
+        *,
+        normalize: bool,
+        softmax: bool,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend by dot products or cosines; all ranks must call it."""
+        halo = self._fetch(x.flatten(1)).unflatten(1, x.shape[1:])
+        query = pad_rows(x, self.block.shape[0])
+        found = dot_attention(
+            self.block, halo, query=query, normalize=normalize, softmax=softmax, scale=scale
+        )
+        return found[: len(self.vertices)]
+
+    def _fetch(self, rows: Tensor) -> Tensor:
+        """Return the halo's rows."""
+        return send_rows(rows[self.wanted], self.everyone, self.send, self.receive)

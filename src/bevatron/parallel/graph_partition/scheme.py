@@ -1,0 +1,106 @@
+"""What all ways to distribute graph attention have in common."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from bevatron.errors import ConfigError
+from bevatron.kernels.csr import Csr
+from bevatron.parallel.graph_partition.groups import Group
+
+
+class Scheme(ABC):
+    """A graph cut over the ranks, and attention over it.
+
+    Attributes
+    ----------
+    name
+        As users choose it.
+    vertices
+        Original numbers of the vertices whose features this rank holds, in order.
+    replicas
+        How many ranks hold the same vertices.
+    block
+        The part of the matrix that this rank computes with.
+    everyone
+        The group of all ranks.
+    """
+
+    name: str
+    vertices: Int64[Tensor, "T"]
+    replicas: int = 1
+    block: Csr
+    everyone: Group
+
+    @abstractmethod
+    def graph_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        *,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend as GAT does; all ranks must call it."""
+
+    def dot_attention(
+        self,
+        x: Float[Tensor, "T H C"],
+        scale: Float[Tensor, "_"],
+        *,
+        normalize: bool,
+        softmax: bool,
+    ) -> Float[Tensor, "T H C"]:
+        """Attend by dot products or cosines; all ranks must call it.
+
+        Raises
+        ------
+        ConfigError
+            If the scheme cannot.
+        """
+        del x, scale, normalize, softmax
+        raise ConfigError(
+            f"graph partition: scheme '{self.name}' has no attention by dot products, since it "
+            "splits the features; choose two_dimensional"
+        )
+
+
+def pad_rows(rows: Tensor, count: int) -> Tensor:
+    """Append rows of zeros up to ``count``."""
+    missing = count - rows.shape[0]
+    if missing == 0:
+        return rows
+    return F.pad(rows, [0, 0] * (rows.ndim - 1) + [0, missing])
+
+
+def safe_log_total(largest: Tensor, total: Tensor) -> Tensor:
+    """Return the logarithm of a row's sum of exponentials; 0 for a row without entries."""
+    full = total > 0
+    return torch.where(full, largest + torch.log(torch.where(full, total, 1)), 0)
+
+
+def rescale(largest: Tensor, reference: Tensor) -> Tensor:
+    """Return exp(m - reference), 0 for a row without entries."""
+    return torch.where(largest == -torch.inf, 0, torch.exp(largest - reference))
+
+
+def divide(sums: Tensor, total: Tensor) -> Tensor:
+    """Divide sums by totals; 0 where there is nothing."""
+    return sums / torch.where(total > 0, total, 1).unsqueeze(-1)
+
+
+def scale_gradient(x: Tensor, by_score: Tensor, scale: Tensor) -> Tensor:
+    """Return this rank's share of the gradient of one scale, or one for each head."""
+    by_head = (x * by_score).sum((0, 2))
+    return by_head if scale.numel() > 1 else by_head.sum().reshape(scale.shape)
+
+
+def channel_chunks(channels: int, chunks: int) -> list[slice]:
+    """Cut channels into at most so many equal parts."""
+    width = -(-channels // max(min(chunks, channels), 1))
+    return [slice(start, min(start + width, channels)) for start in range(0, channels, width)]

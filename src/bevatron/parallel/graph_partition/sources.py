@@ -1,0 +1,129 @@
+"""Where the edges of a graph come from, a piece at a time.
+
+The random graphs of `bevatron.data.graphs.generators` and files opened by
+`bevatron.data.graphs.read_in_pieces` are sources.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.errors import DataError
+
+PIECE = 1 << 22
+"""Entries read at a time."""
+
+
+class EdgeSource(Protocol):
+    """A graph that can be walked through in pieces, as often as needed.
+
+    Attributes
+    ----------
+    num_vertices
+        Rows and columns of the matrix.
+    merge_duplicates
+        Whether an entry that comes several times is stored once.
+    fill_empty_rows
+        Whether a row without entries gets the one that ``fill_empty_row`` chooses.
+    """
+
+    @property
+    def num_vertices(self) -> int:
+        """Rows and columns of the matrix."""
+        ...
+
+    @property
+    def merge_duplicates(self) -> bool:
+        """Whether an entry that comes several times is stored once."""
+        ...
+
+    @property
+    def fill_empty_rows(self) -> bool:
+        """Whether a row without entries gets one."""
+        ...
+
+    def pieces(self, device: torch.device) -> Iterator[Sequence[Tensor]]:
+        """Yield (row, column) or (row, column, value), int64 and floating, on the device."""
+        ...
+
+    def fill_empty_row(self, rows: Tensor) -> Tensor:
+        """Choose a column for each of these rows."""
+        ...
+
+
+class EdgeList:
+    """A source over a whole edge list in memory; each rank may hold it, or a small graph.
+
+    Parameters
+    ----------
+    row, col
+        [E] row i attends to the columns stored in it.
+    num_vertices
+        Rows and columns of the matrix.
+    values
+        [E] edge weights, or None.
+    merge_duplicates
+        Store an entry that comes several times once; its values are added up.
+
+    Raises
+    ------
+    DataError
+        If an index is outside 0 ... num_vertices - 1 or the lengths differ.
+
+    Examples
+    --------
+    >>> source = EdgeList(torch.tensor([0, 1]), torch.tensor([1, 0]), 2)
+    >>> [len(piece[0]) for piece in source.pieces(torch.device("cpu"))]
+    [2]
+    """
+
+    fill_empty_rows = False
+
+    def __init__(
+        self,
+        row: Int[Tensor, "E"],
+        col: Int[Tensor, "E"],
+        num_vertices: int,
+        values: Float[Tensor, "E"] | None = None,
+        *,
+        merge_duplicates: bool = False,
+    ) -> None:
+        for name, ids in (("row", row), ("col", col)):
+            check_ids(ids, num_vertices, f"edge list, {name}")
+        if values is not None and len(values) != len(row):
+            raise DataError(f"edge list: found {len(row)} edges and {len(values)} values")
+        self.row, self.col, self.values = row, col, values
+        self.num_vertices, self.merge_duplicates = num_vertices, merge_duplicates
+
+    def pieces(self, device: torch.device) -> Iterator[Sequence[Tensor]]:
+        """Yield (row, column) or (row, column, value)."""
+        for start in range(0, len(self.row), PIECE):
+            part = slice(start, start + PIECE)
+            found = [self.row[part].to(device, torch.int64), self.col[part].to(device, torch.int64)]
+            yield found if self.values is None else [*found, self.values[part].to(device)]
+
+    def fill_empty_row(self, rows: Tensor) -> Tensor:
+        """Not used: empty rows stay empty."""
+        return rows
+
+
+def check_ids(ids: Tensor, num_vertices: int, where: str, first: int = 0) -> None:
+    """Refuse an index outside the graph.
+
+    Raises
+    ------
+    DataError
+        Naming the place and the number.
+    """
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise DataError(f"{where}: expected whole numbers, found {ids.dtype}")
+    bad = ((ids < 0) | (ids >= num_vertices)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise DataError(
+            f"{where}, entry {first + at}: vertex {int(ids[at])} is outside 0 ... "
+            f"{num_vertices - 1}"
+        )

@@ -1,0 +1,58 @@
+"""Attention on a graph cut over processes equals that of one process."""
+
+import pytest
+from graph_ranks import cut_losses, run_ranks, whole_losses
+
+from bevatron.parallel.graph_partition import Grid
+
+GAT = ["gat", "gat dropout"]
+DOT = ["va", "va softmax", "agnn", "agnn softmax"]
+
+
+def cases(world):
+    """Return (kind, graph, scheme, options) to try on so many ranks: everything on four."""
+    grids = [Grid(px, world // px) for px in range(1, world + 1) if world % px == 0]
+    middle = {"grid": grids[len(grids) // 2]}
+    found = [
+        ("gat", "tiny", "two_dimensional", middle),
+        ("gat dropout", "weighted", "two_dimensional", {**middle, "chunks": 2}),
+        ("gat", "plain", "rows", {}),
+        ("gat", "plain", "feature_parallel", {}),
+        ("agnn softmax", "weighted", "two_dimensional", middle),
+    ]
+    if world == 6:
+        found += [("gat", "plain", "two_dimensional", {"grid": grid}) for grid in grids]
+    if world == 4:
+        found += [(kind, "plain", "two_dimensional", middle) for kind in [*GAT, *DOT]]
+        found += [(kind, "plain", "one_and_half_d", {}) for kind in [*GAT, *DOT]]
+        found += [(kind, "weighted", "rows", {}) for kind in ["gat dropout", *DOT]]
+        found += [("gat dropout", "tiny", "feature_parallel", {})]
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+def test_losses_over_20_steps_are_those_of_one_process(world, tmp_path):
+    """In float64, to 1e-9; vertices not divisible, fewer vertices than ranks, hubs, weights."""
+
+    def work(mesh):
+        return [
+            cut_losses(mesh, kind, graph, scheme, **o) for kind, graph, scheme, o in cases(world)
+        ]
+
+    found = run_ranks(world, work, tmp_path)
+    for number, (kind, graph, scheme, options) in enumerate(cases(world)):
+        expected = whole(kind, graph)
+        assert expected[-1] < 0.95 * expected[0], "the stack learns"
+        for losses in found:
+            case = f"{kind} on {graph}, {scheme} {options}"
+            assert losses[number] == pytest.approx(expected, rel=0, abs=1e-9), case
+
+
+KNOWN = {}
+
+
+def whole(kind, graph):
+    """Losses of one process, computed once."""
+    if (kind, graph) not in KNOWN:
+        KNOWN[kind, graph] = whole_losses(kind, graph)
+    return KNOWN[kind, graph]
