@@ -17,6 +17,8 @@ Row i of an n x n matrix is the vertex that attends, column j the one attended t
 
 import enum
 import numbers
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -106,6 +108,8 @@ class Expression:
             raise ConfigError(f"psi: {self} is {self.kind.value}, which has no transpose")
         if self.op == "transpose":
             return self.operands[0]
+        if self.kind is Kind.VIRTUAL:
+            return _transposed(self)
         return Expression("transpose", (self,), flipped[self.kind])
 
     @property
@@ -169,6 +173,14 @@ def replicate(u: Expression) -> Expression:
     """Rank one, u 1^T: row i is u_i throughout; ``replicate(v).T`` is 1 v^T."""
     _expect("replicate", u, Kind.VECTOR)
     return Expression("replicate", (u,), Kind.VIRTUAL)
+
+
+def joint(left: Expression, right: Expression, a: Expression, slope: float = 0.2) -> Expression:
+    """Scores that need row and column together: a . leaky_relu(left_i + right_j), as in GATv2."""
+    _expect("joint", left, Kind.FEATURES)
+    _expect("joint", right, Kind.FEATURES)
+    _expect("joint", a, Kind.WEIGHT)
+    return Expression("joint", (left, right, a), Kind.VIRTUAL, (float(slope),))
 
 
 def norm(features: Expression) -> Expression:
@@ -271,6 +283,21 @@ def number(value: float) -> Expression:
     return Expression("number", (), Kind.SCALAR, (float(value),))
 
 
+def _transposed(node: Expression) -> Expression:
+    """Transpose what an n x n matrix is made of, so that only replications carry the mark."""
+    if node.op == "replicate":
+        return Expression("transpose", (node,), Kind.VIRTUAL)
+    if node.op == "product":
+        left, right = node.operands
+        return Expression("product", (right.T, left.T), Kind.VIRTUAL)
+    if node.op == "outer":
+        return Expression("outer", node.operands[::-1], Kind.VIRTUAL)
+    if node.op == "joint":
+        raise ConfigError(f"psi: {node} cannot be transposed; swap its first two arguments")
+    flipped = tuple(o.T if o.kind is Kind.VIRTUAL else o for o in node.operands)
+    return Expression(node.op, flipped, Kind.VIRTUAL, node.options)
+
+
 def _lift(value: Any) -> Expression:
     if isinstance(value, Expression):
         return value
@@ -297,12 +324,20 @@ def _function(op: str, x: Expression, *options: float) -> Expression:
     return Expression(op, (x,), x.kind, options)
 
 
+_FOLDED: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+}
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
 def _elementwise(op: str, a: Expression, b: Expression) -> Expression:
     kinds = {a.kind, b.kind}
     formula = f"{_text(a, 1)} {_SIGNS[op]} {_text(b, 1)}"
+    if a.op == b.op == "number":
+        return number(_FOLDED[op](a.options[0], b.options[0]))
     if kinds & {Kind.WIDE, Kind.SPARSE_T}:
         raise ConfigError(f"psi: {formula}: transpose the result instead of its operands")
     if Kind.SPARSE in kinds and kinds & {Kind.SCALAR, Kind.VIRTUAL} and op in {"add", "subtract"}:
@@ -312,6 +347,8 @@ def _elementwise(op: str, a: Expression, b: Expression) -> Expression:
         )
     if op == "divide" and b.kind is Kind.SPARSE and a.kind is not Kind.SPARSE:
         raise ConfigError(f"psi: {formula} divides by zero where A has no edge; swap the operands")
+    if (a.kind, b.kind, op) == (Kind.FEATURES, Kind.WEIGHT, "add") and is_vector(b):
+        return Expression("shift", (a, b), Kind.FEATURES)
     if kinds == {Kind.SPARSE, Kind.VIRTUAL}:
         kind = Kind.SPARSE
     elif len(kinds) == 1:
@@ -367,7 +404,7 @@ def _text(node: Expression, level: int = 0) -> str:
         return str(node.options[0])
     if node.op == "transpose":
         return f"{_text(node.operands[0], 1)}.T"
-    signs = {**_SIGNS, "product": "@", "aggregate": "@", "project": "@"}
+    signs = {**_SIGNS, "shift": "+", "product": "@", "aggregate": "@", "project": "@"}
     if node.op in signs:
         left, right = (_text(operand, 1) for operand in node.operands)
         if node.op in {"multiply", "divide"} and node.operands[0].op in {"multiply", "divide"}:

@@ -32,12 +32,12 @@ class AdditiveForm:
 
 @dataclass(frozen=True)
 class DotForm:
-    """A * (F F^T), scaled, with or without norms and softmax: VA and AGNN.
+    """A * (Q K^T), scaled, with or without norms and softmax: VA, AGNN, transformers.
 
     Attributes
     ----------
-    features : F
-    cosine : whether rows of F count with length one
+    query, key : Q and K, the same for VA and AGNN
+    cosine : whether rows of Q and K count with length one
     softmax : whether a softmax over the row follows
     scale : scalar factor of the products
     dropout : of the attention
@@ -45,7 +45,8 @@ class DotForm:
     row_scale, column_scale : vectors; Psi = diag(row) Psi' diag(column)
     """
 
-    features: Expression
+    query: Expression
+    key: Expression
     cosine: bool
     softmax: bool
     scale: Expression
@@ -54,6 +55,28 @@ class DotForm:
     weights_outside: bool
     row_scale: Expression | None = None
     column_scale: Expression | None = None
+
+
+@dataclass(frozen=True)
+class JointForm:
+    """softmax(A * joint(left, right, a)): GATv2.
+
+    Attributes
+    ----------
+    query, key : features of rows and columns
+    weight : a
+    slope : of the leaky ReLU
+    dropout : of the attention
+    weights_inside, weights_outside : whether A's edge values multiply scores or attention
+    """
+
+    query: Expression
+    key: Expression
+    weight: Expression
+    slope: float
+    dropout: float
+    weights_inside: bool
+    weights_outside: bool
 
 
 @dataclass(frozen=True)
@@ -70,7 +93,7 @@ class ComposedForm:
     psi: Expression
 
 
-Form = AdditiveForm | DotForm | FixedForm | ComposedForm
+Form = AdditiveForm | DotForm | JointForm | FixedForm | ComposedForm
 
 
 def recognise(psi: Expression) -> Form:
@@ -78,7 +101,7 @@ def recognise(psi: Expression) -> Form:
     nodes = walk(psi)
     if not any(node.op in {"H", "X", "weight", "scalar", "dropout"} for node in nodes):
         return FixedForm(psi)
-    found = _attention(psi)
+    found: Form | None = _attention(psi)
     if found is None:
         found = _plain_dot(psi)
     return found if found is not None else ComposedForm(psi)
@@ -121,7 +144,7 @@ class _Factors:
         return scale
 
 
-def _attention(psi: Expression) -> AdditiveForm | DotForm | None:
+def _attention(psi: Expression) -> AdditiveForm | DotForm | JointForm | None:
     """Match [A *] [dropout] softmax(scores)."""
     factors = _Factors.of(psi)
     outside = factors.take("A", "pattern")
@@ -144,13 +167,17 @@ def _attention(psi: Expression) -> AdditiveForm | DotForm | None:
     if additive is not None:
         row, column, slope = additive
         return AdditiveForm(row, column, slope, dropout, inside == 1, weights_outside)
+    if [node.op for node in scores.above] == ["joint"] and not scores.below:
+        left, right, a = scores.above[0].operands
+        slope = scores.above[0].options[0]
+        return JointForm(left, right, a, slope, dropout, inside == 1, weights_outside)
     dot = _dot(scores)
     if dot is None:
         return None
-    features, cosine, scale, row, column = dot
-    if row is not None or column is not None:
+    query, key, cosine, scale, row_scale, column_scale = dot
+    if row_scale is not None or column_scale is not None:
         return None
-    return DotForm(features, cosine, True, scale, dropout, inside == 1, weights_outside)
+    return DotForm(query, key, cosine, True, scale, dropout, inside == 1, weights_outside)
 
 
 def _plain_dot(psi: Expression) -> DotForm | None:
@@ -167,9 +194,9 @@ def _plain_dot(psi: Expression) -> DotForm | None:
     dot = _dot(factors)
     if dot is None:
         return None
-    features, cosine, scale, row, column = dot
+    query, key, cosine, scale, row, column = dot
     return DotForm(
-        features, cosine, False, scale, dropout, False, values == 1, row_scale=row,
+        query, key, cosine, False, scale, dropout, False, values == 1, row_scale=row,
         column_scale=column,
     )  # fmt: skip
 
@@ -198,21 +225,20 @@ def _additive(scores: _Factors) -> tuple[Expression, Expression, float] | None:
     return None if row is None or column is None else (row, column, slope)
 
 
-def _dot(
-    factors: _Factors,
-) -> tuple[Expression, bool, Expression, Expression | None, Expression | None] | None:
-    """Match scale * F F^T / outer(norm F, norm F) with outer and replicated factors."""
+_Dot = tuple[Expression, Expression, bool, Expression, Expression | None, Expression | None]
+
+
+def _dot(factors: _Factors) -> _Dot | None:
+    """Match scale * Q K^T / outer(norm Q, norm K) with outer and replicated factors."""
     products = factors.take("product")
-    if len(products) != 1:
+    if len(products) != 1 or products[0].operands[1].op != "transpose":
         return None
-    left, right = products[0].operands
-    if right.op != "transpose" or right.operands[0] != left:
-        return None
-    features, cosine = left, False
-    if left.op == "normalize":
-        features, cosine = left.operands[0], True
-    lengths = Expression("norm", (features,), Kind.VECTOR)
-    norms = Expression("outer", (lengths, lengths), Kind.VIRTUAL)
+    query, key = products[0].operands[0], products[0].operands[1].operands[0]
+    cosine = query.op == "normalize" and key.op == "normalize"
+    if cosine:
+        query, key = query.operands[0], key.operands[0]
+    lengths = tuple(Expression("norm", (side,), Kind.VECTOR) for side in (query, key))
+    norms = Expression("outer", lengths, Kind.VIRTUAL)
     if not cosine and norms in factors.below:
         factors.below.remove(norms)
         cosine = True
@@ -225,7 +251,7 @@ def _dot(
             if pair is None:
                 return None
             row, column = _times(row, pair[0], inverse), _times(column, pair[1], inverse)
-    return features, cosine, scale, row, column
+    return query, key, cosine, scale, row, column
 
 
 def _rank_one(node: Expression) -> tuple[Expression | None, Expression | None] | None:
