@@ -1,0 +1,149 @@
+"""How molecules are divided into those to train on, to validate with and to test with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from bevatron.data.dataset import Concatenated, Dataset, Subset, split
+from bevatron.errors import ConfigError
+from bevatron.models.gpspp.features import canonical, scaffold
+from bevatron.typing import BoolArray, IntArray
+
+SplitKind = Literal["auto", "random", "scaffold", "given"]
+
+ROLES = ("train", "valid", "test")
+
+
+def usable_rows(dataset: Dataset, role: str) -> IntArray:
+    """Rows that are molecules and, unless they are for tests, have a label."""
+    fine: BoolArray = np.asarray(dataset.lengths("atom_features") > 0)
+    if role != "test":
+        parts = dataset.datasets if isinstance(dataset, Concatenated) else [dataset]
+        known = [
+            np.isfinite(flat).any(axis=1)
+            for part in parts
+            for flat, _ in part.flat("targets")  # type: ignore[attr-defined]
+        ]
+        fine &= np.concatenate(known)
+    return np.flatnonzero(fine)
+
+
+def divide(
+    train: Dataset,
+    column: Callable[[str], IntArray],
+    usable: IntArray,
+    wanted: Mapping[str, float],
+    kind: SplitKind,
+    seed: int,
+    train_size: float,
+    report: list[str],
+) -> dict[str, IntArray]:
+    """Choose the rows of ``train`` for each part; those set aside only where ``wanted``."""
+    given = column("split")
+    if kind == "auto":
+        kind = "given" if (given >= 0).any() else "random"
+    if kind == "given":
+        if not (given[usable] == 0).any():
+            raise ConfigError(
+                "data.split: 'given', but the files name no molecule to train on; they need a "
+                "column 'split' or a split file"
+            )
+        rows = np.flatnonzero(train.lengths("atom_features") > 0)
+        chosen = {"train": usable[given[usable] == 0]}
+        chosen |= {
+            role: (rows if role == "test" else usable)[
+                given[rows if role == "test" else usable] == ROLES.index(role)
+            ]
+            for role in wanted
+        }
+        report.append("divided as the files say")
+        return chosen
+    counts = _counts(len(usable), train_size, wanted)
+    if kind == "scaffold":
+        order = _by_scaffold(train, usable, seed)
+        report.append("divided by scaffold: no scaffold is in two parts")
+        return _cut_groups(usable, order, counts)
+    shares = [count / len(usable) for count in counts.values()]
+    parts = split(len(usable), shares, seed) if len(usable) else []
+    report.append(f"divided at random (seed {seed})")
+    return {role: usable[part] for role, part in zip(counts, parts, strict=False)}
+
+
+def _counts(num: int, train_size: float, wanted: Mapping[str, float]) -> dict[str, int]:
+    """How many molecules each part gets."""
+
+    def number(size: float) -> int:
+        return int(size) if size >= 1 else round(size * num)
+
+    aside = {role: number(size) for role, size in wanted.items()}
+    rest = num - sum(aside.values())
+    counts = {"train": number(train_size) if train_size else rest, **aside}
+    if rest < max(counts["train"], 1):
+        raise ConfigError(
+            f"train_size, valid_size and test_size: {sum(counts.values())} molecules are asked "
+            f"for, there are {num} with labels"
+        )
+    return counts
+
+
+def _by_scaffold(train: Dataset, usable: IntArray, seed: int) -> list[IntArray]:
+    """Group molecules by scaffold, the largest group first, equal ones in random order."""
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(usable):
+        name = scaffold(train[int(row)]["smiles"].tobytes().decode())
+        groups.setdefault(name, []).append(place)
+    shuffled = np.random.default_rng(seed).permutation(len(groups))
+    members = [np.array(group) for group in groups.values()]
+    return [members[i] for i in sorted(shuffled, key=lambda i: -len(members[i]))]
+
+
+def _cut_groups(
+    usable: IntArray, groups: Sequence[IntArray], counts: Mapping[str, int]
+) -> dict[str, IntArray]:
+    """Fill the parts one after the other with whole groups; what fits nowhere is trained on."""
+    room = dict(counts)
+    chosen: dict[str, list[IntArray]] = {role: [] for role in counts}
+    for group in groups:
+        role = next((name for name in room if len(group) <= room[name]), "train")
+        chosen[role].append(group)
+        room[role] -= len(group)
+    empty = np.zeros(0, dtype=np.int64)
+    return {
+        role: np.sort(usable[np.concatenate([empty, *parts])]) for role, parts in chosen.items()
+    }
+
+
+def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
+    """Warn of molecules that stand in two parts: errors measured on them flatter the model."""
+    keys = {role: _keys(data) for role, data in datasets.items()}
+    lines = []
+    for role in ("valid", "test"):
+        if role not in keys:
+            continue
+        shared = np.intersect1d(keys["train"], keys[role])
+        if not len(shared):
+            continue
+        names = {
+            part: {
+                canonical(datasets[part][int(row)]["smiles"].tobytes().decode()): int(row)
+                for row in np.flatnonzero(np.isin(keys[part], shared))
+            }
+            for part in ("train", role)
+        }
+        twice = sorted(names["train"].keys() & names[role].keys())
+        if twice:
+            first = datasets[role].describe(names[role][twice[0]])
+            lines.append(
+                f"warning: {len(twice)} molecules of {role} are in train too (the first: "
+                f"{twice[0]}, {first})"
+            )
+    return lines
+
+
+def _keys(dataset: Dataset) -> IntArray:
+    if isinstance(dataset, Subset):
+        return _keys(dataset.dataset)[dataset.indices]
+    if isinstance(dataset, Concatenated):
+        return np.concatenate([_keys(part) for part in dataset.datasets])
+    return np.concatenate([np.array(flat) for flat, _ in dataset.flat("key")])  # type: ignore[attr-defined]
