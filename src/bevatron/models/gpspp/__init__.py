@@ -3,8 +3,11 @@
 from bevatron.models.gpspp.config import PRESETS, DropoutConfig, GPSPlusPlusConfig, Target
 from bevatron.models.gpspp.convert import from_official
 from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, corrupt, observe
+from bevatron.models.gpspp.losses import LossConfig
+from bevatron.models.gpspp.metrics import PropertyMetrics
 from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
 from bevatron.models.gpspp.storage import load_model, save_model
+from bevatron.models.gpspp.task import GPSPlusPlusTask
 
 __all__ = [
     "OUTPUTS",
@@ -13,8 +16,11 @@ __all__ = [
     "DropoutConfig",
     "GPSPlusPlus",
     "GPSPlusPlusConfig",
+    "GPSPlusPlusTask",
     "Inputs",
+    "LossConfig",
     "Mode",
+    "PropertyMetrics",
     "Target",
     "build",
     "corrupt",

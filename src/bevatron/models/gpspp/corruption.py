@@ -94,7 +94,7 @@ class Inputs:
         return self.keep_3d & ~self.keep_2d
 
 
-def observe(batch: MoleculeBatch, mode: Mode = "2d") -> Inputs:
+def observe(batch: MoleculeBatch, mode: str = "2d") -> Inputs:
     """Show a batch as it is.
 
     Parameters
@@ -103,6 +103,11 @@ def observe(batch: MoleculeBatch, mode: Mode = "2d") -> Inputs:
         Molecules.
     mode
         See `Mode`; GPS++ is validated and used in 2D.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such mode.
     """
     found = batch.has_positions
     keep = {"2d": (None, None), "3d": (~found, found), "both": (None, found)}

@@ -1,0 +1,149 @@
+"""Losses of GPS++: targets, features named again (noisy nodes and edges), directions of noise.
+
+Every function sums over a batch what `label_counts` counts, so that a step's loss is one mean over
+all its batches. With n the normalised label and y the network's number:
+
+==============  ================================================================
+targets         ``l1`` |y - n|, ``mse`` (y - n)^2, ``huber``; cross-entropy of a
+                binary target or one of several classes; mean over molecules with
+                a label, then over targets
+nodes, edges    cross-entropy of each feature; mean over features, then atoms or
+                directed edges
+directions      1 - cos(u, noise); over atoms of molecules seen in 3D only
+==============  ================================================================
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bevatron.data.samples import MoleculeBatch
+from bevatron.errors import ConfigError
+from bevatron.models.gpspp.config import Target
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss and its weights.
+
+    Attributes
+    ----------
+    regression
+        Loss of numbers, see the table of this module.
+    huber_delta
+        Where ``huber`` turns from square to absolute, in normalised units.
+    target_weight
+        Of the targets.
+    node_weight, edge_weight
+        Of noisy nodes and edges, if the model has such heads.
+    denoising_weight
+        Of the directions of noise on positions, likewise.
+    """
+
+    regression: Literal["l1", "mse", "huber"] = "l1"
+    huber_delta: float = 1.0
+    target_weight: float = 1.0
+    node_weight: float = 1.2
+    edge_weight: float = 1.2
+    denoising_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("target_weight", "node_weight", "edge_weight", "denoising_weight"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.huber_delta <= 0:
+            raise ConfigError(f"huber_delta: expected above 0, got {self.huber_delta}")
+
+
+def label_counts(
+    batch: MoleculeBatch, targets: Sequence[Target], share_only_3d: float
+) -> dict[str, Tensor]:
+    """Count what each term averages over.
+
+    How many molecules are seen in 3D only is drawn later; what counts for ``directions`` is how
+    many atoms they have on average.
+    """
+    weight = batch.graph_weight.double()
+    atoms = batch.graph_ptr.diff() * weight
+    counts = {
+        f"target {target.name}": batch.target_weight[:, t].double().sum()
+        for t, target in enumerate(targets)
+    }
+    return counts | {
+        "nodes": atoms.sum(),
+        "edges": weight[batch.edge_graph].sum(),
+        "directions": share_only_3d * (atoms * batch.has_positions).sum(),
+    }
+
+
+def target_losses(
+    raw: Float[Tensor, "G W"],
+    labels: Float[Tensor, "G T"],
+    targets: Sequence[Target],
+    config: LossConfig,
+) -> Float[Tensor, "G T"]:
+    """Compute every molecule's loss of every target, whether it has a label or not."""
+    columns, start = [], 0
+    for t, target in enumerate(targets):
+        own, label = raw[:, start : start + target.width], labels[:, t].to(raw.dtype)
+        start += target.width
+        if target.kind == "multiclass":
+            columns.append(F.cross_entropy(own, label.long(), reduction="none"))
+        elif target.kind == "binary":
+            columns.append(F.binary_cross_entropy_with_logits(own[:, 0], label, reduction="none"))
+        else:
+            error = own[:, 0] - (label - target.mean) / target.std
+            columns.append(_regression(error, config))
+    return torch.stack(columns, 1)
+
+
+def _regression(error: Tensor, config: LossConfig) -> Tensor:
+    if config.regression == "l1":
+        return error.abs()
+    if config.regression == "mse":
+        return error.square()
+    zero = torch.zeros_like(error)
+    return F.huber_loss(error, zero, reduction="none", delta=config.huber_delta)
+
+
+def feature_loss_sum(
+    logits: Float[Tensor, "M V"],
+    features: Int[Tensor, "M F"],
+    sizes: tuple[int, ...],
+    weight: Float[Tensor, " M"],
+) -> Float[Tensor, ""]:
+    """Sum over rows the cross-entropy of their features, mean over these, in float32 at least."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    parts = logits.split(list(sizes), 1)
+    columns = features.split(1, 1)
+    total = torch.zeros_like(weight, dtype=logits.dtype)
+    for part, column in zip(parts, columns, strict=True):
+        total = total + torch.logsumexp(part, 1) - part.gather(1, column)[:, 0]
+    return (total * weight.to(total)).sum() / len(sizes)
+
+
+def direction_loss_sum(
+    directions: Float[Tensor, "N 3"],
+    noise: Float[Tensor, "N 3"],
+    counts: Bool[Tensor, " N"],
+    weight: Float[Tensor, " N"],
+) -> Float[Tensor, ""]:
+    """Sum 1 - cos over the atoms that count."""
+    cosine = F.cosine_similarity(directions, noise.to(directions), dim=1, eps=1e-6)
+    return ((1.0 - cosine) * (weight * counts).to(directions)).sum()
+
+
+def term_weights(config: LossConfig, heads: Mapping[str, bool]) -> dict[str, float]:
+    """Return the factors of the terms that a model with these heads has."""
+    weights = {
+        "targets": config.target_weight,
+        "nodes": config.node_weight,
+        "edges": config.edge_weight,
+        "directions": config.denoising_weight,
+    }
+    return {name: weight for name, weight in weights.items() if weight and heads.get(name, True)}

@@ -1,0 +1,153 @@
+"""Errors of predictions in the user's units, as sums that add up over batches and ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.data.samples import MoleculeBatch
+from bevatron.models.gpspp.config import Target
+from bevatron.models.gpspp.losses import LossConfig, target_losses
+
+NUM_BINS = 4096
+"""Bins of logits, from which areas under curves are computed; scores in one bin count as equal."""
+
+MOMENTS = 6
+"""Sums kept of a target: weight, loss, absolute and squared error (or hits), label, its square."""
+
+
+class PropertyMetrics:
+    """Errors per target.
+
+    Names, with ``gap`` for the target's: ``gap_mae``, ``gap_rmse`` (in the target's unit) and
+    ``gap_r2``; ``gap_auroc``, ``gap_ap`` and ``gap_accuracy`` of a binary target;
+    ``gap_accuracy`` of one with several classes; ``loss``, the mean of all targets' losses in
+    normalised units. What has no label is left out.
+
+    Parameters
+    ----------
+    targets
+        What is predicted.
+    config
+        The loss.
+    modes
+        Modes of `bevatron.models.gpspp.corruption.Mode`: the names of all but the first begin with
+        ``MODE/``.
+    """
+
+    def __init__(
+        self, targets: Sequence[Target], config: LossConfig, modes: Sequence[str] = ("2d",)
+    ) -> None:
+        self.targets, self.config, self.modes = tuple(targets), config, tuple(modes)
+        shape = len(self.modes), len(self.targets)
+        self._moments = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
+        self._binary = [t for t, target in enumerate(targets) if target.kind == "binary"]
+        self._bins = torch.zeros(shape[0], len(self._binary), 2, NUM_BINS, dtype=torch.float64)
+
+    def update(self, batch: MoleculeBatch, outputs: Mapping[str, Tensor]) -> None:
+        """Add a batch; outputs of all but the first mode are named ``MODE/raw`` and so on."""
+        device = batch.target_weight.device
+        self._moments, self._bins = self._moments.to(device), self._bins.to(device)
+        for m, mode in enumerate(self.modes):
+            prefix = "" if m == 0 else f"{mode}/"
+            self._add(m, batch, outputs[f"{prefix}raw"], outputs[f"{prefix}prediction"])
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector."""
+        return torch.cat([self._moments.flatten(), self._bins.flatten()])
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums."""
+        sums = sums.detach().double()
+        moments, bins = sums.split([self._moments.numel(), self._bins.numel()])
+        self._moments = moments.reshape(self._moments.shape).clone()
+        self._bins = bins.reshape(self._bins.shape).clone()
+
+    def compute(self) -> dict[str, float]:
+        """Compute all metrics by name."""
+        found: dict[str, float] = {}
+        for m, mode in enumerate(self.modes):
+            prefix = "" if m == 0 else f"{mode}/"
+            losses = []
+            for t, target in enumerate(self.targets):
+                weight, loss, *_ = row = self._moments[m, t].tolist()
+                if weight > 0:
+                    losses.append(loss / weight)
+                    found |= self._target(f"{prefix}{target.name}", m, t, target, row)
+            if losses:
+                found[f"{prefix}loss"] = sum(losses) / len(losses)
+        return found
+
+    def _add(self, mode: int, batch: MoleculeBatch, raw: Tensor, prediction: Tensor) -> None:
+        weight = batch.target_weight.double()
+        labels, raw = batch.targets.double(), raw.detach().double()
+        losses = target_losses(raw, labels, self.targets, self.config)
+        error = prediction.detach().double() - labels
+        # Labels are counted from their mean: the spread of large numbers would be lost.
+        centred = labels - torch.stack([labels.new_full((), t.mean) for t in self.targets])
+        size, square = error.abs(), error.square()
+        for t, target in enumerate(self.targets):
+            if target.kind != "regression":
+                hit = size[:, t] < 0.5
+                size[:, t] = square[:, t] = hit.double()
+        rows = torch.stack(
+            [torch.ones_like(error), losses, size, square, centred, centred.square()], 2
+        )
+        rows = torch.where(weight[..., None] > 0, rows * weight[..., None], 0.0)
+        self._moments[mode] += rows.sum(0)
+        for place, t in enumerate(self._binary):
+            start = sum(target.width for target in self.targets[:t])
+            # A monotone map that tells logits of 1 from 2 as well as of 10 from 20.
+            score = 0.5 + torch.atan(raw[:, start]) / torch.pi
+            index = (score * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+            positive = labels[:, t] > 0.5
+            for side, members in ((0, ~positive), (1, positive)):
+                self._bins[mode, place, side].index_add_(0, index, weight[:, t] * members)
+
+    def _target(
+        self, name: str, mode: int, t: int, target: Target, row: list[float]
+    ) -> dict[str, float]:
+        weight, _, absolute, squared, label, label_squared = row
+        if target.kind != "regression":
+            found = {f"{name}_accuracy": absolute / weight}
+            if target.kind == "binary":
+                negative, positive = self._bins[mode, self._binary.index(t)].cpu()
+                if float(negative.sum()) > 0 and float(positive.sum()) > 0:
+                    found[f"{name}_auroc"] = auroc(negative, positive)
+                    found[f"{name}_ap"] = average_precision(negative, positive)
+            return found
+        found = {f"{name}_mae": absolute / weight, f"{name}_rmse": (squared / weight) ** 0.5}
+        spread = label_squared - label**2 / weight
+        if spread > 1e-12 * label_squared:
+            found[f"{name}_r2"] = 1.0 - squared / spread
+        return found
+
+
+def auroc(negative: Float[Tensor, " B"], positive: Float[Tensor, " B"]) -> float:
+    """Compute the area under the ROC curve from counts per bin, lowest score first.
+
+    It is the chance that a positive scores above a negative; ties count half.
+
+    Examples
+    --------
+    >>> auroc(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]))
+    0.875
+    """
+    below = negative.cumsum(0) - 0.5 * negative
+    return float((positive * below).sum() / (positive.sum() * negative.sum()))
+
+
+def average_precision(negative: Float[Tensor, " B"], positive: Float[Tensor, " B"]) -> float:
+    """Compute the average precision from counts per bin, lowest score first.
+
+    Sum over thresholds of the precision times the recall that is won.
+
+    Examples
+    --------
+    >>> average_precision(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 2.0]))
+    1.0
+    """
+    hits, misses = positive.flip(0).cumsum(0), negative.flip(0).cumsum(0)
+    precision = hits / (hits + misses).clamp(min=1e-300)
+    return float((precision * positive.flip(0)).sum() / positive.sum())
