@@ -11,6 +11,9 @@ __all__ = ["graph_attention", "graph_attention_v2"]
 
 for _name in ("graph_attention", "graph_attention_v2"):
     registry.register(_name, "reference", f"bevatron.kernels.graph_attention.reference:{_name}")
+registry.register(
+    "graph_attention", "triton", "bevatron.kernels.graph_attention.triton:graph_attention"
+)
 
 
 def graph_attention(

@@ -38,6 +38,9 @@ for _name in ("sums", "gradients"):
         "reference",
         f"bevatron.kernels.graph_attention.partial_reference:{_name}",
     )
+    registry.register(
+        f"graph_attention_{_name}", "triton", f"bevatron.kernels.graph_attention.triton:{_name}"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""How operators over a `Csr` hand its structure to their kernels, and how work is cut into blocks.
+
+A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers:
+custom operators have no other way to take a structure.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.csr import Csr
+from bevatron.kernels.csr.work import Work
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How much a program does at once.
+
+    Attributes
+    ----------
+    numbers
+        Fetched features of a step: entries times channels.
+    channels
+        Most channels of a program; more are shared out, and scores computed for each share.
+    num_warps
+        Of a program.
+    """
+
+    numbers: int = 1024
+    channels: int = 128
+    num_warps: int = 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parts ``first`` to ``first + count``: ``rows`` of them in a program, ``entries`` a step."""
+
+    first: int
+    count: int
+    rows: int
+    entries: int
+
+    @property
+    def programs(self) -> int:
+        """Number of programs."""
+        return -(-self.count // self.rows)
+
+
+FEW_PARTS = 2048
+"""A list as short as this is one launch."""
+
+
+def rows_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
+    """Return the matrix's rows as launches take them."""
+    return _side(csr.col, csr.row_work)
+
+
+def columns_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
+    """Return the matrix's columns as launches take them."""
+    return _side(csr.row_of, csr.col_work)
+
+
+def ids_of(csr: Csr) -> list[Tensor]:
+    """Return the numbers of rows and columns for a random mask, or nothing."""
+    if csr.row_ids is None and csr.col_ids is None:
+        return []
+    ids = (csr.row_ids, csr.col_ids)
+    return [
+        torch.arange(count, device=csr.device) if given is None else given.to(torch.int64)
+        for given, count in zip(ids, csr.shape, strict=True)
+    ]
+
+
+def _side(index: Tensor, work: Work) -> tuple[list[Tensor], list[int]]:
+    tensors = [index, work.row, work.start, work.length, work.slot, work.cut_row, work.cut_ptr]
+    return tensors, [work.num_slots, len(work.row), *work.lengths]
+
+
+def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
+    """Cut a list of parts, longest first, into launches whose programs have equal work.
+
+    Parameters
+    ----------
+    numbers
+        As `rows_of` gives them.
+    channels
+        Of a program, a power of two.
+    tile
+        Size of a program.
+    """
+    total, at_least = numbers[1], numbers[2:]
+    most = max(4, tile.numbers // channels)
+    if total <= FEW_PARTS:
+        return [Bucket(0, total, 4, most // 4)] if total else []
+
+    def count(length: int) -> int:
+        place = length.bit_length() - 1
+        return at_least[place] if place < len(at_least) else 0
+
+    bounds = [0, count(most // 2), count(max(1, most // 8)), total]
+    shapes = [(1, most), (4, most // 4), (min(16, most), max(1, most // 16))]
+    return [
+        Bucket(first, last - first, *shape)
+        for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)
+        if last > first
+    ]
+
+
+def slices(channels: int, tile: Tile) -> tuple[int, int]:
+    """Return the channels of a program, a power of two, and the number of shares."""
+    width = min(tile.channels, 1 << (channels - 1).bit_length())
+    return width, -(-channels // width)
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's device the current one, as launches need it."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
