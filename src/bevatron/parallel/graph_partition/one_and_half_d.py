@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.csr import Csr
-from bevatron.parallel.graph_partition import local
+from bevatron.kernels.dot_attention import partial as dot_partial
+from bevatron.kernels.graph_attention import partial
+from bevatron.parallel.graph_partition.dot_blocks import block_scores, gradients
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.scheme import (
     Scheme,
@@ -27,7 +29,6 @@ from bevatron.parallel.graph_partition.scheme import (
     pad_rows,
     rescale,
     safe_log_total,
-    scale_gradient,
 )
 
 
@@ -76,7 +77,7 @@ class OneAndHalfD(Scheme):
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it."""
         tiles = (pad_rows(rows, self.padded) for rows in (x, row_score, col_score))
-        found: Tensor = _GraphAttention.apply(*tiles, self, negative_slope, dropout, seed)
+        found: Tensor = _GraphAttention.apply(*tiles, self, (negative_slope, dropout), seed)
         return found[: len(self.vertices)]
 
     def dot_attention(
@@ -105,44 +106,44 @@ class _GraphAttention(torch.autograd.Function):
         row_score: Tensor,
         col_score: Tensor,
         scheme: OneAndHalfD,
-        negative_slope: float,
-        dropout: float,
+        options: tuple[float, float],
         seed: int,
     ) -> Tensor:
         width = x[:1].numel()
         tile = scheme.swap(torch.cat([x.flatten(1), col_score], 1))
         x_tile = tile[:, :width].reshape(x.shape)
         col_tile = tile[:, width:].contiguous()
-        options = (negative_slope, dropout, seed)
-        found = local.attention_statistics(scheme.block, x_tile, row_score, col_tile, *options)
-        largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
-        common = rescale(found.largest, largest)
-        total = scheme.row_group.all_reduce(found.total * common).wait()
-        z = scheme.row_group.all_reduce(found.sums * common.unsqueeze(-1)).wait()
+        sums = partial.forward(scheme.block, x_tile, row_score, col_tile, *options, seed=seed)
+        largest = scheme.row_group.all_reduce(sums.largest.clone(), "max").wait()
+        common = rescale(sums.largest, largest)
+        total = scheme.row_group.all_reduce(sums.total * common).wait()
+        z = scheme.row_group.all_reduce(sums.z * common.unsqueeze(-1)).wait()
         z = divide(z, total)
+        saved = (sums.largest, sums.positive, sums.z_positive)
         log_total = safe_log_total(largest, total)
-        own = rescale(found.largest, log_total)
-        positive = found.sums_positive * own.unsqueeze(-1), found.total_positive * own
-        ctx.save_for_backward(z, log_total, row_score, x_tile, col_tile, *positive)
-        ctx.scheme, ctx.options = scheme, options
+        ctx.save_for_backward(z, log_total, row_score, x_tile, col_tile, *saved)
+        ctx.scheme, ctx.options, ctx.seed = scheme, options, seed
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), scheme = grads, ctx.scheme
-        z, log_total, row_score, x_tile, col_tile, positive, total_positive = ctx.saved_tensors
+        z, log_total, row_score, x_tile, col_tile, largest, positive, saved = ctx.saved_tensors
+        grad = grad.contiguous()
         delta = (grad * z).sum(-1)
-        by_row = torch.linalg.vecdot(grad, positive) - delta * total_positive
-        by_row = scheme.row_group.all_reduce(by_row * (1 - ctx.options[0]))
-        grad_x, grad_col = local.attention_column_gradients(
-            scheme.block, x_tile, row_score, col_tile, log_total, grad, delta, *ctx.options
+        sums = partial.Sums(largest, positive, positive, saved, saved)
+        by_row = partial.row_gradient(sums, grad, log_total, delta, ctx.options[0])
+        message = scheme.row_group.all_reduce(by_row)
+        by_x, by_col = partial.backward(
+            *(scheme.block, x_tile, row_score, col_tile, grad, log_total, delta, *ctx.options),
+            seed=ctx.seed,
         )
-        both = torch.cat([grad_x.flatten(1), grad_col], 1)
+        both = torch.cat([by_x.flatten(1), by_col], 1)
         both = scheme.swap(scheme.column_group.all_reduce(both).wait())
-        width = grad_x[:1].numel()
-        grad_x = both[:, :width].reshape(z.shape)
-        return grad_x, by_row.wait(), both[:, width:], None, None, None, None
+        width = by_x[:1].numel()
+        by_x = both[:, :width].reshape(z.shape)
+        return by_x, message.wait(), both[:, width:], None, None, None
 
 
 class _DotAttention(torch.autograd.Function):
@@ -156,39 +157,34 @@ class _DotAttention(torch.autograd.Function):
         softmax: bool,
     ) -> Tensor:
         x_col = scheme.swap(x)
-        found = local.dot_statistics(
-            scheme.block, x, x_col, scale, normalize=normalize, softmax=softmax
-        )
+        scores = block_scores(x, x_col, scale, normalize=normalize, softmax=softmax)
+        found = dot_partial.forward(scheme.block, scores)
         log_total = None
         if found.largest is None or found.total is None:
-            z = scheme.row_group.all_reduce(found.sums).wait()
+            z = scheme.row_group.all_reduce(found.z).wait()
         else:
             largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
             common = rescale(found.largest, largest)
             total = scheme.row_group.all_reduce(found.total * common).wait()
-            sums = found.sums * common.unsqueeze(-1)
+            sums = found.z * common.unsqueeze(-1)
             z = divide(scheme.row_group.all_reduce(sums).wait(), total)
             log_total = safe_log_total(largest, total)
         ctx.save_for_backward(x, scale, x_col, z, log_total)
-        ctx.scheme, ctx.normalize = scheme, normalize
+        ctx.scheme, ctx.options = scheme, {"normalize": normalize, "softmax": softmax}
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), scheme = grads, ctx.scheme
+        scheme, grad = ctx.scheme, grads[0].contiguous()
         x, scale, x_col, z, log_total = ctx.saved_tensors
         delta = None if log_total is None else (grad * z).sum(-1)
-        by_row, by_col, by_sum = local.dot_gradients(
-            scheme.block, x, x_col, scale, grad, log_total, delta, normalize=ctx.normalize
+        by_row, by_col, by_scale = gradients(
+            scheme.block,
+            block_scores(x, x_col, scale, **ctx.options),
+            *(scale, grad, log_total, delta),
         )
         rows = scheme.row_group.all_reduce(by_row)
-        if ctx.normalize:
-            by_col = local.without_length(by_col, x_col)
-        by_col = by_sum + by_col * scale.unsqueeze(-1)
         cols = scheme.swap(scheme.column_group.all_reduce(by_col).wait())
-        own = rows.wait()
-        by_scale = scale_gradient(x, own, scale) if ctx.needs_input_grad[1] else None
-        if ctx.normalize:
-            own = local.without_length(own, x)
-        return own * scale.unsqueeze(-1) + cols, by_scale, None, None, None
+        # The shares of all blocks add up to one gradient, not to one for every copy.
+        return rows.wait() + cols, by_scale * scheme.replicas, None, None, None

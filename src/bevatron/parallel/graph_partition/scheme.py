@@ -94,12 +94,6 @@ def divide(sums: Tensor, total: Tensor) -> Tensor:
     return sums / torch.where(total > 0, total, 1).unsqueeze(-1)
 
 
-def scale_gradient(x: Tensor, by_score: Tensor, scale: Tensor) -> Tensor:
-    """Return this rank's share of the gradient of one scale, or one for each head."""
-    by_head = (x * by_score).sum((0, 2))
-    return by_head if scale.numel() > 1 else by_head.sum().reshape(scale.shape)
-
-
 def channel_chunks(channels: int, chunks: int) -> list[slice]:
     """Cut channels into at most so many equal parts."""
     width = -(-channels // max(min(chunks, channels), 1))

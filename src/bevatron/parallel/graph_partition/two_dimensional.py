@@ -24,8 +24,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.csr import Csr
-from bevatron.parallel.graph_partition import local
-from bevatron.parallel.graph_partition.groups import Group
+from bevatron.kernels.csr.wide import wide
+from bevatron.kernels.dot_attention import partial as dot_partial
+from bevatron.kernels.graph_attention import partial
+from bevatron.parallel.graph_partition.dot_blocks import block_scores, gradients
+from bevatron.parallel.graph_partition.groups import Group, Pending
 from bevatron.parallel.graph_partition.scheme import (
     Scheme,
     channel_chunks,
@@ -33,7 +36,6 @@ from bevatron.parallel.graph_partition.scheme import (
     pad_rows,
     rescale,
     safe_log_total,
-    scale_gradient,
 )
 from bevatron.parallel.graph_partition.wire import Wire
 
@@ -91,7 +93,7 @@ class TwoDimensional(Scheme):
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it."""
         sent = (pad_rows(rows, self.padded) for rows in (x, row_score, col_score))
-        found: Tensor = _GraphAttention.apply(*sent, self, negative_slope, dropout, seed)
+        found: Tensor = _GraphAttention.apply(*sent, self, (negative_slope, dropout), seed)
         return found[: len(self.vertices)]
 
     def dot_attention(
@@ -118,100 +120,103 @@ class _GraphAttention(torch.autograd.Function):
         row_score: Tensor,
         col_score: Tensor,
         scheme: TwoDimensional,
-        negative_slope: float,
-        dropout: float,
+        options: tuple[float, float],
         seed: int,
     ) -> Tensor:
         heads, channels = x.shape[1:]
-        parts = channel_chunks(channels, scheme.chunks)
-        prefix, wire = scheme.prefix, scheme.wire
+        parts, prefix, wire = channel_chunks(channels, scheme.chunks), scheme.prefix, scheme.wire
         tiles = []
         for number, part in enumerate(parts):
             with_first = [col_score[:prefix]] if number == 0 else []
             rows = wire.pack(x[:prefix, :, part], *with_first)
             tiles.append(scheme.column_group.all_gather(rows))
-        row_tile = scheme.row_group.all_gather(row_score).wait()
-        sums, saved, common = [], [], torch.empty(0)
+        row_tile = scheme.row_group.all_gather(wide(row_score)).wait()
+        col_tile = largest = common = torch.empty(0)
+        messages, saved, features = [], [], []
         for number, part in enumerate(parts):
             width = part.stop - part.start
-            features, scalars = wire.unpack(tiles[number].wait(), heads * width, x.dtype)
+            flat, scalars = wire.unpack(tiles[number].wait(), heads * width, x.dtype)
+            features.append(flat.unflatten(1, (heads, width)).contiguous())
             if number == 0:
                 col_tile = scalars.contiguous()
-            tile = features.reshape(-1, heads, width)
-            found = local.attention_statistics(
-                scheme.block, tile, row_tile, col_tile, negative_slope, dropout, seed
+            sums = partial.forward(
+                scheme.block, features[-1], row_tile, col_tile, *options, seed=seed
             )
             if number == 0:
-                own_largest = found.largest
-                largest = scheme.row_group.all_reduce(own_largest.clone(), "max").wait()
-                common = rescale(own_largest, largest)
-                first = [found.total * common]
-                own_positive = found.total_positive
-            sums.append(
-                wire.reduce_scatter(
-                    scheme.row_group,
-                    found.sums.mul_(common.unsqueeze(-1)),
-                    *(first if number == 0 else []),
-                )
-            )
-            saved += [tile, found.sums_positive]
-        z = torch.empty_like(x)
-        for number, part in enumerate(parts):
-            width = part.stop - part.start
-            rows = sums[number].wait()
-            if number == 0:
-                total = rows[:, heads * width :]
-            z[:, :, part] = divide(rows[:, : heads * width].view(-1, heads, width), total)
+                largest = scheme.row_group.all_reduce(sums.largest.clone(), "max").wait()
+                common = rescale(sums.largest, largest)
+            with_first = [sums.total * common] if number == 0 else []
+            rescaled = sums.z.mul_(common.unsqueeze(-1))
+            messages.append(wire.reduce_scatter(scheme.row_group, rescaled, *with_first))
+            saved += [sums.largest, sums.positive, sums.z_positive]
+        z, total = _put_together(messages, parts, x)
         start = scheme.row_group.index * scheme.padded
         log_total = safe_log_total(largest[start : start + scheme.padded], total)
-        ctx.save_for_backward(z, log_total, row_tile, col_tile, own_largest, own_positive, *saved)
-        ctx.scheme, ctx.parts = scheme, parts
-        ctx.options = (negative_slope, dropout, seed)
+        ctx.save_for_backward(z, log_total, row_tile, col_tile, *features, *saved)
+        ctx.scheme, ctx.parts, ctx.options, ctx.seed = scheme, parts, options, seed
+        ctx.types = row_score.dtype, col_score.dtype
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        z, log_total, row_tile, col_tile, own_largest, own_positive, *saved = ctx.saved_tensors
-        (grad,) = grads
-        scheme, wire = ctx.scheme, ctx.scheme.wire
-        heads = z.shape[1]
-        delta = (grad * z).sum(-1)
+        (grad,), scheme, wire = grads, ctx.scheme, ctx.scheme.wire
+        z, log_total, row_tile, col_tile, *saved = ctx.saved_tensors
+        features, saved = saved[: len(ctx.parts)], saved[len(ctx.parts) :]
+        heads, prefix = z.shape[1], scheme.prefix
+        delta = (wide(grad) * wide(z)).sum(-1)
         tiles = []
         for number, part in enumerate(ctx.parts):
             with_first = [delta, log_total] if number == 0 else []
             rows = wire.pack(grad[:, :, part], *with_first)
             tiles.append(scheme.row_group.all_gather(rows))
-        grad_row = grad_col = torch.empty(0)
-        sums = []
+        by_row = by_col = delta_tile = log_tile = torch.empty(0)
+        messages = []
         for number, part in enumerate(ctx.parts):
             width = part.stop - part.start
-            features, scalars = wire.unpack(tiles[number].wait(), heads * width, z.dtype)
-            tile = features.reshape(-1, heads, width)
+            flat, scalars = wire.unpack(tiles[number].wait(), heads * width, grad.dtype)
+            tile = flat.unflatten(1, (heads, width)).contiguous()
             if number == 0:
                 delta_tile, log_tile = (s.contiguous() for s in scalars.split(heads, 1))
-                own = rescale(own_largest, log_tile)
-                grad_row = -delta_tile * own_positive
-            x_tile, positive = saved[2 * number : 2 * number + 2]
-            grad_row = grad_row + torch.linalg.vecdot(tile, positive)
-            grad_x, part_col = local.attention_column_gradients(
-                scheme.block, x_tile, row_tile, col_tile, log_tile, tile, delta_tile, *ctx.options
+            else:
+                # <G, z> and <X, Q> add up over the channels; delta's share must be there once.
+                delta_tile = torch.zeros_like(delta_tile)
+            by_x, share = partial.backward(
+                *(scheme.block, features[number], row_tile, col_tile),
+                *(tile, log_tile, delta_tile, *ctx.options),
+                seed=ctx.seed,
             )
-            # <X, Q> adds up over chunks of channels, delta's share must be there once.
-            delta_tile = torch.zeros_like(delta_tile)
-            grad_col = part_col if number == 0 else grad_col + part_col
-            last = [grad_col] if number == len(ctx.parts) - 1 else []
-            sums.append(wire.reduce_scatter(scheme.column_group, grad_x, *last))
-        row_sum = scheme.row_group.reduce_scatter(grad_row.mul_(1 - ctx.options[0]).mul_(own))
-        grad_x = torch.zeros_like(z)
-        grad_score = z.new_zeros(z.shape[:2])
-        for number, part in enumerate(ctx.parts):
-            width = part.stop - part.start
-            rows = sums[number].wait()
-            grad_x[: scheme.prefix, :, part] = rows[:, : heads * width].view(-1, heads, width)
-            if number == len(ctx.parts) - 1:
-                grad_score[: scheme.prefix] = rows[:, heads * width :]
-        return grad_x, row_sum.wait(), grad_score, None, None, None, None
+            by_col = share if number == 0 else by_col + share
+            with_last = [by_col] if number == len(ctx.parts) - 1 else []
+            messages.append(wire.reduce_scatter(scheme.column_group, by_x, *with_last))
+            sums = partial.Sums(*_without_sums(*saved[3 * number : 3 * number + 3]))
+            share = partial.row_gradient(sums, tile, log_tile, delta_tile, ctx.options[0])
+            by_row = share if number == 0 else by_row + share
+        row_message = scheme.row_group.reduce_scatter(by_row)
+        by_x, by_score = torch.zeros_like(z), torch.zeros_like(log_total)
+        found, score = _put_together(messages, ctx.parts, by_x[:prefix], divided=False)
+        by_x[:prefix], by_score[:prefix] = found, score
+        row_type, col_type = ctx.types
+        return by_x, row_message.wait().to(row_type), by_score.to(col_type), None, None, None
+
+
+def _put_together(
+    messages: list[Pending], parts: list[slice], like: Tensor, *, divided: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Wait for all chunks of channels and the scalars that came with one of them."""
+    found, heads, scalars = torch.empty_like(like), like.shape[1], torch.empty(0)
+    for message, part in zip(messages, parts, strict=True):
+        rows, width = message.wait(), heads * (part.stop - part.start)
+        if rows.shape[1] > width:
+            scalars = rows[:, width:].contiguous()
+        chunk = rows[:, :width].unflatten(1, (heads, -1))
+        found[:, :, part] = divide(chunk, scalars) if divided else chunk
+    return found, scalars
+
+
+def _without_sums(largest: Tensor, positive: Tensor, z_positive: Tensor) -> tuple[Tensor, ...]:
+    """Return what is left of a block's sums: those for the gradient of the row's score."""
+    return largest, positive, positive, z_positive, z_positive
 
 
 class _DotAttention(torch.autograd.Function):
@@ -234,51 +239,48 @@ class _DotAttention(torch.autograd.Function):
         x_col, x_row = (
             wire.unpack(tile.wait(), width, x.dtype)[0].unflatten(1, shape) for tile in tiles
         )
-        found = local.dot_statistics(
-            scheme.block, x_row, x_col, scale, normalize=normalize, softmax=softmax
-        )
+        scores = block_scores(x_row, x_col, scale, normalize=normalize, softmax=softmax)
+        found = dot_partial.forward(scheme.block, scores)
         log_total = None
         z: Tensor
         if found.largest is None or found.total is None:
-            z = wire.reduce_scatter(scheme.row_group, found.sums).wait().unflatten(1, shape)
+            z = wire.reduce_scatter(scheme.row_group, found.z).wait().unflatten(1, shape)
         else:
             largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
             common = rescale(found.largest, largest)
-            sums = found.sums.mul_(common.unsqueeze(-1))
+            sums = found.z.mul_(common.unsqueeze(-1))
             rows = wire.reduce_scatter(scheme.row_group, sums, found.total * common).wait()
             total = rows[:, width:]
             z = divide(rows[:, :width].unflatten(1, shape), total)
             start = scheme.row_group.index * scheme.padded
             log_total = safe_log_total(largest[start : start + scheme.padded], total)
-        ctx.save_for_backward(x, scale, x_row, x_col, z, log_total)
-        ctx.scheme, ctx.normalize = scheme, normalize
+        z = z.to(x.dtype)
+        ctx.save_for_backward(scale, x_row, x_col, z, log_total)
+        ctx.scheme, ctx.options = scheme, {"normalize": normalize, "softmax": softmax}
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, x_row, x_col, z, log_total = ctx.saved_tensors
+        scale, x_row, x_col, z, log_total = ctx.saved_tensors
         (grad,), scheme = grads, ctx.scheme
-        wire, width, shape = scheme.wire, x[:1].numel(), x.shape[1:]
+        wire, width, shape = scheme.wire, z[:1].numel(), z.shape[1:]
         log_tile = delta_tile = None
-        scalars = [] if log_total is None else [(grad * z).sum(-1), log_total]
+        scalars = []
+        if log_total is not None:
+            scalars = [(wide(grad) * wide(z)).sum(-1), log_total]
         gathered = scheme.row_group.all_gather(wire.pack(grad, *scalars)).wait()
-        tile, found = wire.unpack(gathered, width, x.dtype)
+        tile, found = wire.unpack(gathered, width, grad.dtype)
         if log_total is not None:
             delta_tile, log_tile = (part.contiguous() for part in found.split(shape[0], 1))
-        by_row, by_col, by_sum = local.dot_gradients(
+        by_row, by_col, by_scale = gradients(
             scheme.block,
-            *(x_row, x_col, scale, tile.unflatten(1, shape), log_tile, delta_tile),
-            normalize=ctx.normalize,
+            block_scores(x_row, x_col, scale, **ctx.options),
+            scale,
+            *(tile.unflatten(1, shape).contiguous(), log_tile, delta_tile),
         )
         rows = wire.reduce_scatter(scheme.row_group, by_row)
-        if ctx.normalize:
-            by_col = local.without_length(by_col, x_col)
-        cols = wire.reduce_scatter(scheme.column_group, by_sum.add_(by_col * scale.unsqueeze(-1)))
-        own = rows.wait().unflatten(1, shape)
-        by_scale = scale_gradient(x, own, scale) if ctx.needs_input_grad[1] else None
-        if ctx.normalize:
-            own = local.without_length(own, x)
-        by_x = own * scale.unsqueeze(-1)
+        cols = wire.reduce_scatter(scheme.column_group, by_col)
+        by_x = rows.wait().unflatten(1, shape).clone()
         by_x[: scheme.prefix] += cols.wait().unflatten(1, shape)
-        return by_x, by_scale, None, None, None
+        return by_x.to(z.dtype), by_scale, None, None, None

@@ -19,7 +19,8 @@ class Wire:
     Attributes
     ----------
     bfloat16
-        Whether features are rounded to bfloat16 to be sent; sums are still made in float32.
+        Whether float32 features are rounded to bfloat16 to be sent; sums are still made in
+        float32. Features that are bfloat16 always travel as such.
 
     Examples
     --------
@@ -36,29 +37,27 @@ class Wire:
     def pack(self, features: Tensor, *scalars: Tensor) -> Tensor:
         """Join [r, ...] tensors into rows [r, w]."""
         flat = [scalar.reshape(scalar.shape[0], -1) for scalar in scalars]
-        wide = features.reshape(features.shape[0], -1)
-        if not self._narrow(features.dtype):
-            return torch.cat([wide, *flat], 1) if flat else wide
-        parts = [wide.to(torch.bfloat16)]
-        parts += [part.contiguous().view(torch.bfloat16) for part in flat if part.shape[1]]
+        rows = features.reshape(features.shape[0], -1)
+        narrow = self.bfloat16 and features.dtype == torch.float32
+        if not narrow and features.dtype != torch.bfloat16:
+            return torch.cat([rows, *flat], 1) if flat else rows
+        parts = [rows.to(torch.bfloat16)]
+        parts += [part.float().contiguous().view(torch.bfloat16) for part in flat if part.shape[1]]
         return torch.cat(parts, 1)
 
     def unpack(self, rows: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Split rows into features [r, width] and all scalars [r, s], of type ``dtype``."""
+        """Split rows into features [r, width] of type ``dtype`` and all scalars [r, s]."""
         features, scalars = rows[:, :width], rows[:, width:]
-        if not self._narrow(dtype):
-            return features, scalars
-        return features.to(dtype), scalars.contiguous().view(dtype)
+        if rows.dtype == torch.bfloat16:
+            scalars = scalars.contiguous().view(torch.float32)
+        return features.to(dtype), scalars
 
     def reduce_scatter(self, group: Group, features: Tensor, *scalars: Tensor) -> Pending:
         """Add up rows over a group; the result is [r, w] in the type of the features."""
         rows = self.pack(features, *scalars)
-        if not self._narrow(features.dtype):
+        if rows.dtype == features.dtype:
             return group.reduce_scatter(rows)
         width, dtype = features[:1].numel(), features.dtype
         return group.reduce_scatter_wire(
             rows, lambda received: torch.cat(self.unpack(received, width, dtype), 1)
         )
-
-    def _narrow(self, dtype: torch.dtype) -> bool:
-        return self.bfloat16 and dtype == torch.float32
