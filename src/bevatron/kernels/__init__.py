@@ -39,6 +39,7 @@ from bevatron.kernels.spmm import spmm
 from bevatron.kernels.swiglu import swiglu
 from bevatron.kernels.symmetric_contraction import symmetric_contraction
 from bevatron.kernels.transition import transition
+from bevatron.kernels.triangle_multiply import triangle_multiply
 
 __all__ = [
     "Bonds",
@@ -75,5 +76,6 @@ __all__ = [
     "swiglu",
     "symmetric_contraction",
     "transition",
+    "triangle_multiply",
     "use",
 ]

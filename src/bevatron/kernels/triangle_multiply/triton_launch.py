@@ -1,0 +1,306 @@
+"""Launches of the triangle multiplication's kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.layer_norm.triton import on_device, sum_shares
+from bevatron.kernels.rows import as_rows, processors
+from bevatron.kernels.triangle_multiply.tiles import Tiles, choose
+from bevatron.kernels.triangle_multiply.triton_output import (
+    output_input_kernel,
+    output_kernel,
+    output_weight_kernel,
+)
+from bevatron.kernels.triangle_multiply.triton_project import (
+    project_input_kernel,
+    project_kernel,
+    project_weight_kernel,
+)
+
+LARGEST_WIDTH = 256
+ALIGNED = 8
+"""Elements: rows of the matrices that are multiplied begin at multiples."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The pair as rows, and how rows lie in tensors with channels outermost.
+
+    Attributes
+    ----------
+    z
+        The pair as given, or a copy whose channels follow each other.
+    mask
+        One number per row, of the pair's type.
+    count, C, H
+        Rows, channels of the pair and of the contraction.
+    geometry
+        Sizes and strides of the axes of rows.
+    axes
+        How many of these axes there are.
+    length, padded
+        N, and N rounded up to what is aligned.
+    """
+
+    z: Tensor
+    mask: Tensor | None
+    count: int
+    C: int
+    H: int
+    geometry: tuple[int, int, int, int, int]
+    axes: int
+    length: int
+    padded: int
+
+    @classmethod
+    def of(cls, z: Tensor, mask: Tensor | None, norm_out_weight: Tensor) -> "Pair":
+        """Describe a pair."""
+        z = z if z.stride(-1) == 1 else z.contiguous()
+        rows = as_rows(z)
+        N, padded = z.shape[-2], -(-z.shape[-2] // ALIGNED) * ALIGNED
+        s0, s1, s2, _ = rows.strides[0]
+        return cls(
+            z=rows.tensors[0],
+            mask=None if mask is None else mask.contiguous(),
+            count=rows.count,
+            C=z.shape[-1],
+            H=len(norm_out_weight),
+            geometry=(*rows.sizes, s0, s1, s2),
+            axes=rows.axes,
+            length=N,
+            padded=padded,
+        )
+
+    @staticmethod
+    def planes(z: Tensor, channels: int) -> tuple[int, ...]:
+        """Return the shape of a tensor with channels outermost."""
+        padded = -(-z.shape[-2] // ALIGNED) * ALIGNED
+        return channels, z.shape[:-3].numel(), z.shape[-2], padded
+
+    def matrices(self, planes: Tensor) -> Tensor:
+        """View a tensor with channels outermost as [channels batch, N, N]."""
+        return planes.flatten(0, 1)[:, :, : self.length]
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """N, N padded and the elements of a channel."""
+        return self.length, self.padded, self.count // max(self.length, 1) * self.padded
+
+    def tiles(self, kernel: str) -> Tiles:
+        """Look up the tiles of a kernel."""
+        return choose(kernel, max(pad(self.C), pad(self.H)), self.z.element_size())
+
+    def constants(self, tiles: Tiles) -> dict[str, Any]:
+        """Return what all kernels are compiled for."""
+        single = self.z.dtype == torch.float32
+        tf32 = single and torch.backends.cuda.matmul.allow_tf32
+        return {
+            "C": self.C,
+            "C_PAD": pad(self.C),
+            "H": self.H,
+            "BLOCK": tiles.rows,
+            "BLOCK_H": tiles.channels,
+            "AXES": self.axes,
+            "PADDED": self.length != self.padded,
+            "STAGES": tiles.stages,
+            "PRECISION": "tf32" if tf32 else "ieee",
+            "num_warps": tiles.warps,
+        }
+
+    def parts(self, tiles: Tiles, blocks: int) -> tuple[int, int]:
+        """Deal rows to programs for the weights' gradients: parts, and rows of each."""
+        most = max(1, tiles.per_processor * processors(self.z.device) // blocks)
+        rows = -(-self.count // most)
+        rows = -(-rows // tiles.rows) * tiles.rows
+        return -(-self.count // rows), rows
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights; matrices and biases in the type of the rows, contiguous."""
+
+    norm_in: tuple[Tensor, Tensor]
+    joint: Tensor
+    joint_bias: Tensor | None
+    norm_out: tuple[Tensor, Tensor]
+    out: Tensor
+    gate: Tensor
+    out_bias: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        z: Tensor,
+        norm_in_weight: Tensor,
+        norm_in_bias: Tensor,
+        joint: Tensor,
+        joint_bias: Tensor | None,
+        norm_out_weight: Tensor,
+        norm_out_bias: Tensor,
+        out: Tensor,
+        gate: Tensor,
+        out_bias: Tensor | None,
+    ) -> "Weights":
+        """Prepare weights for rows like ``z``."""
+
+        def like_rows(tensor: Tensor) -> Tensor:
+            return tensor.to(z.dtype).contiguous()
+
+        return cls(
+            (norm_in_weight.contiguous(), norm_in_bias.contiguous()),
+            like_rows(joint),
+            None if joint_bias is None else like_rows(joint_bias),
+            (norm_out_weight.contiguous(), norm_out_bias.contiguous()),
+            like_rows(out),
+            like_rows(gate),
+            None if out_bias is None else like_rows(out_bias),
+        )
+
+    def joint_from(self, first: int, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return value and gate weights and biases from a row of [2 H, C] on."""
+        bias = self.joint if self.joint_bias is None else self.joint_bias
+        return (
+            *(self.joint[first:], self.joint[2 * H + first :]),
+            *(bias[first:], bias[2 * H + first :]),
+        )
+
+    def output(self, C: int) -> tuple[Tensor, ...]:
+        """Return what the output's kernels take."""
+        bias = self.out if self.out_bias is None else self.out_bias
+        gate_bias = bias if self.out_bias is None else bias[C:]
+        return *self.norm_out, *self.norm_in, self.out, self.gate, bias, gate_bias
+
+
+def pad(width: int) -> int:
+    """Round channels up to a power of two that products take."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def project(
+    pair: Pair, weights: Weights, a: Tensor, b: Tensor, statistics: Tensor, first: int, eps: float
+) -> None:
+    """Write channels of a and b from ``first`` on, as many as these hold, and the statistics."""
+    tiles = pair.tiles("project")
+    mask = pair.z if pair.mask is None else pair.mask
+    with on_device(pair.z):
+        project_kernel[(-(-pair.count // tiles.rows),)](
+            *(pair.z, *weights.norm_in, *weights.joint_from(0, pair.H), mask, a, b, *statistics),
+            *(pair.count, *pair.geometry, eps, first, *pair.places),
+            CHUNK=len(a),
+            HAS_BIAS=weights.joint_bias is not None,
+            HAS_MASK=pair.mask is not None,
+            **pair.constants(tiles),
+        )
+
+
+def project_backward(
+    pair: Pair,
+    weights: Weights,
+    da: Tensor,
+    db: Tensor,
+    statistics: Tensor,
+    dz: Tensor,
+    dnorm_weight: Tensor,
+    dnorm_bias: Tensor,
+    djoint: Tensor,
+    djoint_bias: Tensor,
+) -> None:
+    """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz; write the others."""
+    mask = pair.z if pair.mask is None else pair.mask
+    flags = {"HAS_BIAS": weights.joint_bias is not None, "HAS_MASK": pair.mask is not None}
+    numbers = (*pair.geometry, *pair.places)
+    H = pair.H
+    tiles = pair.tiles("project_weight")
+    blocks = -(-H // tiles.channels)
+    parts, rows = pair.parts(tiles, blocks)
+    shares = dz.new_empty((parts, 2, H, pair.C), dtype=torch.float32)
+    bias_shares = dz.new_empty((parts, 2, H) if flags["HAS_BIAS"] else 0, dtype=torch.float32)
+    for first, d in ((0, da), (H, db)):
+        with on_device(dz):
+            project_weight_kernel[(blocks, parts)](
+                *(d, pair.z, *weights.norm_in, *weights.joint_from(first, H), mask),
+                *(*statistics[:2], shares, bias_shares, pair.count, rows, *numbers),
+                **flags,
+                **pair.constants(tiles),
+            )
+        djoint.view(2, 2 * H, -1)[:, first : first + H] = shares.sum(0)
+        if flags["HAS_BIAS"]:
+            djoint_bias.view(2, 2 * H)[:, first : first + H] = bias_shares.sum(0)
+    tiles = pair.tiles("project_input")
+    programs = -(-pair.count // tiles.rows)
+    norm_shares = dz.new_empty((programs, 2, pair.C), dtype=torch.float32)
+    with on_device(dz):
+        project_input_kernel[(programs,)](
+            *(da, db, pair.z, *weights.norm_in, *weights.joint_from(0, H), mask),
+            *(*statistics[:2], dz, norm_shares, pair.count, *numbers),
+            **flags,
+            **pair.constants(tiles),
+        )
+    sum_shares(norm_shares, *weights.norm_in, dnorm_weight, dnorm_bias)
+
+
+def output(
+    pair: Pair, weights: Weights, x: Tensor, y: Tensor, statistics: Tensor, eps: float
+) -> None:
+    """Write the result and the statistics of the contraction's rows, the last two."""
+    tiles = pair.tiles("output")
+    with on_device(x):
+        output_kernel[(-(-pair.count // tiles.rows),)](
+            *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
+            *(statistics[0], statistics[1], y, pair.count, *pair.geometry, eps, *pair.places),
+            H_PAD=pad(pair.H),
+            HAS_BIAS=weights.out_bias is not None,
+            **pair.constants(tiles),
+        )
+
+
+def output_backward(
+    pair: Pair,
+    weights: Weights,
+    dy: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    dx: Tensor,
+    dn: Tensor,
+    gradients: Sequence[Tensor],
+) -> None:
+    """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
+
+    ``gradients``: of the norm's weight and bias, the output's and the gate's weight, the biases.
+    """
+    dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
+    C, H = pair.C, pair.H
+    given = (dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2])
+    numbers = (*pair.geometry, *pair.places)
+    flags = {"H_PAD": pad(H), "HAS_BIAS": weights.out_bias is not None}
+    tiles = pair.tiles("output_weight")
+    blocks = -(-C // tiles.channels)
+    parts, rows = pair.parts(tiles, blocks)
+    shares = dx.new_empty((parts, C, H), dtype=torch.float32)
+    gate_shares = dx.new_empty((parts, C, C), dtype=torch.float32)
+    bias_shares = dx.new_empty((parts, 2 * C) if flags["HAS_BIAS"] else 0, dtype=torch.float32)
+    with on_device(dx):
+        output_weight_kernel[(blocks, parts)](
+            *(*given, shares, gate_shares, bias_shares, pair.count, rows, *numbers),
+            **flags,
+            **pair.constants(tiles),
+        )
+    dout.copy_(shares.sum(0))
+    dgate.copy_(gate_shares.sum(0))
+    if flags["HAS_BIAS"]:
+        dbias.copy_(bias_shares.sum(0))
+    del shares, gate_shares, bias_shares
+    tiles = pair.tiles("output_input")
+    programs = -(-pair.count // tiles.rows)
+    norm_shares = dx.new_empty((programs, 2, H), dtype=torch.float32)
+    with on_device(dx):
+        output_input_kernel[(programs,)](
+            *(*given, dx, dn, norm_shares, pair.count, *numbers),
+            **flags,
+            **pair.constants(tiles),
+        )
+    sum_shares(norm_shares, *weights.norm_out, dnorm_weight, dnorm_bias)
