@@ -44,6 +44,7 @@ _USAGE = """\
 bevatron {version}: training scientific graph and structure models at the speed of the hardware
 
   bevatron prepare FILE... --out STORE --cutoff 5   features that do not change, computed once
+  bevatron prepare molecules.csv --out STORE        the same of molecules: SMILES and targets
   bevatron train mace --data FILE --output RUN      train from a file, a store or a YAML file
   bevatron evaluate RUN FILE...                     errors on labelled structures
   bevatron predict RUN FILE OUT                     energies and forces of structures

@@ -3,20 +3,24 @@
 from pathlib import Path
 from typing import Literal
 
-from bevatron.cli.words import Files, Labels, Model, Out, Source, StoreFolder, say
+from bevatron.cli.words import Columns, Files, Labels, Model, Out, Source, StoreFolder, say
 from bevatron.data.readers.labels import LabelOptions
+from bevatron.data.readers.molecules.base import MoleculeOptions
 
 
 def prepare(
     files: Files,
     out: Path,
-    cutoff: float,
+    cutoff: float | None = None,
+    kind: Literal["auto", "structures", "molecules"] = "auto",
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
+    feature_set: str = "set1",
+    columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
     samples_per_shard: int | None = None,
     workers: int | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Check labels and compute neighbours once, in parallel, into a store.
+    """Check labels and compute features once, in parallel, into a store.
 
     Killed at any moment and started again it continues. Started by srun or mpirun on many nodes
     the processes share the work.
@@ -24,13 +28,20 @@ def prepare(
     Parameters
     ----------
     files
-        Files of structures: extended XYZ (also .gz), anything ASE reads, ASE databases, .aselmdb.
+        Structures: extended XYZ (also .gz), anything ASE reads, ASE databases, .aselmdb.
+        Molecules: .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's PCQM4Mv2 folder.
     out
         Folder of the store.
     cutoff
-        Of the neighbours, Å; that of the model to be trained.
+        Structures: of the neighbours, Å; that of the model to be trained.
+    kind
+        What the files hold; by default their names tell.
     labels
-        Under which names the labels are found.
+        Structures: under which names the labels are found.
+    feature_set
+        Molecules: set1, set2, set3, original, ying21 or ying21_periodic.
+    columns
+        Molecules: columns of SMILES and targets, and where 3D structures are.
     samples_per_shard
         None chooses.
     workers
@@ -38,18 +49,21 @@ def prepare(
     overwrite
         Replace a store of other inputs in this folder.
     """
-    from bevatron.recipes.structures import prepare_structures
+    from bevatron.recipes.preparing import prepare_files
 
-    store = prepare_structures(
+    _, lines = prepare_files(
         files,
         out,
-        cutoff,
-        labels,
+        kind,
+        cutoff=cutoff,
+        labels=labels,
+        feature_set=feature_set,
+        columns=columns,
         samples_per_shard=samples_per_shard,
         workers=workers,
         overwrite=overwrite,
     )
-    say(*store.manifest["report"], f"{len(store)} structures are in {out}")
+    say(*lines, f"the store is {out}")
 
 
 def evaluate(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from bevatron.data.readers.labels import LabelOptions
+from bevatron.data.readers.molecules.base import MoleculeOptions
 
 
 def positional(metavar: str) -> Any:
@@ -21,6 +22,7 @@ Out = Annotated[Path, tyro.conf.Positional, positional("OUT")]
 RunFolder = Annotated[Path, tyro.conf.Positional, positional("RUN")]
 StoreFolder = Annotated[Path, tyro.conf.Positional, positional("STORE")]
 Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
+Columns = Annotated[MoleculeOptions, tyro.conf.arg(name="columns")]
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:

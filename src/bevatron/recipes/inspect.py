@@ -13,6 +13,8 @@ from bevatron.data import inspect
 from bevatron.data.dataset import sizes
 from bevatron.data.packing import CostModel
 from bevatron.data.store import Store
+from bevatron.recipes.inspect_molecules import describe_molecules, draw_molecules
+from bevatron.recipes.molecule_stores import KIND
 from bevatron.train import plots
 from bevatron.train.report import Report, number
 
@@ -68,18 +70,19 @@ def inspect_store(
     Raises
     ------
     StoreError
-        If there is no finished store of structures at ``path``.
+        If there is no finished store of structures or molecules at ``path``.
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
     console = console or Console()
     report = Report(f"Store {store.path.name}", str(store.path), figures=out)
-    for table in inspect.describe(store):
+    molecules = store.manifest["settings"].get("kind") == KIND
+    for table in describe_molecules(store) if molecules else inspect.describe(store):
         console.print(render(table))
         report.section(table.title if table.title != str(store.path) else "Overview")
         report.table(table.headers, table.rows)
     report.section("Figures")
-    _draw_sizes(report, store)
+    (draw_molecules if molecules else _draw_sizes)(report, store)
     if plan is not None:
         _compare(report, store, plan, console)
     return report.write(out / "inspect.html")
@@ -128,8 +131,10 @@ def _draw_sizes(report: Report, store: Store) -> None:
 
 
 def _compare(report: Report, store: Store, options: PlanOptions, console: Console) -> None:
-    counts = sizes(store)
-    atoms, edges = counts["num_atoms"], counts["num_edges"]
+    if store.manifest["settings"].get("kind") == KIND:
+        atoms, edges = store.lengths("atom_features"), store.lengths("bonds")
+    else:
+        atoms, edges = sizes(store).values()
     capacity = options.capacity or max(int(16 * atoms.mean()), int(atoms.max()))
     cost = CostModel(options.cost_nodes, options.cost_edges, options.cost_constant)
     plans = inspect.compare_plans(

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from bevatron.data.dataset import Concatenated, Dataset, Subset, split
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, MissingPackageError
 from bevatron.models.gpspp.features import canonical, scaffold
 from bevatron.typing import BoolArray, IntArray
 
@@ -124,13 +124,17 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
         shared = np.intersect1d(keys["train"], keys[role])
         if not len(shared):
             continue
-        names = {
-            part: {
-                canonical(datasets[part][int(row)]["smiles"].tobytes().decode()): int(row)
-                for row in np.flatnonzero(np.isin(keys[part], shared))
+        try:
+            names = {
+                part: _named(datasets[part], np.flatnonzero(np.isin(keys[part], shared)))
+                for part in ("train", role)
             }
-            for part in ("train", role)
-        }
+        except MissingPackageError:
+            lines.append(
+                f"warning: up to {len(shared)} molecules of {role} may be in train too; RDKit, "
+                "which could tell, is not installed"
+            )
+            continue
         twice = sorted(names["train"].keys() & names[role].keys())
         if twice:
             first = datasets[role].describe(names[role][twice[0]])
@@ -139,6 +143,11 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
                 f"{twice[0]}, {first})"
             )
     return lines
+
+
+def _named(dataset: Dataset, rows: IntArray) -> dict[str, int]:
+    """Rows by their molecule's exact name."""
+    return {canonical(dataset[int(row)]["smiles"].tobytes().decode()): int(row) for row in rows}
 
 
 def _keys(dataset: Dataset) -> IntArray:
