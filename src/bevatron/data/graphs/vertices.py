@@ -49,7 +49,9 @@ def checked_features(
         if features.values is not None:
             _check_finite(features.values[:, None], name, features.indptr)
         return _scaled_sparse(features) if options.features == "rows" else features
-    array = _as_floating(features if features.ndim > 1 else features[:, None], name)
+    array: npt.NDArray[np.floating] = _as_floating(
+        features if features.ndim > 1 else features[:, None], name
+    )
     if array.ndim != 2:
         raise DataError(f"{name}: features have shape {array.shape}, expected one row per vertex")
     check_rows(len(array), num_nodes, "features", name)
