@@ -15,7 +15,12 @@ def cases(world):
     middle = {"grid": grids[len(grids) // 2]}
     found = [
         ("gat", "tiny", "two_dimensional", middle),
-        ("gat dropout", "weighted", "two_dimensional", {**middle, "chunks": 2}),
+        (
+            "gat dropout",
+            "weighted",
+            "two_dimensional",
+            {**middle, "chunks": 2, "regather": world == 6},
+        ),
         ("gat", "plain", "rows", {}),
         ("gat", "plain", "feature_parallel", {}),
         ("agnn softmax", "weighted", "two_dimensional", middle),
@@ -25,7 +30,8 @@ def cases(world):
     if world == 4:
         found += [(kind, "plain", "two_dimensional", middle) for kind in [*GAT, *DOT]]
         found += [(kind, "plain", "one_and_half_d", {}) for kind in [*GAT, *DOT]]
-        found += [(kind, "weighted", "rows", {}) for kind in ["gat dropout", *DOT]]
+        found += [("gat dropout", "plain", "two_dimensional", {**middle, "regather": True})]
+        found += [(kind, "weighted", "rows", {}) for kind in ["gat dropout", "agnn softmax"]]
         found += [("gat dropout", "tiny", "feature_parallel", {})]
     return found
 

@@ -171,7 +171,9 @@ def order_by_demand(
     each piece are ever sent. All ranks take part.
     """
     padded, device = numbering.split.padded, entries.row.device
-    counts = torch.bincount(entries.col, minlength=numbering.shape[1])
+    counts = torch.zeros(numbering.shape[1], dtype=torch.int64, device=device)
+    for part in entries.col.split(SORTED_AT_ONCE):
+        counts += torch.bincount(part, minlength=len(counts))
     counts = column_group.all_reduce(counts).wait().view(-1, padded)
     own = counts[column_group.index].clone()
     own[own_length:] = -1

@@ -34,6 +34,7 @@ def build_two_dimensional(
     seed: int = 0,
     chunks: int = 1,
     wire: Wire | None = None,
+    regather: bool = False,
     sort: bool = True,
 ) -> Scheme:
     """Make block A_ij; see `two_dimensional`.
@@ -70,6 +71,7 @@ def build_two_dimensional(
         prefix=prefixes.prefix,
         chunks=chunks,
         wire=wire,
+        regather=regather,
     )
 
 

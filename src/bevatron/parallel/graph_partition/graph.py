@@ -58,6 +58,7 @@ class DistributedGraph:
         machine: planner.Machine | None = None,
         chunks: int = 1,
         bfloat16_wire: bool = False,
+        regather: bool = False,
         seed: int = 0,
     ) -> "DistributedGraph":
         """Cut a graph; every rank walks through the source and keeps its part.
@@ -82,6 +83,9 @@ class DistributedGraph:
             (two_dimensional, gat).
         bfloat16_wire
             Round float32 features to bfloat16 for sending; sums are still made in float32.
+        regather
+            Send features of columns twice instead of keeping them for the backward pass
+            (two_dimensional, gat): less memory.
         seed
             Of the vertices' random order and of dropout.
 
@@ -96,7 +100,7 @@ class DistributedGraph:
         >>> graph = DistributedGraph.build(Kronecker(64, 512))
         >>> x = graph.scatter(torch.ones(64, 2, 3))
         >>> score = torch.zeros(len(x), 2)
-        >>> bool((graph.graph_attention(x, score, score) == 1).all())
+        >>> torch.allclose(graph.graph_attention(x, score, score), torch.ones(64, 2, 3))
         True
         """
         mesh = mesh or Mesh()
@@ -119,7 +123,7 @@ class DistributedGraph:
         if scheme == "two_dimensional":
             assert grid is not None
             made = build.build_two_dimensional(
-                source, mesh, grid, seed=seed, chunks=chunks, wire=wire
+                source, mesh, grid, seed=seed, chunks=chunks, wire=wire, regather=regather
             )
         elif scheme == "feature_parallel":
             made = build.build_feature_parallel(source, mesh, seed=seed, wire=wire)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from bevatron.errors import DataError
@@ -84,10 +84,10 @@ class EdgeList:
 
     def __init__(
         self,
-        row: Int[Tensor, "E"],
-        col: Int[Tensor, "E"],
+        row: Shaped[Tensor, "E"],
+        col: Shaped[Tensor, "E"],
         num_vertices: int,
-        values: Float[Tensor, "E"] | None = None,
+        values: Float[Tensor, "_"] | None = None,
         *,
         merge_duplicates: bool = False,
     ) -> None:
