@@ -10,6 +10,9 @@ from bevatron.kernels.norm_gelu import check_rows, check_vectors
 registry.register(
     "bond_norm_gelu", "reference", "bevatron.kernels.bond_norm_gelu.reference:bond_norm_gelu"
 )
+registry.register(
+    "bond_norm_gelu", "triton", "bevatron.kernels.bond_norm_gelu.triton:bond_norm_gelu"
+)
 
 
 def bond_norm_gelu(

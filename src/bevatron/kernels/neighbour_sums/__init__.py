@@ -9,6 +9,9 @@ from bevatron.kernels.bonds import Bonds
 registry.register(
     "neighbour_sums", "reference", "bevatron.kernels.neighbour_sums.reference:neighbour_sums"
 )
+registry.register(
+    "neighbour_sums", "triton", "bevatron.kernels.neighbour_sums.triton:neighbour_sums"
+)
 
 
 def neighbour_sums(

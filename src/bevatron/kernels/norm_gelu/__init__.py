@@ -13,6 +13,7 @@ Activation = Literal["gelu", "relu"]
 """``gelu`` is the tanh form."""
 
 registry.register("norm_gelu", "reference", "bevatron.kernels.norm_gelu.reference:norm_gelu")
+registry.register("norm_gelu", "triton", "bevatron.kernels.norm_gelu.triton:norm_gelu")
 
 
 def norm_gelu(

@@ -11,6 +11,7 @@ from bevatron.kernels.norm_gelu import check_vectors
 registry.register(
     "residual_norm", "reference", "bevatron.kernels.residual_norm.reference:residual_norm"
 )
+registry.register("residual_norm", "triton", "bevatron.kernels.residual_norm.triton:residual_norm")
 
 MOST_BRANCHES = 2
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 
 registry.register("segment_sum", "reference", "bevatron.kernels.segment_sum.reference:segment_sum")
+registry.register("segment_sum", "triton", "bevatron.kernels.segment_sum.triton:segment_sum")
 
 
 def segment_sum(values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"]) -> Float[Tensor, "_ C"]:

@@ -1,0 +1,156 @@
+"""The kernels of normalisation and activation, for rows that are sums of gathered rows.
+
+A program owns blocks of whole rows in registers. What is summed before the norm is gathered anew in
+the backward pass, so it never lies in memory as such.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SLOPE = tl.constexpr(1.5957691216057308)
+CUBIC = tl.constexpr(0.07135481627260025)
+"""gelu(u) = u sigmoid(SLOPE u + CUBIC u^3): 2 sqrt(2/pi), and 0.044715 times that."""
+
+
+@triton.jit
+def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr):
+    """Load one number per channel as [1, C_PAD]."""
+    return tl.load(vector + col, mask=col < C, other=0.0).to(WIDE)[None, :]
+
+
+@triton.jit
+def sigmoid_of(u):
+    """Compute the sigmoid inside GELU; where exp2 overflows it is 0."""
+    z = u * (SLOPE + CUBIC * u * u)
+    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
+    return root * root
+
+
+@triton.jit
+def load_sum(
+    X, Atoms, Rows, Linear, Receivers, Senders, Graph, row, col, count,
+    C: tl.constexpr, BOND: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add up what is normalised; channels and rows outside are zero but for the linear bias."""
+    inside = (row < count)[:, None] & (col < C)[None, :]
+    z = tl.load(X + row[:, None] * C + col[None, :], mask=inside, other=0.0).to(WIDE)
+    owner = row
+    if BOND:
+        owner = tl.load(Receivers + row, mask=row < count, other=0).to(tl.int64)
+        sender = tl.load(Senders + row, mask=row < count, other=0).to(tl.int64)
+        at = Atoms + owner[:, None] * (2 * C) + col[None, :]
+        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
+        at = Atoms + sender[:, None] * (2 * C) + C + col[None, :]
+        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
+    if HAS_ROWS:
+        graph = tl.load(Graph + owner, mask=row < count, other=0).to(tl.int64)
+        at = Rows + graph[:, None] * C + col[None, :]
+        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
+    if HAS_LINEAR:
+        z += load_vector(Linear, col, C, WIDE)
+    return z, inside
+
+
+@triton.jit
+def forward_kernel(
+    X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Y, Mean, Rstd, count, eps,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BOND: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum, normalise and activate BLOCK rows; keep each row's mean and 1/sigma."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    col = tl.arange(0, C_PAD)
+    z, inside = load_sum(
+        X, Atoms, Rows, Linear, Receivers, Senders, Graph, row, col, count, C, BOND, HAS_ROWS,
+        HAS_LINEAR, WIDE,
+    )  # fmt: skip
+    u = z
+    if NORM:
+        mean = tl.sum(tl.where(inside, z, 0.0), 1) / C
+        centred = tl.where(inside, z - mean[:, None], 0.0)
+        rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+        tl.store(Mean + row, mean, mask=row < count)
+        tl.store(Rstd + row, rstd, mask=row < count)
+        u = centred * rstd[:, None] * load_vector(Weight, col, C, WIDE)
+        u += load_vector(Bias, col, C, WIDE)
+    y = tl.maximum(u, 0.0) if RELU else u * sigmoid_of(u)
+    tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    DY, X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Mean, Rstd, DZ, Parts,
+    count,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BOND: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Walk every so many blocks of rows; leave shares of the vectors' gradients in Parts.
+
+    With xhat the normalised row, g the gradient before the activation and h = g weight,
+    dz = rstd (h - mean(h) - xhat mean(h xhat)). Parts [programs, 3, C] holds the sums over rows of
+    dz, g xhat and g.
+    """
+    col = tl.arange(0, C_PAD)
+    if NORM:
+        weight = load_vector(Weight, col, C, WIDE)
+        bias = load_vector(Bias, col, C, WIDE)
+        dweight = tl.zeros([BLOCK, C_PAD], WIDE)
+        dbias = tl.zeros([BLOCK, C_PAD], WIDE)
+    if HAS_LINEAR:
+        dlinear = tl.zeros([BLOCK, C_PAD], WIDE)
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = row[:, None] * C + col[None, :]
+        z, inside = load_sum(
+            X, Atoms, Rows, Linear, Receivers, Senders, Graph, row, col, count, C, BOND, HAS_ROWS,
+            HAS_LINEAR, WIDE,
+        )  # fmt: skip
+        dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
+        u = z
+        if NORM:
+            mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
+            rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
+            xhat = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
+            u = xhat * weight + bias
+        if RELU:
+            g = tl.where(u > 0.0, dy, 0.0)
+        else:
+            s = sigmoid_of(u)
+            g = dy * (s + u * s * (1.0 - s) * (SLOPE + 3.0 * CUBIC * u * u))
+        dz = g
+        if NORM:
+            dweight += g * xhat
+            dbias += g
+            h = g * weight
+            mean_h = tl.sum(h, 1) / C
+            mean_hx = tl.sum(h * xhat, 1) / C
+            dz = (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
+        if HAS_LINEAR:
+            dlinear += tl.where(inside, dz, 0.0)
+        tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside)
+    part = Parts + tl.program_id(0).to(tl.int64) * 3 * C + col
+    if HAS_LINEAR:
+        tl.store(part, tl.sum(dlinear, 0), mask=col < C)
+    if NORM:
+        tl.store(part + C, tl.sum(dweight, 0), mask=col < C)
+        tl.store(part + 2 * C, tl.sum(dbias, 0), mask=col < C)
+
+
+@triton.jit
+def sum_kernel(
+    Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
+):
+    """Add the programs' shares [parts, width] of a few columns, in their order."""
+    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK, BLOCK_C], WIDE)
+    for first in range(0, parts, BLOCK):
+        part = first + tl.arange(0, BLOCK)
+        inside = (part < parts)[:, None] & (col < width)[None, :]
+        at = Parts + part[:, None].to(tl.int64) * width + col[None, :]
+        total += tl.load(at, mask=inside, other=0.0)
+    tl.store(Out + col, tl.sum(total, 0), mask=col < width)

@@ -1,0 +1,137 @@
+"""Sums of consecutive rows in Triton: two custom operators, their kernels and launches."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.layer_norm.triton import on_device
+
+BLOCK_M, BLOCK_C = 16, 128
+"""Rows that are added at once, and channels of a program."""
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.segment_sum`."""
+    result: Tensor = add_segments(values, ptr.contiguous())
+    return result
+
+
+@torch.library.custom_op("bevatron::segment_sum", mutates_args=())
+def add_segments(values: Tensor, ptr: Tensor) -> Tensor:
+    """Return the sum of each segment's rows."""
+    sums = values.new_empty((len(ptr) - 1, values.shape[1]))
+    launch_sum(values, ptr, sums)
+    return sums
+
+
+@add_segments.register_fake
+def _(values: Tensor, ptr: Tensor) -> Tensor:
+    return values.new_empty((len(ptr) - 1, values.shape[1]))
+
+
+@torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
+def spread_segments(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
+    """Return for every row the gradient of its segment; zero for rows of none."""
+    dvalues = dsums.new_empty((num_rows, dsums.shape[1]))
+    if dvalues.numel():
+        grid = (len(ptr), triton.cdiv(dsums.shape[1], BLOCK_C))
+        with on_device(dsums):
+            spread_kernel[grid](
+                *(dsums, ptr, dvalues, num_rows, len(ptr) - 1, dsums.stride(0), dsums.stride(1)),
+                C=dsums.shape[1],
+                BLOCK=BLOCK_M,
+                BLOCK_C=BLOCK_C,
+                num_warps=4,
+            )
+    return dvalues
+
+
+@spread_segments.register_fake
+def _(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
+    del ptr
+    return dsums.new_empty((num_rows, dsums.shape[1]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    values, ptr = inputs
+    ctx.num_rows = len(values)
+    ctx.save_for_backward(ptr)
+
+
+def _backward(ctx: Any, dsums: Tensor) -> tuple[Tensor, None]:
+    (ptr,) = ctx.saved_tensors
+    return spread_segments(dsums, ptr, ctx.num_rows), None
+
+
+add_segments.register_autograd(_backward, setup_context=_save)
+
+
+def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
+    """Write the sums of segments of rows, in any strides."""
+    if not sums.numel():
+        return
+    wide = tl.float64 if values.dtype == torch.float64 else tl.float32
+    with on_device(values):
+        sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], BLOCK_C))](
+            *(values, ptr, sums, len(values), values.stride(0), values.stride(1)),
+            C=sums.shape[1],
+            BLOCK=BLOCK_M,
+            BLOCK_C=BLOCK_C,
+            WIDE=wide,
+            num_warps=4,
+        )
+
+
+@triton.jit(do_not_specialize=["M"])
+def sum_kernel(
+    Values, Ptr, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum some channels of one segment."""
+    segment = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first = tl.load(Ptr + segment).to(tl.int64)
+    last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+    total = tl.zeros([BLOCK, BLOCK_C], WIDE)
+    for start in range(first, last, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = (row < last)[:, None] & (col < C)[None, :]
+        at = Values + row[:, None] * v_M + col[None, :] * v_C
+        total += tl.load(at, mask=inside, other=0.0).to(WIDE)
+    summed = tl.sum(total, 0).to(Sums.dtype.element_ty)
+    tl.store(Sums + segment * C + col, summed, mask=col < C)
+
+
+@triton.jit
+def _fill(DValues, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Write one row of numbers into rows ``first`` to ``last``."""
+    for start in range(first, last, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = (row < last)[:, None] & (col < C)[None, :]
+        wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0])
+        tl.store(DValues + row[:, None] * C + col[None, :], wide, mask=inside)
+
+
+@triton.jit(do_not_specialize=["M", "S"])
+def spread_kernel(
+    DSums, Ptr, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Give a segment's gradient to its rows; the last program clears the rows of none."""
+    segment = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    here = (col < C) & (segment < S)
+    value = tl.load(DSums + segment * d_S + col * d_C, mask=here, other=0.0)
+    first = tl.load(Ptr + segment).to(tl.int64)
+    if segment < S:
+        last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+        _fill(DValues, value, col, first, last, C, BLOCK)
+    else:
+        begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)
+        _fill(DValues, value, col, tl.zeros([], tl.int64), begin, C, BLOCK)
+        _fill(DValues, value, col, first, tl.zeros([], tl.int64) + M, C, BLOCK)
