@@ -9,7 +9,7 @@ small batches equals the step over one large batch.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -121,6 +121,13 @@ class Capturable(Protocol):
 
     def constants(self) -> Hashable:
         """Return what the loss depends on besides tensors, such as the weights of its stage."""
+
+
+@runtime_checkable
+class AllowsAutocast(Protocol):
+    """A task whose loss and predictions may be computed with 16-bit products (torch.autocast)."""
+
+    allows_autocast: Literal[True]
 
 
 @runtime_checkable

@@ -76,10 +76,12 @@ def everything(tensors):
 
 
 @pytest.mark.parametrize("algorithm", ["adam", "amsgrad", "adamw"])
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_it_does_what_torch_does(algorithm, clip):
+@pytest.mark.parametrize(("clip", "per_tensor"), [(None, False), (0.5, False), (2.5, True)])
+def test_it_does_what_torch_does(algorithm, clip, per_tensor):
     tensors, _ = make(amsgrad=algorithm == "amsgrad")
-    settings = AdamSettings((0.9, 0.99), 1e-7, decoupled=algorithm == "adamw", clip=clip)
+    settings = AdamSettings(
+        (0.9, 0.99), 1e-7, decoupled=algorithm == "adamw", clip=clip, per_tensor=per_tensor
+    )
     weights = [torch.nn.Parameter(weight.clone()) for weight in tensors.parameters]
     averages = [weight.detach().clone() for weight in weights]
     groups = [
@@ -96,7 +98,9 @@ def test_it_does_what_torch_does(algorithm, clip):
         for weight, start in zip(weights, starts, strict=False):
             part = tensors.gradient[start : start + weight.numel()]
             weight.grad = part.view(weight.shape).clone()
-        norm = torch.nn.utils.clip_grad_norm_(weights, clip or 1e9)
+        norm = torch.nn.utils.clip_grad_norm_(weights, 1e9 if per_tensor else clip or 1e9)
+        for weight in weights if per_tensor else []:
+            torch.nn.utils.clip_grad_norm_([weight], clip)
         optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(averages, weights, 0.1)
@@ -112,11 +116,18 @@ def test_it_does_what_torch_does(algorithm, clip):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize(
-    ("amsgrad", "ema", "decoupled", "clip"),
-    [(True, True, False, 1.0), (False, False, True, None), (False, True, True, 100.0)],
+    ("amsgrad", "ema", "decoupled", "clip", "per_tensor"),
+    [
+        (True, True, False, 1.0, False),
+        (False, False, True, None, True),
+        (False, True, True, 100.0, False),
+        (False, True, False, 2.5, True),
+    ],
 )
-def test_triton_equals_the_reference(dtype, tolerance, amsgrad, ema, decoupled, clip):
-    settings = AdamSettings((0.9, 0.999), 1e-8, decoupled=decoupled, clip=clip)
+def test_triton_equals_the_reference(dtype, tolerance, amsgrad, ema, decoupled, clip, per_tensor):
+    settings = AdamSettings(
+        (0.9, 0.999), 1e-8, decoupled=decoupled, clip=clip, per_tensor=per_tensor
+    )
     found, outer = make(dtype, amsgrad, ema)
     expected, _ = make(torch.float64, amsgrad, ema)
     for one, other in zip(expected.parameters, found.parameters, strict=True):

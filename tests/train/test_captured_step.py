@@ -84,8 +84,11 @@ def assert_same_steps(found, expected, rel):
         assert torch.allclose(state.ema.averages[name], average, rtol=10 * rel, atol=rel)
 
 
-def test_padded_steps_equal_plain_ones(tmp_path):
-    assert_same_steps(stepped(tmp_path, "captured"), stepped(tmp_path, "plain"), 1e-11)
+@pytest.mark.parametrize("clip_norm", ["global", "tensor"])
+def test_padded_steps_equal_plain_ones(tmp_path, clip_norm):
+    optim = {**OPTIM, "accumulate": 2, "clip_norm": clip_norm}
+    found = [stepped(tmp_path, kind, optim=optim) for kind in ("captured", "plain")]
+    assert_same_steps(*found, 1e-11)
 
 
 def weights_of(state):

@@ -145,6 +145,16 @@ def test_warm_up_by_steps_and_by_epochs():
     assert rate(epochs, epoch=6) == pytest.approx(0.5)
 
 
+def test_a_linear_rate_rises_and_falls_per_epoch_as_gps_plus_plus_has_it():
+    smooth = ScheduleConfig(kind="linear", warmup_epochs=2.0)
+    assert rate(smooth, epoch=2) == pytest.approx(1.0)
+    assert rate(smooth, epoch=6) == pytest.approx(0.5)
+    assert rate(smooth, epoch=6, fraction=0.5) == pytest.approx(0.4375)
+    published = ScheduleConfig(kind="linear", warmup_epochs=10.0, per_epoch=True)
+    found = [rate(published, epoch=e, fraction=0.7, epochs=450) for e in (0, 3, 10, 230, 449)]
+    assert found == pytest.approx([0.0, 0.3, 1.0, 0.5, 1 / 440])
+
+
 def test_the_second_stage_has_a_rate_of_its_own():
     config = ScheduleConfig(kind="cosine", stage_two_start=6, stage_two_lr=0.01)
     assert rate(config, epoch=6) == 0.01

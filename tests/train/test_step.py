@@ -1,13 +1,15 @@
 """One optimiser step: accumulation, divergence, memory."""
 
+import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import tiny
 import torch
 
-from bevatron.errors import DivergenceError, OutOfMemoryError
+from bevatron.errors import ConfigError, DivergenceError, OutOfMemoryError
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import _diverged, note_loss, train_step
@@ -69,6 +71,52 @@ def test_clipping_limits_the_step_but_reports_the_whole_norm(tmp_path):
     )
     train_step(run, state, run.model, [batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
     assert float(seen[0]) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_clipping_may_limit_every_parameter_by_itself(tmp_path):
+    free, _ = step(tiny.make_run(tmp_path, optim={"clip": None}), [[0, 1, 2]])
+    run = tiny.make_run(
+        tmp_path, optim={"clip": 1e-3, "clip_norm": "tensor", "ema": None, "weight_decay": 0.0}
+    )
+    state = begin_state(run, Mesh(), None)
+    seen = []
+    state.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(float(p.grad.norm()) for p in run.model.parameters())
+    )
+    result = train_step(run, state, run.model, [batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
+    assert result.grad_norm == pytest.approx(free.grad_norm)
+    assert max(seen) == pytest.approx(1e-3, rel=1e-2)
+    assert min(seen) > 0.5e-3
+
+
+class Halved(tiny.TinyTask):
+    """A task that may be computed with 16-bit products, and notes when it is."""
+
+    allows_autocast = True
+    halved: ClassVar[list] = []
+
+    def loss(self, model, batch, normalisers):
+        self.halved.append(torch.is_autocast_enabled("cpu"))
+        with torch.autocast("cpu", enabled=False):
+            return super().loss(model, batch, normalisers)
+
+
+def test_products_in_16_bits_are_for_tasks_that_allow_them(tmp_path):
+    run = tiny.make_run(tmp_path, train={"dtype": "float32", "autocast": "bfloat16"})
+    with pytest.raises(ConfigError, match=r"train\.autocast: this model is not made for"):
+        begin_state(run, Mesh(), None)
+    run = dataclasses.replace(run, task=Halved())
+    Halved.halved.clear()
+    step(run, [[0, 1, 2]])
+    assert Halved.halved == [True]
+    with pytest.raises(ConfigError, match=r"goes with train\.dtype float32, not float64"):
+        tiny.make_run(tmp_path, train={"dtype": "float64", "autocast": "bfloat16"})
+
+
+def test_a_model_loaded_for_predictions_is_trained_in_training_mode(tmp_path):
+    run = tiny.make_run(tmp_path)
+    run.model.eval()
+    assert begin_state(run, Mesh(), None).model.training
 
 
 @pytest.mark.parametrize("bad", ["poison", "scale_at"])

@@ -27,7 +27,7 @@ from bevatron.train.cuda_graphs import Recorder, Work
 from bevatron.train.device_update import DeviceUpdate
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import trained_parameters
-from bevatron.train.precision import dtype_of
+from bevatron.train.precision import dtype_of, products
 from bevatron.train.run import Run
 from bevatron.train.state import TrainState
 from bevatron.train.step import (
@@ -104,7 +104,8 @@ class CapturedStep:
         self.run, self.state, self.mesh = run, state, mesh
         self.buckets = SizeBuckets((), 0.0, 0.0)
         self._sizes: IntArray = np.zeros((0, 3), dtype=np.int64)
-        self._update = DeviceUpdate(state, run.settings.optim.clip)
+        optim = run.settings.optim
+        self._update = DeviceUpdate(state, optim.clip, per_tensor=optim.clip_norm == "tensor")
         self._recordings: _Recordings | None = None
 
     def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
@@ -211,7 +212,8 @@ class _Recordings:
 
     def __init__(self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate) -> None:
         self._task, self._model, self._update = run.task, state.model, update
-        self._device, self._dtype = mesh.device, dtype_of(run.settings.train.dtype)
+        self._config = run.settings.train
+        self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self._rows = run.settings.optim.accumulate
         self._recorder = Recorder(mesh.device)
         self._inputs: dict[BatchShape, BatchFeed] = {}
@@ -223,7 +225,8 @@ class _Recordings:
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
-        self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
+        with products(self._config, self._device):
+            self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
         width, rows = 1 + len(self._names), self._rows
 
         def zeros(*shape: int) -> Tensor:
@@ -274,7 +277,8 @@ class _Recordings:
 
     def _gradients(self, batch: StructureBatch) -> None:
         """Add a batch's gradients to the flat buffer and write down its loss and terms."""
-        loss = self._task.loss(self._model, batch, self._normalisers)
+        with products(self._config, self._device):
+            loss = self._task.loss(self._model, batch, self._normalisers)
         if loss.total.requires_grad:
             found = torch.autograd.grad(
                 loss.total, self._update.parameters, allow_unused=True, materialize_grads=True

@@ -36,7 +36,9 @@ class DeviceUpdate:
     state
         Its optimiser is torch's Adam or AdamW.
     clip
-        Largest global norm of the gradient; None = no clipping.
+        Largest norm of the gradient; None = no clipping.
+    per_tensor
+        Whether that is each parameter's norm, not that of all together.
 
     Attributes
     ----------
@@ -48,7 +50,7 @@ class DeviceUpdate:
     verdict : [3] float64, see `AdamTensors`
     """
 
-    def __init__(self, state: TrainState, clip: float | None) -> None:
+    def __init__(self, state: TrainState, clip: float | None, *, per_tensor: bool = False) -> None:
         named = trained_parameters(state.model)
         self.parameters = list(named.values())
         self.gradients = FlatTensors.zeros(named)
@@ -88,6 +90,7 @@ class DeviceUpdate:
             eps=of_each[0]["eps"],
             decoupled=isinstance(state.optimizer, torch.optim.AdamW),
             clip=clip,
+            per_tensor=per_tensor,
         )
         self.loss, self.verdict = self._tensors.loss, self._tensors.verdict
 

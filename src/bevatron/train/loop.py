@@ -32,7 +32,7 @@ from bevatron.train.evaluate import (
 )
 from bevatron.train.folder import RunFolder
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
-from bevatron.train.precision import arithmetic, dtype_of
+from bevatron.train.precision import arithmetic, check_products, dtype_of, products
 from bevatron.train.records import Records
 from bevatron.train.run import FitResult, Run
 from bevatron.train.saving import Saver
@@ -94,6 +94,9 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     """Bring the model to the device and make the optimiser; restore the checkpoint."""
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
+    check_products(run.task, config)
+    # One that was loaded to be trained further may come in eval mode.
+    model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
     state = TrainState(model, make_optimizer(model, optim), ema)
@@ -362,7 +365,11 @@ class Trainer:
             self.stopped_by = self.stops.agreed({k: float(v) for k, v in totals.items()})
             return self.stopped_by is not None
 
-        with averaged(self.state.model, self.state.ema), _explained_memory(settings.batch):
+        with (
+            averaged(self.state.model, self.state.ema),
+            _explained_memory(settings.batch),
+            products(settings.train, self.mesh.device),
+        ):
             self.metrics = evaluate_batches(
                 self.run.task,
                 self.model,

@@ -72,11 +72,30 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float | None) -> Float[Tensor, ""]:
-    """Scale the gradients to a global norm of at most ``largest``; return the norm before."""
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], largest: float | None, per_tensor: bool = False
+) -> Float[Tensor, ""]:
+    """Scale the gradients to a norm of at most ``largest``; return the global norm before.
+
+    Parameters
+    ----------
+    parameters
+        With their gradients.
+    largest
+        None = as large as they are.
+    per_tensor
+        Limit every parameter's norm by itself, not that of all together.
+    """
     parameters = list(parameters)
-    if largest is not None:
+    if largest is not None and not per_tensor:
         return nn.utils.clip_grad_norm_(parameters, largest)
+    if largest is not None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norms = list(torch._foreach_norm(gradients))  # noqa: SLF001  no public name
+        scales = [(largest / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
+        torch._foreach_mul_(gradients, scales)
+        whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return whole
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from bevatron.errors import ConfigError
+from bevatron.task import AllowsAutocast
 from bevatron.train.settings import TrainConfig
 
 
@@ -18,6 +20,31 @@ def dtype_of(name: str) -> torch.dtype:
     torch.float64
     """
     return {"float32": torch.float32, "float64": torch.float64}[name]
+
+
+def products(config: TrainConfig, device: torch.device) -> AbstractContextManager[None]:
+    """Compute matrix products in the type of ``train.autocast`` for a ``with`` block.
+
+    Weights are rounded anew every time, also inside a CUDA graph.
+    """
+    if config.autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, config.autocast), cache_enabled=True)
+
+
+def check_products(task: object, config: TrainConfig) -> None:
+    """Refuse ``train.autocast`` for a task that does not say that it is made for it.
+
+    Raises
+    ------
+    ConfigError
+        If so.
+    """
+    if config.autocast is not None and not isinstance(task, AllowsAutocast):
+        raise ConfigError(
+            f"train.autocast: this model is not made for products in {config.autocast}; leave it "
+            f"out"
+        )
 
 
 @contextmanager

@@ -101,15 +101,16 @@ def learning_rate(
     """
     if schedule.stage_two_start is not None and epoch >= schedule.stage_two_start:
         return schedule.stage_two_lr
-    now = epoch + fraction
+    now = float(epoch) if schedule.per_epoch else epoch + fraction
     end = min(epochs, schedule.stage_two_start or epochs)
     value = lr
     if schedule.kind == "exponential":
         value = lr * schedule.gamma**epoch
-    elif schedule.kind == "cosine":
+    elif schedule.kind in {"cosine", "linear"}:
         begin = min(schedule.warmup_epochs, end)
         done = min(max((now - begin) / max(end - begin, 1e-12), 0.0), 1.0)
-        value = schedule.lr_min + (lr - schedule.lr_min) * 0.5 * (1 + math.cos(math.pi * done))
+        left = 1 - done if schedule.kind == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        value = schedule.lr_min + (lr - schedule.lr_min) * left
     elif schedule.kind == "plateau":
         value = lr * plateau_scale
     value = max(value, schedule.lr_min)
@@ -117,6 +118,8 @@ def learning_rate(
     if schedule.warmup_steps:
         warm = min(warm, (step + 1) / schedule.warmup_steps)
     if schedule.warmup_epochs:
-        # The first step of all has a rate above zero, whatever the epoch's length.
-        warm = min(warm, max(now, 1e-3) / schedule.warmup_epochs)
+        # The first step of all has a rate above zero, whatever the epoch's length; only a rate
+        # that changes per epoch begins, as its inventors have it, with a whole epoch of zero.
+        least = 0.0 if schedule.per_epoch else 1e-3
+        warm = min(warm, max(now, least) / schedule.warmup_epochs)
     return value * warm

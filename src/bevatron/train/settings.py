@@ -33,7 +33,10 @@ class OptimConfig:
     eps
         Of Adam: added to the root of the second moment.
     clip
-        Largest global norm of the gradient; None = no clipping.
+        Largest norm of the gradient; None = no clipping.
+    clip_norm
+        Whether that norm is of the whole gradient (``global``) or of each parameter's by itself
+        (``tensor``, GPS++).
     accumulate
         Batches per rank and optimiser step; equal to one batch of all of them.
     ema
@@ -49,6 +52,7 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip: float | None = 10.0
+    clip_norm: Literal["global", "tensor"] = "global"
     accumulate: int = 1
     ema: float | None = 0.99
     fused: bool | None = None
@@ -71,8 +75,9 @@ class ScheduleConfig:
     ----------
     kind
         ``constant``; ``exponential`` (times ``gamma`` every epoch); ``cosine`` (to ``lr_min`` at
-        the last epoch, changing every step); ``plateau`` (times ``factor`` once the monitored
-        metric has not improved for ``patience`` validations).
+        the last epoch, changing every step); ``linear`` (likewise, on a straight line);
+        ``plateau`` (times ``factor`` once the monitored metric has not improved for ``patience``
+        validations).
     gamma
         Of ``exponential``.
     factor
@@ -87,6 +92,9 @@ class ScheduleConfig:
         The learning rate rises linearly from 0 over these.
     warmup_epochs
         The same in epochs; the longer one counts.
+    per_epoch
+        The learning rate changes from epoch to epoch only. With a warm-up in epochs the first
+        epoch then has rate 0, as GPS++ was trained.
     stage_two_start
         Epoch (from 0) at which the second stage begins: the loss changes its weights, the
         learning rate becomes ``stage_two_lr`` and stays. None = no second stage.
@@ -94,7 +102,7 @@ class ScheduleConfig:
         Learning rate of the second stage.
     """
 
-    kind: Literal["constant", "exponential", "cosine", "plateau"] = "plateau"
+    kind: Literal["constant", "exponential", "cosine", "linear", "plateau"] = "plateau"
     gamma: float = 0.9993
     factor: float = 0.8
     patience: int = 50
@@ -102,6 +110,7 @@ class ScheduleConfig:
     lr_min: float = 0.0
     warmup_steps: int = 0
     warmup_epochs: float = 0.0
+    per_epoch: bool = False
     stage_two_start: int | None = None
     stage_two_lr: float = 1e-3
 
@@ -285,6 +294,9 @@ class TrainConfig:
         Only algorithms of torch that repeat to the last bit (slower on a GPU).
     tf32
         Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
+    autocast
+        Matrix products of float32 in this type, weights and sums staying float32, for models that
+        are made for it; None = in float32.
     compile
         Pass the model through torch.compile.
     cuda_graphs
@@ -316,6 +328,7 @@ class TrainConfig:
     explode_factor: float | None = 1e4
     deterministic: bool = False
     tf32: bool = False
+    autocast: Literal["bfloat16"] | None = None
     compile: bool = False
     cuda_graphs: bool | None = None
     collect_every: int | None = None
@@ -336,6 +349,10 @@ class TrainConfig:
             self.explode_factor is None or self.explode_factor > 1,
             "train.explode_factor: expected more than 1",
         )
+        _require(
+            self.autocast is None or self.dtype == "float32",
+            f"train.autocast: goes with train.dtype float32, not {self.dtype}",
+        )
 
 
 @dataclass(frozen=True)
@@ -352,12 +369,12 @@ class Settings:
 
 HARMLESS = frozenset(
     {
-        "optim.lr", "optim.clip", "optim.accumulate", "optim.fused", "schedule", "batch", "loader",
-        "checkpoint", "train.epochs", "train.device", "train.monitor", "train.patience",
-        "train.evaluate_every", "train.threads", "train.explode_factor", "train.deterministic",
-        "train.tf32", "train.compile", "train.cuda_graphs", "train.collect_every",
-        "train.log_every", "train.tensorboard", "train.wandb", "train.wandb_project",
-        "train.timeout_minutes",
+        "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
+        "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
+        "train.patience", "train.evaluate_every", "train.threads", "train.explode_factor",
+        "train.deterministic", "train.tf32", "train.autocast", "train.compile",
+        "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
+        "train.wandb", "train.wandb_project", "train.timeout_minutes",
     }
 )  # fmt: skip
 """Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

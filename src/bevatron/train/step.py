@@ -13,7 +13,7 @@ from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scala
 from bevatron.parallel.data_parallel import sum_gradients
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
-from bevatron.train.precision import dtype_of
+from bevatron.train.precision import dtype_of, products
 from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
 
@@ -106,7 +106,8 @@ def train_step(
     try:
         for batch in batches:
             moved = batch.to(mesh.device, dtype, non_blocking=True)
-            loss = task.loss(model, moved, normalisers)
+            with products(settings.train, mesh.device):
+                loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
                 loss.total.backward()
             names = sorted(loss.terms)
@@ -115,7 +116,8 @@ def train_step(
     except torch.OutOfMemoryError as error:
         raise out_of_memory(run, batches[len(parts)], mesh) from error
     sum_gradients(parameters, mesh)
-    norm = clip_gradients(parameters, settings.optim.clip)
+    optim = settings.optim
+    norm = clip_gradients(parameters, optim.clip, optim.clip_norm == "tensor")
     sums = sum_over_ranks(torch.stack(parts).sum(0), mesh)
     total, *terms, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
     if _diverged(state.progress, total, grad_norm, settings.train.explode_factor):

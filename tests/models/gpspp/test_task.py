@@ -19,7 +19,7 @@ from bevatron.models.gpspp import (
     observe,
 )
 from bevatron.models.gpspp.losses import feature_loss_sum
-from bevatron.task import Capturable, ChecksBatches, Task
+from bevatron.task import AllowsAutocast, Capturable, ChecksBatches, Task
 
 STILL = CorruptionConfig(
     node_noise=0.0, edge_noise=0.0, masking=(1.0, 0.0, 0.0), random_signs=False
@@ -60,6 +60,7 @@ def test_it_is_a_task():
     model = model_of()
     task: Task = task_of(model)
     assert isinstance(task, Capturable)
+    assert isinstance(task, AllowsAutocast)
     assert isinstance(model, ChecksBatches)
     assert pickle.loads(pickle.dumps(task.collate)) is not None
     hash(task.constants())

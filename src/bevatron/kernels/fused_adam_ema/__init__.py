@@ -94,13 +94,16 @@ class AdamSettings:
     decoupled
         Whether weight decay acts on the weights (AdamW) and not on the gradient.
     clip
-        Largest global norm of the gradient, None = any.
+        Largest norm of the gradient, None = any.
+    per_tensor
+        Whether that is each parameter's norm by itself, not the global one.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decoupled: bool = False
     clip: float | None = None
+    per_tensor: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,8 @@ class AdamTensors:
     loss : [] float64
         Of this step.
     verdict : [3] float64
-        Whether something was unsound, now or before (then nothing but the gradient changes); norm
-        of the gradient before clipping; whether the weights were changed.
+        Whether something was unsound, now or before (then nothing but the gradient changes); global
+        norm of the gradient before clipping; whether the weights were changed.
     kept
         What an implementation makes of their addresses once.
     """
@@ -163,8 +166,8 @@ class AdamTensors:
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     r"""Clip the gradient, step Adam and move the averages, all in place; then zero the gradient.
 
-    With the gradient scaled to a norm of at most ``clip``, and :math:`\lambda w` added to it unless
-    decay is decoupled, for step t
+    With the gradient, or each parameter's, scaled to a norm of at most ``clip``, and
+    :math:`\lambda w` added to it unless decay is decoupled, for step t
 
     .. math::
 

@@ -27,7 +27,10 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
 
         step, rate = tensors.steps[i].double(), lr * tensors.lr_scale[i]
         decay = tensors.weight_decay[i].to(weight)
-        gradient = part(tensors.gradient) * scale.to(weight)
+        gradient = part(tensors.gradient)
+        if settings.per_tensor:
+            scale = (clip / (torch.linalg.vector_norm(gradient).double() + 1e-6)).clamp(max=1.0)
+        gradient = gradient * scale.to(weight)
         if not settings.decoupled:
             gradient = gradient + decay * weight
         first = torch.lerp(part(tensors.first), gradient, 1 - beta1)

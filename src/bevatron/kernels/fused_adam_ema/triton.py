@@ -3,6 +3,8 @@
 ``norms`` sums squares tile by tile. ``judge``, one program, adds the tiles up in their order,
 decides whether the step is sound and computes what each parameter's step needs. ``adam`` walks all
 numbers; moments, gradient and averages are flat, parameters are found through a table of addresses.
+Clipping by the norm of each parameter takes one launch more: its tiles are those of ``adam``, and
+``clips`` adds up the ones of every parameter.
 """
 
 from math import inf, log
@@ -28,7 +30,9 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     interpreted = tensors.gradient.device.type == "cpu"
     chunk = INTERPRETED_CHUNK if interpreted else CHUNK
     if "chunks" not in tensors.kept:
-        tensors.kept["chunks"] = chunk_table(parameters, chunk)
+        tensors.kept["chunks"] = table = chunk_table(parameters, chunk)
+        numbers = torch.arange(len(parameters) + 1, device=table.device)
+        tensors.kept["first_chunks"] = torch.searchsorted(table[:, 3].contiguous(), numbers)
     clip = inf if settings.clip is None else settings.clip
     update(
         parameters,
@@ -44,8 +48,10 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         tensors.loss,
         tensors.verdict,
         tensors.kept["chunks"],
+        tensors.kept["first_chunks"],
         [*settings.betas, settings.eps, clip],
         settings.decoupled,
+        settings.per_tensor and settings.clip is not None,
         chunk,
     )
 
@@ -87,17 +93,24 @@ def update(
     loss: Tensor,
     verdict: Tensor,
     table: Tensor,
+    first_chunks: Tensor,
     numbers: list[float],
     decoupled: bool,
+    per_tensor: bool,
     chunk: int,
 ) -> None:
     """Change everything in place; ``numbers`` are beta1, beta2, eps and clip."""
     beta1, beta2, eps, clip = numbers
     wide = gradient.dtype == torch.float64
-    num_tiles = triton.cdiv(gradient.numel(), TILE)
+    num_tiles = len(table) if per_tensor else triton.cdiv(gradient.numel(), TILE)
     squares = torch.empty(num_tiles, dtype=gradient.dtype, device=gradient.device)
-    rates = torch.empty(3 * len(steps) + 1, dtype=torch.float64, device=gradient.device)
-    _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
+    num_rates = (4 if per_tensor else 3) * len(steps) + 1
+    rates = torch.empty(num_rates, dtype=torch.float64, device=gradient.device)
+    if per_tensor:
+        _chunk_norms[(num_tiles,)](table, gradient, squares, CHUNK=chunk)
+        _clips[(len(steps),)](squares, first_chunks, rates, len(steps), CLIP=clip, BLOCK=256)
+    else:
+        _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
     _judge[(1,)](
         squares,
         num_tiles,
@@ -113,6 +126,7 @@ def update(
         LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
         CLIP=clip,
         DECOUPLED=decoupled,
+        PER_TENSOR=per_tensor,
         BLOCK=1024,
     )
     _adam[(len(table),)](
@@ -132,6 +146,7 @@ def update(
         AMSGRAD=largest is not None,
         AVERAGED=average is not None,
         DECOUPLED=decoupled,
+        PER_TENSOR=per_tensor,
         ALIGNED=all(parameter.data_ptr() % 16 == 0 for parameter in parameters),
         ACCUMULATOR=tl.float64 if wide else tl.float32,
         CHUNK=chunk,
@@ -157,6 +172,32 @@ def _norms(gradient, squares, numel, TILE: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _chunk_norms(table, gradient, squares, CHUNK: tl.constexpr):
+    """Sum of squares of one chunk of one parameter."""
+    chunk = tl.program_id(0).to(tl.int64)
+    start, count = tl.load(table + 4 * chunk + 1), tl.load(table + 4 * chunk + 2)
+    offset = tl.arange(0, CHUNK)
+    g = tl.load(gradient + start + offset, mask=offset < count, other=0.0)
+    tl.store(squares + chunk, tl.sum(g * g))
+
+
+@triton.jit
+@no_type_check
+def _clips(squares, first_chunks, rates, num_parameters, CLIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the scale of one parameter's gradient behind all other rates."""
+    parameter = tl.program_id(0).to(tl.int64)
+    begin, end = tl.load(first_chunks + parameter), tl.load(first_chunks + parameter + 1)
+    lane = tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(begin, end, BLOCK):
+        at = start + lane
+        sums += tl.load(squares + at, mask=at < end, other=0.0).to(tl.float64)
+    clipped = tl.minimum(CLIP / (tl.sqrt(tl.sum(sums)) + 1e-6), 1.0)
+    tl.store(rates + 3 * num_parameters + 1 + parameter, clipped)
+
+
+@triton.jit
+@no_type_check
 def _judge(
     squares,
     num_tiles,
@@ -172,12 +213,14 @@ def _judge(
     LOG_BETA2: tl.constexpr,
     CLIP: tl.constexpr,
     DECOUPLED: tl.constexpr,
+    PER_TENSOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the verdict, count the step, and write what the step of each parameter needs.
 
     ``rates`` holds for each its step over the first moment's correction, then the root of the
-    second's, then the decay (times the step if decoupled); last the gradient's scale.
+    second's, then the decay (times the step if decoupled); last the gradient's scale, which
+    ``_clips`` has written already if there is one for each parameter.
     """
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -207,8 +250,9 @@ def _judge(
         if DECOUPLED:
             decay = decay * scaled
         tl.store(rates + 2 * num_parameters + at, decay, mask=mask)
-    clipped = tl.minimum(CLIP / (norm + 1e-6), 1.0)
-    tl.store(rates + 3 * num_parameters, clipped)
+    if not PER_TENSOR:
+        clipped = tl.minimum(CLIP / (norm + 1e-6), 1.0)
+        tl.store(rates + 3 * num_parameters, clipped)
 
 
 @triton.jit
@@ -230,6 +274,7 @@ def _adam(
     AMSGRAD: tl.constexpr,
     AVERAGED: tl.constexpr,
     DECOUPLED: tl.constexpr,
+    PER_TENSOR: tl.constexpr,
     ALIGNED: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -252,7 +297,10 @@ def _adam(
     size = tl.load(rates + parameter).to(ACCUMULATOR)
     root = tl.load(rates + num_parameters + parameter).to(ACCUMULATOR)
     decay = tl.load(rates + 2 * num_parameters + parameter).to(ACCUMULATOR)
-    scale = tl.load(rates + 3 * num_parameters).to(ACCUMULATOR)
+    scale = rates + 3 * num_parameters
+    if PER_TENSOR:
+        scale += 1 + parameter
+    scale = tl.load(scale).to(ACCUMULATOR)
     # Without a sound step nothing is read or written but the gradient, which becomes zero.
     sound = offset < tl.where(tl.load(verdict + 2) > 0.5, count, 0)
     g = tl.load(gradient + at, mask=sound, other=0.0).to(ACCUMULATOR) * scale

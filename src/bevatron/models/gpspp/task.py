@@ -1,6 +1,7 @@
 """The task of learning molecular properties: batches, corruption, loss and errors of GPS++."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ class GPSPlusPlusTask:
     ConfigError
         If there is no mode, or one twice.
     """
+
+    allows_autocast: Literal[True] = True
 
     def __init__(
         self,
