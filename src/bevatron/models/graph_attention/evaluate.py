@@ -249,6 +249,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "exp": torch.exp,
     "log": torch.log,
     "power": torch.pow,
+    "inverse": lambda x: torch.where(x == 0, 0.0, 1.0 / torch.where(x == 0, 1.0, x)),
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "leaky_relu": F.leaky_relu,

@@ -237,6 +237,11 @@ def sqrt(x: Expression) -> Expression:
     return _function("power", x, 0.5)
 
 
+def inverse(x: Expression) -> Expression:
+    """Return 1 / x, and 0 where x is 0: the degree of a vertex without edges divides nothing."""
+    return _function("inverse", x)
+
+
 def tanh(x: Expression) -> Expression:
     """Hyperbolic tangent."""
     return _function("tanh", x)

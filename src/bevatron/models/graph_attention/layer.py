@@ -20,7 +20,7 @@ from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.graph_blocks import weighted_sum
 from bevatron.kernels.spmm import spmm
 from bevatron.models.graph_attention.evaluate import Evaluator, fixed_matrix
-from bevatron.models.graph_attention.expression import Expression, walk
+from bevatron.models.graph_attention.expression import Expression, number, walk
 from bevatron.models.graph_attention.forms import AdditiveForm, DotForm, FixedForm, JointForm
 from bevatron.models.graph_attention.planner import Aggregate, Order, Plan, Widths, plan
 
@@ -52,6 +52,8 @@ class Layer(nn.Module):
         Add a learned vector after the aggregation (not with a module as ``phi``).
     inner_bias
         Add a learned vector to X itself, before the aggregation.
+    root
+        Number or learned scalar with which each vertex counts itself: Psi + root * identity.
     order
         ``project`` (Phi first), ``aggregate``, or what costs less.
 
@@ -84,6 +86,7 @@ class Layer(nn.Module):
         combine: Literal["concat", "mean"] = "concat",
         bias: bool = True,
         inner_bias: bool = False,
+        root: Expression | float | None = None,
         order: Order | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
@@ -91,6 +94,7 @@ class Layer(nn.Module):
         self.widths = Widths(inputs, outputs, heads)
         self.psi, self.aggregate, self.order = psi, aggregate, order
         self.combine, self.activation = combine, activation
+        self.root = number(root) if isinstance(root, int | float) else root
         self.phi = phi if isinstance(phi, nn.Module) else None
         self.linear = phi is None or phi == "linear" or isinstance(phi, nn.Linear)
         learned = phi == "linear"
@@ -107,11 +111,14 @@ class Layer(nn.Module):
         self.plan(weighted=False)
         self.reset_parameters()
 
+    def _nodes(self) -> list[Expression]:
+        return walk(self.psi) + ([] if self.root is None else walk(self.root))
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of what Psi learns, by name."""
         sizes = {"in": self.widths.inputs, "out": self.widths.outputs}
         found: dict[str, tuple[int, ...]] = {}
-        for node in walk(self.psi):
+        for node in self._nodes():
             if node.op == "scalar":
                 shape: tuple[int, ...] = (self.widths.heads,)
             elif node.op == "weight":
@@ -126,7 +133,7 @@ class Layer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw matrices and vectors as Glorot and Bengio did; scalars and biases as they begin."""
-        initial = {n.options[0]: n.options[1] for n in walk(self.psi) if n.op == "scalar"}
+        initial = {n.options[0]: n.options[1] for n in self._nodes() if n.op == "scalar"}
         with torch.no_grad():
             if self.weight is not None:
                 _glorot(self.weight, self.widths.inputs, self.widths.heads * self.widths.outputs)
@@ -182,7 +189,7 @@ class Layer(nn.Module):
         _check(csr, features, self.widths.inputs)
         chosen = self.plan(weighted=csr.values is not None)
         project_first = chosen.order == "project"
-        hidden = _Once(lambda: _dense(features)[:, None])
+        hidden = _Once(lambda: dense_features(features)[:, None])
         projected = _Once(lambda: self._project(features))
         evaluate = Evaluator(
             csr,
@@ -198,6 +205,9 @@ class Layer(nn.Module):
         if not isinstance(chosen.form, FixedForm) and value.shape[1] < self.widths.heads:
             value = value.expand(-1, self.widths.heads, -1)
         summed = self._sum(chosen, csr, evaluate, value)
+        if self.root is not None:
+            root = torch.as_tensor(evaluate.number(self.root), device=value.device)
+            summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value
         return self._finish(summed if project_first else self._after(summed))
 
     def _sum(self, chosen: Plan, csr: Csr, evaluate: Evaluator, value: Tensor) -> Tensor:
@@ -269,7 +279,7 @@ class Layer(nn.Module):
         """Compute X = Phi(H), [n, H, out], without the bias that comes last."""
         matrix = self._matrix()
         if matrix is None:
-            dense = _dense(features)
+            dense = dense_features(features)
             return (dense if self.phi is None else self.phi(dense))[:, None]
         heads, inputs, outputs = matrix.shape
         flat = matrix.transpose(0, 1).reshape(inputs, heads * outputs)
@@ -317,7 +327,8 @@ def features_dtype(features: Features) -> torch.dtype:
     return torch.get_default_dtype() if features.values is None else features.values.dtype
 
 
-def _dense(features: Features) -> Tensor:
+def dense_features(features: Features) -> Tensor:
+    """Return features as a dense tensor."""
     if isinstance(features, Tensor):
         return features
     values = features.values

@@ -36,6 +36,7 @@ ELEMENTWISE = frozenset(
         "exp",
         "log",
         "power",
+        "inverse",
         "tanh",
         "sigmoid",
         "leaky_relu",
