@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bevatron.data.padding import BatchShape
+from bevatron.data.padding.shape import squares_of_even
 from bevatron.typing import FloatArray, IntArray
 
 MAX_SHAPES = 4
@@ -22,6 +23,8 @@ MAX_NEIGHBOURS = 128
 edges one after the other would wait for an atom with thousands."""
 LARGE = {"edges": 65536, "atoms": 2048}
 """Sizes from which on inference pays for every padded edge or atom: below, launches take longer."""
+MAX_PADDING_MOLECULE = 16
+"""Atoms of a padding molecule: kernels are made for molecules of about this size."""
 CANDIDATES = 256
 """Places where sorted batches may be cut; more would cost time and gain little."""
 
@@ -58,7 +61,7 @@ def choose_shapes(
     Parameters
     ----------
     sizes
-        [B, 3]: edges, atoms and structures of every batch.
+        [B, 3]: edges, atoms and structures of every batch; of molecules [B, 4], with their pairs.
     max_shapes
         So many at most.
     headroom
@@ -112,15 +115,15 @@ def geometric_shape(size: Sequence[int]) -> BatchShape:
 
 
 def smallest_shape(shapes: Sequence[BatchShape], size: Sequence[int]) -> BatchShape | None:
-    """Return the cheapest shape for (edges, atoms, structures), None if all are too small.
+    """Return the cheapest shape for (edges, atoms, graphs[, pairs]), None if all are too small.
 
     One in which few padding atoms would carry all padding edges is a last resort.
     """
-    edges, atoms, graphs = size
+    edges, atoms = size[:2]
     crowded = None
     for shape in sorted(shapes):
         spare_edges, spare_atoms = shape.edges - edges, shape.atoms - atoms
-        if spare_edges < 0 or spare_atoms < 1 or graphs >= shape.graphs:
+        if not shape.holds(tuple(size)):
             continue
         if spare_edges <= MAX_NEIGHBOURS * spare_atoms:
             return shape
@@ -145,8 +148,19 @@ def _shape_of(sizes: IntArray, headroom: float) -> BatchShape:
     spare = 1 + -(-(edges - sizes[:, 0]) // MAX_NEIGHBOURS)
     most = int(sizes[:, 1].max())
     atoms = max(int((sizes[:, 1] + spare).max()), most + 1 + int(most * headroom))
-    graphs = int(sizes[:, 2].max())
-    return BatchShape(edges, _rounded(atoms, 16), _rounded(graphs * (1.0 + 4 * headroom) + 1, 8))
+    atoms = _rounded(atoms, 16)
+    graphs = int(sizes[:, 2].max() * (1.0 + 4 * headroom)) + 1
+    if sizes.shape[1] < 4:
+        return BatchShape(edges, atoms, _rounded(graphs, 8))
+    # What a batch lacks in atoms becomes molecules of common size, which have pairs too.
+    fewest = int((sizes[:, 2] + -(-(atoms - sizes[:, 1]) // MAX_PADDING_MOLECULE)).max())
+    graphs = _rounded(max(graphs, fewest), 8)
+    padded = [
+        pairs + squares_of_even(atoms - num_atoms, graphs - num_graphs)
+        for _, num_atoms, num_graphs, pairs in sizes.tolist()
+    ]
+    largest = max(int(sizes[:, 3].max() * (1.0 + headroom)), *padded)
+    return BatchShape(edges, atoms, graphs, _rounded(largest, 128))
 
 
 def _geometric(value: int, least: int, large: int) -> int:
