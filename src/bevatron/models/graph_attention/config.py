@@ -1,0 +1,160 @@
+"""Hyper-parameters of node classifiers made of graph layers, frozen and checked."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from tyro.conf import Suppress
+
+from bevatron.errors import ConfigError
+
+Kind = Literal[
+    "gat", "gatv2", "agnn", "agnn_paper", "va", "va_scaled", "va_softmax", "gcn", "sgc", "gin"
+]
+LabelKind = Literal["classes", "yes_no"]
+
+
+@dataclass(frozen=True)
+class GraphAttentionConfig:
+    """Everything that defines a node classifier apart from its weights.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Width of the node features and number of logits: classes, or yes-or-no labels. Filled from
+        the data; see `with_data`.
+    labels
+        ``classes``: one of several per node, softmax. ``yes_no``: any of several, each with its
+        own sigmoid; a single one is binary classification.
+    layer
+        The layer: ``gat``, ``gatv2``, ``agnn`` (softmax and beta, 2018), ``agnn_paper`` (SC 2023),
+        ``va``, ``va_scaled``, ``va_softmax``, ``gcn``, ``sgc``, ``gin``.
+    num_layers
+        Number of layers (of ``sgc``: hops).
+    stack
+        ``plain``: each layer's result is the next one's input; the last gives the logits (agnn,
+        which has no weights: a linear map before and one after). ``residual``: a linear map, then
+        x + MLP(layer(norm(x))) repeated, a norm and a linear map, as in heterophilous-graphs
+        (Platonov et al., arXiv 2302.11640).
+    hidden
+        Width between layers; of gat and gatv2 in a plain stack that of one head.
+    heads, out_heads
+        Heads of the hidden layers (side by side) and of a plain stack's last (averaged).
+    residual
+        Add the input of each hidden layer of a plain stack, through a matrix where widths differ.
+    norm
+        Of the hidden features: ``none``, ``layer`` or ``batch``.
+    activation
+        Between layers.
+    dropout
+        Of features.
+    attention_dropout
+        Of edges, gat and gatv2.
+    slope
+        Of the leaky ReLU in scores.
+    mlp_factor
+        Hidden width of a residual stack's MLP over ``hidden``; 0 = no MLP.
+    self_loops
+        Add an edge from each node to itself where there is none.
+    first_beta
+        ``fixed``: agnn's first beta stays 0, as on Cora.
+    autocast
+        Run matrix products and features in bfloat16; scores and softmax stay in float32.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+
+    Examples
+    --------
+    >>> GraphAttentionConfig.preset("gat-pubmed").out_heads
+    8
+    """
+
+    inputs: Suppress[int] = 0
+    outputs: Suppress[int] = 0
+    labels: Suppress[LabelKind] = "classes"
+    layer: Kind = "gat"
+    num_layers: int = 2
+    stack: Literal["plain", "residual"] = "plain"
+    hidden: int = 8
+    heads: int = 8
+    out_heads: int = 1
+    residual: bool = False
+    norm: Literal["none", "layer", "batch"] = "none"
+    activation: Literal["relu", "elu", "gelu", "tanh"] = "elu"
+    dropout: float = 0.6
+    attention_dropout: float = 0.6
+    slope: float = 0.2
+    mlp_factor: float = 1.0
+    self_loops: bool = True
+    first_beta: Literal["learned", "fixed"] = "learned"
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden", "heads", "out_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name}: expected 0 <= p < 1, got {getattr(self, name)}")
+        if not 0.0 <= self.slope <= 1.0:
+            raise ConfigError(f"slope: expected 0 to 1, got {self.slope}")
+        if self.mlp_factor < 0:
+            raise ConfigError(f"mlp_factor: expected at least 0, got {self.mlp_factor}")
+        multi_head = self.layer in {"gat", "gatv2"}
+        if self.stack == "residual" and multi_head and self.hidden % self.heads:
+            raise ConfigError(
+                f"hidden: {self.hidden} cannot be shared by heads: {self.heads} in a residual "
+                "stack; make it a multiple"
+            )
+        if self.stack == "residual" and self.layer == "sgc":
+            raise ConfigError("stack: sgc is one linear map, it has no residual stack; use gcn")
+
+    def with_data(self, *, inputs: int, outputs: int, labels: LabelKind = "classes") -> Self:
+        """Return this configuration for certain data."""
+        return dataclasses.replace(self, inputs=inputs, outputs=outputs, labels=labels)
+
+    @classmethod
+    def preset(cls, name: str) -> Self:
+        """Return the configuration of a published recipe, see `PRESETS`.
+
+        Raises
+        ------
+        ConfigError
+            If there is none of that name.
+        """
+        if name not in PRESETS:
+            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
+        return cls(**PRESETS[name])
+
+
+_AGNN: dict[str, Any] = {
+    "layer": "agnn",
+    "hidden": 16,
+    "activation": "relu",
+    "dropout": 0.5,
+    "heads": 1,
+}
+_RESIDUAL: dict[str, Any] = {
+    "stack": "residual",
+    "num_layers": 5,
+    "hidden": 512,
+    "heads": 8,
+    "norm": "layer",
+    "activation": "gelu",
+    "dropout": 0.2,
+    "attention_dropout": 0.0,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "gat-cora": {},
+    "gat-citeseer": {},
+    "gat-pubmed": {"out_heads": 8},
+    "agnn-cora": {**_AGNN, "num_layers": 2, "first_beta": "fixed"},
+    "agnn-citeseer": {**_AGNN, "num_layers": 3},
+    "agnn-pubmed": {**_AGNN, "num_layers": 4},
+    "gat-heterophilous": _RESIDUAL,
+    "gcn-heterophilous": {**_RESIDUAL, "layer": "gcn", "heads": 1},
+}
+"""Published recipes: GAT (ICLR 2018), AGNN (2018), heterophilous-graphs (2023)."""
