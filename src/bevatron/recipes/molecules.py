@@ -193,13 +193,13 @@ def molecule_sizes(dataset: Dataset) -> dict[str, IntArray]:
 
     Returns
     -------
-    ``atoms``, ``edges`` (two per bond), ``squared_atoms`` and ``graphs``, [n] each.
+    ``atoms``, ``edges`` (two per bond), ``pairs`` (atoms squared) and ``graphs``, [n] each.
     """
     atoms = dataset.lengths("atom_features")
     return {
         "atoms": atoms,
         "edges": dataset.lengths("bonds"),
-        "squared_atoms": atoms**2,
+        "pairs": atoms**2,
         "graphs": np.ones_like(atoms),
     }
 

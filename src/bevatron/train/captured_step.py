@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding import BatchShape
-from bevatron.data.samples import StructureBatch
+from bevatron.data.padding import Batch, BatchShape
+from bevatron.data.samples import MoleculeBatch
 from bevatron.data.size_buckets import SizeBuckets, choose_shapes, smallest_shape, waste
 from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
@@ -103,7 +103,8 @@ class CapturedStep:
     def __init__(self, run: Run, state: TrainState, mesh: Mesh) -> None:
         self.run, self.state, self.mesh = run, state, mesh
         self.buckets = SizeBuckets((), 0.0, 0.0)
-        self._sizes: IntArray = np.zeros((0, 3), dtype=np.int64)
+        columns = 4 if "pairs" in run.sizes else 3
+        self._sizes: IntArray = np.zeros((0, columns), dtype=np.int64)
         optim = run.settings.optim
         self._update = DeviceUpdate(state, optim.clip, per_tensor=optim.clip_norm == "tensor")
         self._recordings: _Recordings | None = None
@@ -118,8 +119,11 @@ class CapturedStep:
         """
         if not len(batches):
             return None
-        edges, atoms = self.run.sizes["edges"], self.run.sizes["atoms"]
-        sizes = np.array([[edges[i].sum(), atoms[i].sum(), len(i)] for i, _ in batches])
+        counts = self.run.sizes
+        counted = [counts["edges"], counts["atoms"], np.ones_like(counts["atoms"])]
+        if "pairs" in counts:
+            counted.append(counts["pairs"])
+        sizes = np.array([[values[i].sum() for values in counted] for i, _ in batches])
         shapes = self.buckets.shapes
         if all(smallest_shape(shapes, size) for size in sizes.tolist()):
             self.buckets, self._sizes = SizeBuckets(shapes, *waste(sizes, shapes)), sizes
@@ -133,7 +137,7 @@ class CapturedStep:
 
     def __call__(
         self,
-        batches: Sequence[StructureBatch],
+        batches: Sequence[Batch],
         *,
         lr: float,
         notes: Mapping[str, float] | None = None,
@@ -185,15 +189,17 @@ class CapturedStep:
         self._recordings = None
         self._update.release()
 
-    def _shape_of(self, batch: StructureBatch) -> BatchShape:
-        size = (batch.num_edges, batch.num_atoms, batch.num_graphs)
+    def _shape_of(self, batch: Batch) -> BatchShape:
+        size = [batch.num_edges, batch.num_atoms, batch.num_graphs]
+        if isinstance(batch, MoleculeBatch):
+            size.append(batch.num_pairs)
         shape = smallest_shape(self.buckets.shapes, size)
         if shape is None:
             shape = choose_shapes(np.array([size])).shapes[0]
             self.buckets = SizeBuckets((*self.buckets.shapes, shape), 0.0, 0.0)
         return shape
 
-    def _recordings_for(self, batch: StructureBatch, counts: Mapping[str, Tensor]) -> "_Recordings":
+    def _recordings_for(self, batch: Batch, counts: Mapping[str, Tensor]) -> "_Recordings":
         """Return the recordings, new ones once the loss has changed its weights."""
         task = self.run.task
         constants = task.constants() if isinstance(task, Capturable) else None
@@ -219,7 +225,7 @@ class _Recordings:
         self._inputs: dict[BatchShape, BatchFeed] = {}
         self._graphs: dict[BatchShape, Work] = {}
 
-    def begin(self, constants: object, batch: StructureBatch, counts: Mapping[str, Tensor]) -> None:
+    def begin(self, constants: object, batch: Batch, counts: Mapping[str, Tensor]) -> None:
         """Find out the loss's terms and record the update."""
         self.constants = constants
         self.counts = NumberFeed(len(counts), self._device)
@@ -242,10 +248,10 @@ class _Recordings:
         for shape in set(self._graphs) - set(shapes):
             del self._graphs[shape], self._inputs[shape]
 
-    def add_gradients(self, place: int, batch: StructureBatch, shape: BatchShape) -> None:
+    def add_gradients(self, place: int, batch: Batch, shape: BatchShape) -> None:
         """Add the gradients of one batch; record its shape if this is the first of it."""
         if shape not in self._inputs:
-            self._inputs[shape] = BatchFeed(shape, self._dtype, self._device)
+            self._inputs[shape] = BatchFeed(shape, self._dtype, self._device, batch)
         inputs = self._inputs[shape]
         inputs.send(batch)
         if shape not in self._graphs:
@@ -275,7 +281,7 @@ class _Recordings:
 
         return figures
 
-    def _gradients(self, batch: StructureBatch) -> None:
+    def _gradients(self, batch: Batch) -> None:
         """Add a batch's gradients to the flat buffer and write down its loss and terms."""
         with products(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bevatron.data.padding import BatchShape, StaticBatch
-from bevatron.data.samples import StructureBatch
+from bevatron.data.padding import Batch, BatchShape, StaticBatch
 
 
 class Moment:
@@ -93,17 +92,25 @@ class BatchFeed:
         On the device.
     """
 
-    def __init__(self, shape: BatchShape, dtype: torch.dtype, device: torch.device) -> None:
-        self._static = StaticBatch(shape, dtype, device)
-        self.batch: StructureBatch = self._static.batch
+    def __init__(
+        self,
+        shape: BatchShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        like: Batch | None = None,
+    ) -> None:
+        self._static = StaticBatch(shape, dtype, device, like=like)
+        self.batch: Any = self._static.batch
         on_gpu = device.type == "cuda"
-        self._hosts = [(StaticBatch(shape, dtype, pin=on_gpu), Moment(device)) for _ in range(2)]
-        self._beside = StaticBatch(shape, dtype, device) if on_gpu else None
+        self._hosts = [
+            (StaticBatch(shape, dtype, pin=on_gpu, like=like), Moment(device)) for _ in range(2)
+        ]
+        self._beside = StaticBatch(shape, dtype, device, like=like) if on_gpu else None
         self._stream = torch.cuda.Stream(device) if on_gpu else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # zeroes what it writes to
 
-    def send(self, batch: StructureBatch) -> None:
+    def send(self, batch: Batch) -> None:
         """Replace the batch for all work launched from now on."""
         host, copied = self._hosts[0]
         self._hosts.reverse()

@@ -21,7 +21,7 @@ from bevatron.data.padding import molecules, structures
 from bevatron.data.padding.shape import BatchShape
 from bevatron.data.samples import MoleculeBatch, StructureBatch
 
-__all__ = ["BatchShape", "StaticBatch", "fill_of", "pad_molecules", "pad_structures"]
+__all__ = ["Batch", "BatchShape", "StaticBatch", "fill_of", "pad_molecules", "pad_structures"]
 
 Batch: TypeAlias = StructureBatch | MoleculeBatch
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
