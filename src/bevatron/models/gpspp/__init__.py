@@ -1,8 +1,9 @@
-"""GPS++: configuration, model, task, conversion from the official weights."""
+"""GPS++: configuration, features, model, task, conversion from the official weights."""
 
 from bevatron.models.gpspp.config import PRESETS, DropoutConfig, GPSPlusPlusConfig, Target
 from bevatron.models.gpspp.convert import from_official
 from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, corrupt, observe
+from bevatron.models.gpspp.features import Featurizer, featurize
 from bevatron.models.gpspp.losses import LossConfig
 from bevatron.models.gpspp.metrics import PropertyMetrics
 from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
@@ -14,6 +15,7 @@ __all__ = [
     "PRESETS",
     "CorruptionConfig",
     "DropoutConfig",
+    "Featurizer",
     "GPSPlusPlus",
     "GPSPlusPlusConfig",
     "GPSPlusPlusTask",
@@ -24,6 +26,7 @@ __all__ = [
     "Target",
     "build",
     "corrupt",
+    "featurize",
     "from_official",
     "load_model",
     "observe",

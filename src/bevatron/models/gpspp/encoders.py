@@ -171,7 +171,7 @@ class PairBias(nn.Module):
         if not parts:
             shape = (len(batch.shortest_paths), 0)
             return batch.random_walk.new_zeros(shape)
-        return torch.stack(parts).sum(0).t() if len(parts) > 1 else parts[0].t()
+        return sum(parts[1:], parts[0]).t()
 
 
 class Encoders(nn.Module):
@@ -281,7 +281,7 @@ class Encoders(nn.Module):
                 parts.append(sums * inputs.keep_3d.to(sums.dtype)[graphs.graph][:, None])
         if self.values is not None and self.vectors is not None:
             count = self.config.num_laplacian
-            values = self.values(batch.laplacian_values[:, :count])[graphs.graph]
+            values = spread(self.values(batch.laplacian_values[:, :count]), graphs)
             parts.append(self._dropped(values))
             parts.append(self._dropped(self.vectors(inputs.laplacian_vectors[:, :count])))
         parts.append(atoms)
@@ -314,6 +314,25 @@ class Encoders(nn.Module):
             return rows
         kept = torch.rand(len(rows), 1, device=rows.device) >= self.rate
         return rows * (kept / (1.0 - self.rate)).to(rows.dtype)
+
+
+def spread(rows: Float[Tensor, "G C"], graphs: Graphs) -> Float[Tensor, "N C"]:
+    """Give every atom its molecule's row; the gradient is a sum in a fixed order."""
+    found: Tensor = _Spread.apply(rows, graphs.graph, graphs.graph_ptr)
+    return found
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, graph: Tensor, ptr: Tensor) -> Tensor:
+        ctx.save_for_backward(ptr)
+        return rows.index_select(0, graph)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (ptr,) = ctx.saved_tensors
+        return segment_sum(gradient.contiguous(), ptr), None, None
 
 
 def pair_rows(graphs: Graphs) -> Int[Tensor, " _"]:
