@@ -1,6 +1,7 @@
 """Copies between host and device that nobody waits for, through memory that never moves."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
