@@ -13,6 +13,7 @@ __all__ = ["dot_attention", "inverse_norm"]
 registry.register(
     "dot_attention", "reference", "bevatron.kernels.dot_attention.reference:dot_attention"
 )
+registry.register("dot_attention", "triton", "bevatron.kernels.dot_attention.triton:dot_attention")
 
 SMALLEST_NORM = 1e-12
 """What a shorter vector is divided by instead of its length."""

@@ -26,6 +26,9 @@ for _name in ("sums", "row_gradients", "col_gradients"):
         "reference",
         f"bevatron.kernels.dot_attention.partial_reference:{_name}",
     )
+    registry.register(
+        f"dot_attention_{_name}", "triton", f"bevatron.kernels.dot_attention.triton:{_name}"
+    )
 
 
 @dataclass(frozen=True)

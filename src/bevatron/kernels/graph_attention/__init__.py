@@ -14,6 +14,9 @@ for _name in ("graph_attention", "graph_attention_v2"):
 registry.register(
     "graph_attention", "triton", "bevatron.kernels.graph_attention.triton:graph_attention"
 )
+registry.register(
+    "graph_attention_v2", "triton", "bevatron.kernels.graph_attention.triton_v2:graph_attention_v2"
+)
 
 
 def graph_attention(
