@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.molecule_attention.reference import threshold
-from bevatron.kernels.molecule_attention.triton_backward import backward_kernel
-from bevatron.kernels.molecule_attention.triton_forward import forward_kernel
+from bevatron.kernels.molecule_attention.triton_backward import molecule_attention_backward
+from bevatron.kernels.molecule_attention.triton_forward import molecule_attention_forward
 
 HEADS_PER_PROGRAM = {"forward": 8, "backward": 4}
 """Heads that a program takes one after the other: neighbours share sectors of memory."""
@@ -56,7 +56,7 @@ def attend(
         return out, lse
     heads = HEADS_PER_PROGRAM["forward"]
     with on_device(q):
-        forward_kernel[(len(graph_ptr), -(-num_heads // heads))](
+        molecule_attention_forward[(len(graph_ptr), -(-num_heads // heads))](
             *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
             *(out, lse, *_strides(queries, keys, values), *_pair_strides(bias)),
             *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
@@ -110,7 +110,7 @@ def attend_backward(
     heads = HEADS_PER_PROGRAM["backward"]
     num_pairs = 0 if bias is None else len(bias)
     with on_device(q):
-        backward_kernel[(len(graph_ptr), -(-num_heads // heads))](
+        molecule_attention_backward[(len(graph_ptr), -(-num_heads // heads))](
             *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
             *(out, lse, dout, *parts, grads[3]),
             *_strides(queries, keys, values),

@@ -155,7 +155,7 @@ def _zero_three(DQ, DK, DV, first, last, d_N, head, heads, D: tl.constexpr, D_PA
 
 
 @triton.jit(do_not_specialize=["N", "P", "G", "H", "threshold"])
-def backward_kernel(
+def molecule_attention_backward(
     Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse, DOut, DQ, DK, DV, DBias,
     q_N, q_H, k_N, k_H, v_N, v_H, do_N, d_N, bias_P, bias_H, db_P, db_H, N, P, G, H,
     scale, threshold, rescale,

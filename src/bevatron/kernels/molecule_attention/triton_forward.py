@@ -146,7 +146,7 @@ def _blocks(
 
 
 @triton.jit(do_not_specialize=["N", "G", "H", "threshold"])
-def forward_kernel(
+def molecule_attention_forward(
     Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse,
     q_N, q_H, k_N, k_H, v_N, v_H, bias_P, bias_H, N, G, H, scale, threshold, rescale,
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,

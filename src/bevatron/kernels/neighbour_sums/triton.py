@@ -9,7 +9,10 @@ from torch import Tensor
 
 from bevatron.kernels.bonds import Bonds
 from bevatron.kernels.layer_norm.triton import on_device
-from bevatron.kernels.neighbour_sums.triton_kernels import gather_kernel, message_gradient_kernel
+from bevatron.kernels.neighbour_sums.triton_kernels import (
+    neighbour_sums_backward,
+    neighbour_sums_kernel,
+)
 
 ELEMENTS = 4096
 """Numbers that a program adds up at once: as many as fit its registers."""
@@ -91,7 +94,7 @@ def gather_backward(
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
         with on_device(dout):
-            message_gradient_kernel[(triton.cdiv(len(senders), block),)](
+            neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
                 *(dout, dout if scale is None else scale, senders, receivers, dmessages),
                 *(len(senders), dout.stride(0)),
                 C=channels,
@@ -181,7 +184,7 @@ def launch_gather(
     block = triton.next_power_of_2(max(1, ELEMENTS // max(row, 1)) // 2 + 1)
     own = nodes if copy else add
     with on_device(out):
-        gather_kernel[(triton.cdiv(num_atoms, block),)](
+        neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
             *(_given(given, out) for given in (messages, nodes, own, scale)),
             *(senders, incoming, incoming_ptr, out, num_atoms),
             *(0 if nodes is None else nodes.stride(0), out.stride(0)),

@@ -22,7 +22,7 @@ def _scaled(
 
 
 @triton.jit(do_not_specialize=["N"])
-def gather_kernel(  # noqa: C901, PLR0912  one pass over the edges, parts left out when compiled
+def neighbour_sums_kernel(  # noqa: C901, PLR0912  one pass over the edges, parts left out when compiled
     Messages, Nodes, Own, Scale, Senders, Incoming, IncomingPtr, Out, N, n_N, out_N,
     C: tl.constexpr, C_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK: tl.constexpr, MESSAGES: tl.constexpr, OUTGOING: tl.constexpr, NODES: tl.constexpr,
@@ -75,7 +75,7 @@ def gather_kernel(  # noqa: C901, PLR0912  one pass over the edges, parts left o
 
 
 @triton.jit(do_not_specialize=["E"])
-def message_gradient_kernel(
+def neighbour_sums_backward(
     DOut, Scale, Senders, Receivers, DMessages, E, d_N, C: tl.constexpr, C_PAD: tl.constexpr,
     BLOCK: tl.constexpr, OUTGOING: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip

@@ -13,7 +13,11 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.neighbour_sums.triton import launch_gather
-from bevatron.kernels.norm_gelu.triton_kernels import backward_kernel, forward_kernel, sum_kernel
+from bevatron.kernels.norm_gelu.triton_kernels import (
+    add_shares_kernel,
+    norm_gelu_backward,
+    norm_gelu_forward,
+)
 from bevatron.kernels.rows import processors
 from bevatron.kernels.segment_sum.triton import launch_sum
 
@@ -87,7 +91,7 @@ def normalise(
         block = max(1, FORWARD_ELEMENTS // pad)
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
         with on_device(x):
-            forward_kernel[(triton.cdiv(len(x), block),)](
+            norm_gelu_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
@@ -228,7 +232,7 @@ def _launch_backward(
     parts = x.new_empty((programs, 3, width), dtype=_wide(x))
     atoms, rows, linear_bias, weight = given[:4]
     with on_device(x):
-        backward_kernel[(programs,)](
+        norm_gelu_backward[(programs,)](
             *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
             *(dz, parts, len(x)),
             **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
@@ -241,7 +245,7 @@ def add_shares(parts: Tensor, sums: Tensor) -> None:
     """Add what programs left in ``parts`` [programs, ...], in their order."""
     programs, width = len(parts), sums.numel()
     with on_device(parts):
-        sum_kernel[(triton.cdiv(width, SUM_BLOCK_C),)](
+        add_shares_kernel[(triton.cdiv(width, SUM_BLOCK_C),)](
             *(parts, sums, programs, width),
             BLOCK=min(SUM_BLOCK, triton.next_power_of_2(programs)),
             BLOCK_C=SUM_BLOCK_C,

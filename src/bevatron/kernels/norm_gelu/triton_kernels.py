@@ -55,7 +55,7 @@ def load_sum(
 
 
 @triton.jit
-def forward_kernel(
+def norm_gelu_forward(
     X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Y, Mean, Rstd, count, eps,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BOND: tl.constexpr,
     HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
@@ -82,7 +82,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def norm_gelu_backward(
     DY, X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Mean, Rstd, DZ, Parts,
     count,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BOND: tl.constexpr,
@@ -142,7 +142,7 @@ def backward_kernel(
 
 
 @triton.jit
-def sum_kernel(
+def add_shares_kernel(
     Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
 ):
     """Add the programs' shares [parts, width] of a few columns, in their order."""

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.norm_gelu.triton import add_shares, check_width, contiguous
-from bevatron.kernels.residual_norm.triton_kernels import backward_kernel, forward_kernel
+from bevatron.kernels.residual_norm.triton_kernels import (
+    residual_norm_backward,
+    residual_norm_forward,
+)
 from bevatron.kernels.rows import processors
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
@@ -56,7 +59,7 @@ def merge(
         block = max(1, FORWARD_ELEMENTS // pad)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         with on_device(x):
-            forward_kernel[(triton.cdiv(len(x), block),)](
+            residual_norm_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),
@@ -107,7 +110,7 @@ def merge_backward(
         parts = x.new_empty((programs, 3, width), dtype=_wide(x))
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
         with on_device(x):
-            backward_kernel[(programs,)](
+            residual_norm_backward[(programs,)](
                 *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),

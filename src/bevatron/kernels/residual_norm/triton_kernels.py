@@ -33,7 +33,7 @@ def _forward(
 
 
 @triton.jit
-def forward_kernel(
+def residual_norm_forward(
     X, U1, U2, S1, S2, W1, B1, W2, B2, Y, Mean, Rstd, count, eps,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, TWO: tl.constexpr,
     SCALED_1: tl.constexpr, SCALED_2: tl.constexpr, WIDE: tl.constexpr,
@@ -74,7 +74,7 @@ def _backward(
 
 
 @triton.jit
-def backward_kernel(
+def residual_norm_backward(
     DY, X, U1, U2, S1, S2, W1, W2, Mean, Rstd, DX, DU1, DU2, Parts, count,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, TWO: tl.constexpr,
     SCALED_1: tl.constexpr, SCALED_2: tl.constexpr, WIDE: tl.constexpr,

@@ -40,7 +40,7 @@ def spread_segments(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
     if dvalues.numel():
         grid = (len(ptr), triton.cdiv(dsums.shape[1], BLOCK_C))
         with on_device(dsums):
-            spread_kernel[grid](
+            segment_spread_kernel[grid](
                 *(dsums, ptr, dvalues, num_rows, len(ptr) - 1, dsums.stride(0), dsums.stride(1)),
                 C=dsums.shape[1],
                 BLOCK=BLOCK_M,
@@ -77,7 +77,7 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
         return
     wide = tl.float64 if values.dtype == torch.float64 else tl.float32
     with on_device(values):
-        sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], BLOCK_C))](
+        segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], BLOCK_C))](
             *(values, ptr, sums, len(values), values.stride(0), values.stride(1)),
             C=sums.shape[1],
             BLOCK=BLOCK_M,
@@ -88,7 +88,7 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
 
 
 @triton.jit(do_not_specialize=["M"])
-def sum_kernel(
+def segment_sum_kernel(
     Values, Ptr, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +118,7 @@ def _fill(DValues, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["M", "S"])
-def spread_kernel(
+def segment_spread_kernel(
     DSums, Ptr, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
