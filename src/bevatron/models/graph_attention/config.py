@@ -58,8 +58,6 @@ class GraphAttentionConfig:
         Add an edge from each node to itself where there is none.
     first_beta
         ``fixed``: agnn's first beta stays 0, as on Cora.
-    autocast
-        Run matrix products and features in bfloat16; scores and softmax stay in float32.
 
     Raises
     ------
@@ -90,7 +88,6 @@ class GraphAttentionConfig:
     mlp_factor: float = 1.0
     self_loops: bool = True
     first_beta: Literal["learned", "fixed"] = "learned"
-    autocast: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "heads", "out_heads"):

@@ -69,8 +69,7 @@ class NodeClassifier(nn.Module):
             )
         csr = graph_matrix(batch.graph, self_loops=self.config.self_loops)
         features = graph_features(batch.graph)
-        with torch.autocast(batch.edges.device.type, torch.bfloat16, enabled=self.config.autocast):
-            logits = self.stack(csr, features)
+        logits = self.stack(csr, features)
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def explain(self, *, weighted: bool = False) -> str:

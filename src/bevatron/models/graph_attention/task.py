@@ -1,6 +1,7 @@
 """The task of classifying nodes: batches, loss and metrics (`bevatron.task.Task`)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ class NodeTask:
     outputs
         Number of logits per node.
     """
+
+    allows_autocast: Literal[True] = True
+    """Features and products may be in 16 bits: scores, softmax and the loss stay in float32."""
 
     def __init__(self, labels: LabelKind, outputs: int) -> None:
         self.labels, self.outputs = labels, outputs
