@@ -149,11 +149,12 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.stopped_by: str | None = None
         collate, loader = run.task.collate, run.settings.loader
+        self.planner = run.sharing.planner(mesh)
         self.loader = make_loader(run.train, [], collate, loader, mesh)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
-            batches = evaluation_batches(sizes, run.settings.batch, mesh)
+            batches = evaluation_batches(sizes, run.settings.batch, self.planner)
             self.valid_loader = make_loader(run.valid, batches, collate, loader, mesh)
 
     def close(self) -> None:
@@ -227,6 +228,7 @@ class Trainer:
             fraction = (before + len(places) - len(group)) / epoch.num_batches
             lr = self._learning_rate(fraction, progress.step + len(under_way))
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
+            samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
             asks = {"save": float(self.saver.minutes_due()), "samples": samples}
             launched = self._launch([one.batch for one in group], lr, asks)
             waited = sum(one.waited_seconds for one in group)
@@ -283,7 +285,7 @@ class Trainer:
         epoch = plan_epoch(
             run.sizes,
             run.settings.batch,
-            self.mesh,
+            self.planner,
             seed=run.settings.train.seed,
             epoch=progress.epoch,
             segments=progress.segments,

@@ -19,6 +19,7 @@ from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import ordered_batches
 from bevatron.train.precision import dtype_of
 from bevatron.train.settings import Settings
+from bevatron.train.sharing import SamplesApart, Sharing
 from bevatron.typing import IntArray
 
 WEIGHTS = "weights.safetensors"
@@ -111,6 +112,8 @@ class Run:
         Validation metrics that the console tells of after an epoch; none given: all.
     notes
         Lines for the beginning of the log: what was found in the data.
+    sharing
+        What the ranks divide among themselves: samples, or the parts of each sample.
     on_end
         Called on rank 0 when the run is over and its weights are written, e.g. for the report.
     """
@@ -131,6 +134,7 @@ class Run:
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
+    sharing: Sharing = field(default_factory=SamplesApart)
     on_end: Callable[[FitResult, Path], None] | None = None
 
 
@@ -148,7 +152,7 @@ def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
         gradients, moments, averages), ``activation_bytes`` and ``memory_bytes`` of each rank.
     """
     settings, dtype = run.settings, dtype_of(run.settings.train.dtype)
-    mesh = Mesh(world=num_ranks)
+    mesh = run.sharing.planner(Mesh(world=num_ranks))
     epoch = plan_epoch(
         run.sizes,
         settings.batch,
