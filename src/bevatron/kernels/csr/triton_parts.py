@@ -60,7 +60,7 @@ def is_kept(key, row, col, row_ids, col_ids, threshold, HAS_IDS: tl.constexpr):
 
 
 @triton.jit
-def channels_of(C: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr):
+def channels_of(BLOCK_C: tl.constexpr, SLICES: tl.constexpr):
     """Return this program's head and the channels of its share."""
     y = tl.program_id(1)
     return y // SLICES, (y % SLICES) * BLOCK_C + tl.arange(0, BLOCK_C)

@@ -87,6 +87,7 @@ def attend(
     partial: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return z and, with a softmax, L times log2(e); of a block Z, m and s."""
+    del values_by_column, columns, column_numbers, symmetric  # for the backward pass
     outputs = _outputs(key, value, num_rows, softmax, partial)
     problem = Problem(
         *(key if query is None else query, key, value, row_scale, col_scale, vector),
@@ -230,10 +231,11 @@ def row_gradients(
     dtype = wide_type(scores.key)
     dquery = scores.query.new_empty(scores.query.shape, dtype=dtype)
     drow = dquery.new_empty(dquery.shape[:2])
-    launch_rows(
-        *(_problem(scores), None if csr.values is None else csr.values.detach(), *rows_of(csr)),
-        *(grad, *_statistics(grad, lse, delta), (dquery, drow, drow.new_empty(0)), None),
-    )
+    rows, numbers = rows_of(csr)
+    values = None if csr.values is None else csr.values.detach()
+    lse, delta = _statistics(grad, lse, delta)
+    outputs = dquery, drow, drow.new_empty(0)
+    launch_rows(_problem(scores), values, rows, numbers, grad, lse, delta, outputs, None)
     return dquery, drow
 
 
@@ -246,10 +248,11 @@ def col_gradients(
     shape = 0 if scores.value is None else scores.value.shape
     dvalue, dcol = key.new_empty(shape, dtype=dtype), dkey.new_empty(dkey.shape[:2])
     values = csr.values_by_column
-    launch_columns(
-        *(_problem(scores), None if values is None else values.detach(), *columns_of(csr)),
-        *(grad, *_statistics(grad, lse, delta), (dkey, dvalue, dcol, dcol.new_empty(0)), False),
-    )
+    values = None if values is None else values.detach()
+    columns, numbers = columns_of(csr)
+    lse, delta = _statistics(grad, lse, delta)
+    outputs = dkey, dvalue, dcol, dcol.new_empty(0)
+    launch_columns(_problem(scores), values, columns, numbers, grad, lse, delta, outputs, False)
     return dkey, None if scores.value is None else dvalue, dcol
 
 

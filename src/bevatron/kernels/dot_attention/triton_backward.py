@@ -23,7 +23,7 @@ def slope_of(score, factor, along, lse, delta, inside, SOFTMAX: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold"])
-def rows_kernel(
+def rows_kernel(  # noqa: C901, PLR0912, PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values,
     query, key, value, row_scale, col_scale, w_vector, seed, row_ids, col_ids, threshold,
     grad, lse, delta, dquery, dscale, dw, dvalues, share, share_scale, share_w,
@@ -81,7 +81,7 @@ def rows_kernel(
             tl.store(dvalues + at * H + head, bare * along, mask=inside)
         if HAS_VALUES:
             factor *= tl.load(values + at, mask=inside, other=0.0).to(ACC)
-        weight, slope = slope_of(
+        _weight, slope = slope_of(
             plain * scale[:, None], factor, along, my_lse[:, None], my_delta[:, None], inside,
             SOFTMAX,
         )  # fmt: skip
@@ -119,7 +119,7 @@ def rows_kernel(
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold"])
-def columns_kernel(
+def columns_kernel(  # noqa: C901, PLR0912, PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values,
     query, key, value, row_scale, col_scale, w_vector, seed, row_ids, col_ids, threshold,
     grad, lse, delta, dkey, dvalue, dcol_scale, drow_scale,

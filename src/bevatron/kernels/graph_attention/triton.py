@@ -115,6 +115,7 @@ def attend(
 
     As part of a block: Z, m, s, the positive part of s and of Z.
     """
+    del values_by_column, columns, column_numbers  # for the backward pass
     outputs = _outputs(x, num_rows, mode)
     launch_forward(
         *(x, row_score, col_score, values, rows, row_numbers, ids, seed, outputs),

@@ -57,7 +57,7 @@ def write_rows(
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold", "num_slots"])
-def forward_kernel(
+def forward_kernel(  # noqa: PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values, x, row_score,
     col_score, seed, row_ids, col_ids, threshold,
     z_out, first_out, second_out, third_out, side_out, share_stats, share_z, num_slots,
@@ -67,7 +67,7 @@ def forward_kernel(
     SLOPE: tl.constexpr, INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
     """Score, softmax and sum in one pass over the entries of some rows."""
-    head, c = channels_of(C, BLOCK_C, SLICES)
+    head, c = channels_of(BLOCK_C, SLICES)
     row, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
@@ -151,7 +151,7 @@ def merge_kernel(
     E: tl.constexpr, MODE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of one cut row in their order."""
-    head, c = channels_of(C, BLOCK_C, SLICES)
+    head, c = channels_of(BLOCK_C, SLICES)
     one = tl.program_id(0) + tl.arange(0, 1)
     row = tl.load(cut_row + one).to(tl.int64)
     first = tl.load(cut_ptr + tl.program_id(0))
@@ -192,7 +192,7 @@ def merge_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def prepare_kernel(
     grad, z, side, lse, share, row_score, info, row_grad, num_rows,
-    C: tl.constexpr, H: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     ACC: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
     """Compute delta = <G, z> and the gradient of the rows' scores; pack what columns fetch."""
@@ -235,7 +235,7 @@ def write_columns(
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold", "num_slots", "num_columns"])
-def backward_kernel(
+def backward_kernel(  # noqa: PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values, x, grad, info,
     col_score, seed, row_ids, col_ids, threshold,
     dx, dscore, share_stats, share_z, num_slots, num_columns,
@@ -246,7 +246,7 @@ def backward_kernel(
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """Gather gradients of rows into some columns; no scalar product of an entry is needed."""
-    head, c = channels_of(C, BLOCK_C, SLICES)
+    head, c = channels_of(BLOCK_C, SLICES)
     col, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
@@ -322,7 +322,7 @@ def backward_merge_kernel(
     E: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of one cut column in their order."""
-    head, c = channels_of(C, BLOCK_C, SLICES)
+    head, c = channels_of(BLOCK_C, SLICES)
     one = tl.program_id(0) + tl.arange(0, 1)
     col = tl.load(cut_row + one).to(tl.int64)
     first = tl.load(cut_ptr + tl.program_id(0))
@@ -354,7 +354,7 @@ def values_kernel(
     SLOPE: tl.constexpr, INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of every entry's value: its attention times <G_i, x_j>."""
-    row, start, length, slot, live = load_parts(
+    row, start, length, _slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
     one = tl.full([1, 1], LOG2E, ACC)

@@ -22,7 +22,7 @@ from bevatron.kernels.graph_attention.triton_kernels import (
 
 INFERENCE, TRAINING, PARTIAL = 0, 1, 2
 
-TILES = {"forward": Tile(), "backward": Tile(), "values": Tile()}
+TILES = {"forward": Tile(1024, 32), "backward": Tile(1024, 32), "values": Tile(1024, 128)}
 """Sizes of programs; the README says what they were chosen from."""
 MERGED_AT_ONCE = 16
 PREPARED = 1024
@@ -112,7 +112,6 @@ def launch_prepare(
             *(grad.contiguous(), z, side, lse, share, row_score.contiguous(), info, row_grad),
             num_rows,
             C=channels,
-            H=z.shape[1],
             BLOCK_C=width,
             BLOCK_N=block,
             ACC=accumulator(info),

@@ -12,6 +12,7 @@ from bevatron.kernels.csr import Csr
 __all__ = ["Reduce", "spmm"]
 
 registry.register("spmm", "reference", "bevatron.kernels.spmm.reference:spmm")
+registry.register("spmm", "triton", "bevatron.kernels.spmm.triton:spmm")
 
 Reduce = Literal["sum", "mean", "max", "min"]
 
