@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from bevatron.data.samples import FeatureSet, feature_set
 from bevatron.data.samples.molecules import NUM_LAPLACIAN, NUM_WALKS
@@ -153,7 +154,7 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
     bond_features = chemistry.stack(
         chemistry.bond_columns(graphs, bonds, chosen), chosen.bond, len(ends)
     )
-    shapes = _topology(num_atoms, num_bonds, ends, chosen)
+    shapes = _topology(graphs, num_atoms, num_bonds, ends, chosen)
     total = int(num_atoms.sum())
     atom_features = chemistry.stack({**atom_columns, **shapes.environments}, chosen.atom, total)
     both_ways = np.stack([ends, ends[:, ::-1]], axis=1).reshape(-1, 2)
@@ -177,7 +178,7 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
                 "random_walk": shapes.walks[own],
                 "laplacian_vectors": shapes.vectors[own],
                 "laplacian_values": shapes.values[place],
-                "key": keys[place],
+                "key": keys[place, ...],
                 **_words(molecule),
             }
         )
@@ -219,7 +220,7 @@ class _Topology:
 
 
 def _topology(
-    num_atoms: IntArray, num_bonds: IntArray, ends: Array, chosen: FeatureSet
+    graphs: Sequence[Any], num_atoms: IntArray, num_bonds: IntArray, ends: Array, chosen: FeatureSet
 ) -> _Topology:
     total, count = int(num_atoms.sum()), len(num_atoms)
     atom_ptr = np.concatenate([[0], np.cumsum(num_atoms)])
@@ -251,11 +252,27 @@ def _topology(
         values, vectors = topology.laplacian(adjacency)
         result.values[members] = values
         result.vectors[rows] = vectors.reshape(-1, NUM_LAPLACIAN)
+        largest = _largest_radii(distances, adjacency, [graphs[m] for m in members], bool(radii))
         for name, radius in radii.items():
-            around = topology.environments(distances, adjacency, radius).reshape(-1)
+            around = topology.environments(distances, largest, radius).reshape(-1)
             last = dict(zip(chosen.atom, chosen.atom_sizes, strict=True))[name] - 1
             result.environments[name][rows] = np.minimum(around, last)
     return result
+
+
+def _largest_radii(
+    distances: npt.NDArray[np.uint8], adjacency: Array, graphs: Sequence[Any], wanted: bool
+) -> IntArray:
+    """Largest radius of an environment of each atom, [B, n]; RDKit is asked where it is unclear."""
+    if not wanted:
+        return np.zeros(distances.shape[:2], dtype=np.int64)
+    largest, unclear = topology.outermost_shells(distances, adjacency)
+    chem = require("rdkit.Chem", "molecules")
+    for place, atom in np.argwhere(unclear).tolist():
+        radius = int(largest[place, atom]) + 1
+        if len(chem.FindAtomEnvironmentOfRadiusN(graphs[place], radius, atom, useHs=True)):
+            largest[place, atom] = radius
+    return largest
 
 
 def _of_one_size(order: IntArray, num_atoms: IntArray) -> Iterator[IntArray]:

@@ -145,16 +145,53 @@ def _signed(vectors: FloatArray) -> FloatArray:
     return vectors * sign
 
 
-def environments(distances: npt.NDArray[np.uint8], bonded: Array, radius: int) -> IntArray:
-    """Count the atoms of the environment of ``radius`` bonds around each atom.
+def outermost_shells(distances: npt.NDArray[np.uint8], bonded: Array) -> tuple[IntArray, BoolArray]:
+    """Find up to which radius each atom has an environment, as RDKit has it.
 
-    As RDKit has it: all atoms within that many bonds, or none where no bond lies so far out. A
-    bond belongs to the shell after its nearer atom.
+    RDKit gathers bonds shell by shell, the shell of a bond being one more than the distance of its
+    nearer atom, and has no environment once nothing is left to be looked at. A bond of the last
+    shell that ends where another one of that shell does, not looked at yet, counts as left: then
+    there is one more radius. Where three bonds could be looked at in either order, this is unclear.
 
     Parameters
     ----------
     distances : [B, n, n] of `shortest_paths`
     bonded : [B, n, n] bool
+
+    Returns
+    -------
+    largest : int64 [B, n], largest radius with an environment
+    unclear : bool [B, n], whether it may be one more
+    """
+    graph, first, second = np.nonzero(np.triu(bonded))
+    ends = np.stack([first, second])
+    away = np.stack([distances[graph, :, first], distances[graph, :, second]]).astype(np.int64)
+    shell = np.where(away.min(0) == UNREACHABLE, 0, away.min(0) + 1)  # [bonds, n]
+    last = np.zeros(distances.shape[:2], dtype=np.int64)
+    np.maximum.at(last, graph, shell)
+    bond, centre = np.nonzero((shell == last[graph]) & (shell > 0))
+    where, level = graph[bond], away[0, bond, centre] == away[1, bond, centre]
+    far = np.where(away[0, bond, centre] > away[1, bond, centre], *ends[:, bond])
+    met = np.zeros(distances.shape, dtype=np.int64)
+    np.add.at(met, (where[~level], centre[~level], far[~level]), 1)
+    touched = np.zeros(distances.shape, dtype=np.int64)
+    for side in ends[:, bond]:
+        np.add.at(touched, (where, centre, side), 1)
+    unclear = np.zeros(last.shape, dtype=bool)
+    for side in ends[:, bond[level]]:
+        crowded = touched[where[level], centre[level], side] > 1
+        unclear[where[level][crowded], centre[level][crowded]] = True
+    more: BoolArray = np.asarray((met > 1).any(axis=2))
+    return last + more, unclear & ~more
+
+
+def environments(distances: npt.NDArray[np.uint8], largest: IntArray, radius: int) -> IntArray:
+    """Count the atoms within ``radius`` bonds; 0 for an atom without such an environment.
+
+    Parameters
+    ----------
+    distances : [B, n, n] of `shortest_paths`
+    largest : [B, n] of `outermost_shells`
     radius
         In bonds.
 
@@ -163,12 +200,4 @@ def environments(distances: npt.NDArray[np.uint8], bonded: Array, radius: int) -
     int64 [B, n]
     """
     within: IntArray = (distances <= radius).sum(axis=2, dtype=np.int64)
-    if not distances.size:
-        return within
-    # The outermost bond is the one whose nearer atom is farthest.
-    shell = np.zeros(distances.shape[:2], dtype=np.int64)
-    first, second, third = np.nonzero(bonded)
-    nearer = np.minimum(distances[first, :, second], distances[first, :, third]).astype(np.int64)
-    nearer = np.where(nearer == UNREACHABLE, -1, nearer)
-    np.maximum.at(shell, first, nearer + 1)
-    return np.where(shell >= radius, within, 0)
+    return np.where(largest >= radius, within, 0)
