@@ -13,6 +13,15 @@ from torch import Tensor, distributed
 from bevatron.parallel.graph_partition import traffic
 from bevatron.parallel.mesh import Mesh
 
+# Newer releases of torch have other names for the same two and warn about these.
+_GATHER, _SCATTER = (
+    getattr(distributed, new, None) or getattr(distributed, old)
+    for new, old in (
+        ("all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+    )
+)
+
 
 @dataclass
 class Pending:
@@ -67,7 +76,7 @@ class Group:
         part = part.contiguous()
         whole = part.new_empty((self.size * part.shape[0], *part.shape[1:]))
         traffic.record("all_gather", part, self.size)
-        work = distributed.all_gather_into_tensor(whole, part, group=self._group, async_op=True)
+        work = _GATHER(whole, part, group=self._group, async_op=True)
         return Pending(whole, work, kept=part)
 
     def reduce_scatter(self, whole: Tensor) -> Pending:
@@ -80,7 +89,7 @@ class Group:
             # Gloo's own is not in every release; this one adds in a fixed order.
             return self._sum_of_parts(whole, None)
         part = whole.new_empty((whole.shape[0] // self.size, *whole.shape[1:]))
-        work = distributed.reduce_scatter_tensor(part, whole, group=self._group, async_op=True)
+        work = _SCATTER(part, whole, group=self._group, async_op=True)
         return Pending(part, work, kept=whole)
 
     def reduce_scatter_wire(self, whole: Tensor, unpack: Callable[[Tensor], Tensor]) -> Pending:
