@@ -243,6 +243,8 @@ def test_dropout_takes_whole_rows_and_rises_with_depth():
         shares.append(float((factor == 0).double().mean()))
     np.testing.assert_allclose(shares, [0.075, 0.15, 0.225, 0.3], atol=0.06)
     assert abs(float((drops[3].node == 0).double().mean()) - 0.3) < 0.04
+    for found, rate in ((drops[3].node, 0.3), (drops[0].edge, 0.0035), (drops[1].global_, 0.35)):
+        torch.testing.assert_close(found.max(), torch.tensor(1 / (1 - rate)))
     assert drops[0].edge.shape == (batch.num_edges,)
     assert len({int(drop.seed) for drop in drops}) == 5
     again = draw_drops(config, Graphs.of(batch))
