@@ -1,0 +1,431 @@
+"""Attention over one huge graph, a layer at a time, beside PyTorch Geometric and cuSPARSE.
+
+    python benchmarks/kernels_graph.py --peers
+    python benchmarks/kernels_graph.py --cases 17-88M --ops gat --sizes 512,1024
+    python benchmarks/kernels_graph.py --paper
+
+Kronecker graphs are made on the device. Every operator is first compared with its float64 reference
+on a smaller graph of the same kind, forward and backward, and two runs must give the same bits.
+Times are medians of CUDA-graph replays where a call takes under 5 ms, and of eager calls otherwise;
+"eager" is called from Python. The floor of a forward pass is the smaller of one cuSPARSE product of
+the same width and the bytes that all entries fetch over the rate of a bare gather, measured first
+(sums over a uniform graph of the same size). ``--paper`` runs the configurations of the paper's
+Figure 6, three layers each.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import graph_peers
+import report
+import torch
+from kronecker import kronecker
+from torch import Tensor
+
+from bevatron import kernels
+from bevatron.kernels import Csr, dot_attention, graph_attention, graph_attention_v2, spmm
+from bevatron.kernels.csr.launch import Tile
+
+CASES = {
+    "17-13M": (17, 17_180_000),
+    "17-88M": (17, 171_798_692),
+    "20-32M": (20, 33_554_432),
+}
+TO_REACH = {
+    ("17-13M", 16): (0.45, 1.1),
+    ("17-88M", 16): (2.4, 5.6),
+    ("17-88M", 128): (8.8, 20.0),
+    ("20-32M", 16): (1.1, 2.6),
+    ("20-32M", 128): (4.6, 10.5),
+}
+PAPER = {
+    "6a": (17, 171_798_692, 16), "6b": (18, 687_194_767, 16),
+    "6c": (20, 109_951_163, 16), "6d": (21, 439_804_651, 16),
+    "6e": (17, 171_798_692, 128), "6f": (18, 687_194_767, 128),
+    "6g": (20, 109_951_163, 128), "6h": (21, 439_804_651, 128),
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+def operators(csr: Csr, k: int, dtype: torch.dtype) -> dict[str, tuple[Any, list[Tensor]]]:
+    """Return what is timed: function and the tensors that it takes gradients by."""
+    generator = torch.Generator(device=csr.device).manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        drawn = torch.randn(*shape, generator=generator, device=csr.device)
+        return drawn.to(dtype).requires_grad_()
+
+    n, m = csr.shape
+    x, row_score, col_score = draw(m, 1, k), draw(n, 1), draw(m, 1)
+    query, vector = draw(n, 1, k), draw(1, k)
+    scores = [x, row_score, col_score]
+    seed = torch.tensor([7], device=csr.device)
+    return {
+        "gat": (functools.partial(graph_attention, csr), scores),
+        "gat dropout": (
+            lambda *a: graph_attention(
+                csr, *a, dropout=0.6, seed=torch.tensor([7], device=x.device)
+            ),
+            scores,
+        ),
+        "va": (functools.partial(dot_attention, csr), [x]),
+        "va softmax": (functools.partial(dot_attention, csr, softmax=True, scale=k**-0.5), [x]),
+        "agnn": (functools.partial(dot_attention, csr, normalize=True), [x]),
+        "agnn softmax": (
+            functools.partial(dot_attention, csr, normalize=True, softmax=True),
+            [x],
+        ),
+        "gatv2": (functools.partial(graph_attention_v2, csr), [x, query, vector]),
+        "sum": (functools.partial(spmm, csr), [x]),
+        "mean": (functools.partial(spmm, csr, reduce="mean"), [x]),
+        "max": (functools.partial(spmm, csr, reduce="max"), [x]),
+    }
+
+
+def both(function: Callable[..., Tensor], leaves: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+    """Return forward and backward as one call."""
+    with torch.no_grad():
+        grad = torch.randn_like(function(*leaves))
+
+    def call() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(*leaves), leaves, grad)
+
+    return call
+
+
+def forward(function: Callable[..., Tensor], leaves: list[Tensor]) -> Callable[[], Tensor]:
+    """Return the forward pass of inference as a call."""
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            return function(*leaves)
+
+    return call
+
+
+def timed(call: Callable[[], Any], repeat: int = 10) -> float:
+    """Median of events around single calls, ms."""
+    for _ in range(2):
+        call()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def replayed(call: Callable[[], Any]) -> float:
+    """Median of replays of a captured call, ms."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    result = timed(graph.replay)
+    del kept
+    return result
+
+
+def measured(call: Callable[[], Any], captured: bool = True) -> tuple[float, float]:
+    """Return (the time that counts, the eager time)."""
+    eager = timed(call)
+    return (replayed(call) if captured and eager < 5.0 else eager), eager
+
+
+def peak(call: Callable[[], Any]) -> float:
+    """Peak of a call above what was allocated before, MiB."""
+    call()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def symmetric(csr: Csr) -> Csr:
+    """Return the union of a matrix and its transposed."""
+    n = csr.shape[0]
+    row, col = csr.row_index.long(), csr.col.long()
+    keys = torch.cat([row * n + col, col * n + row]).unique()
+    return Csr.from_coo(keys // n, keys % n, csr.shape)
+
+
+def check(k: int, names: list[str], device: str) -> list[Row]:
+    """Compare with the float64 reference on smaller graphs of the same kind."""
+    rows = []
+    directed = kronecker(12, 2**17, device)
+    for kind, csr in (("directed", directed), ("symmetric", symmetric(directed))):
+        for name in names:
+            function, leaves = operators(csr, k, torch.float32)[name]
+            exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+            with kernels.use("reference"):
+                want = [function(*exact)]
+                grad = torch.randn_like(want[0])
+                want += torch.autograd.grad(want[0], exact, grad)
+            runs = []
+            for _ in range(2):
+                with kernels.use("triton"):
+                    z = function(*leaves)
+                runs.append([z, *torch.autograd.grad(z, leaves, grad.float())])
+            same = all(map(torch.equal, *runs))
+            errors = [
+                float((a.double() - b).detach().norm() / b.detach().norm())
+                for a, b in zip(runs[0], want, strict=True)
+            ]
+            if not (same and max(errors) < 1e-5):
+                raise SystemExit(f"{kind} {name} k={k}: errors {errors}, repeatable {same}")
+            found = {"forward error": errors[0], "gradients' error": max(errors[1:])}
+            rows.append({"op": f"check {name}, {kind}", "k": k, "nnz": csr.nnz, **found})
+    return rows
+
+
+def gather_rate(scale: int, k: int, device: str) -> float:
+    """Bytes a second of bare sums over a uniform graph with 64 entries in each row."""
+    n = 2**scale
+    generator = torch.Generator(device=device).manual_seed(1)
+    keys = torch.arange(n, device=device)[:, None] * n
+    keys = (keys + torch.randint(0, n, (n, 64), generator=generator, device=device)).flatten()
+    keys = keys.unique()
+    csr = Csr.from_coo(keys // n, keys % n, (n, n))
+    x = torch.randn(n, k, generator=generator, device=device)
+    return csr.nnz * (4 * k + 4) / timed(lambda: spmm(csr, x)) * 1e3
+
+
+def time_case(name: str, csr: Csr, k: int, names: list[str], rate: float, peers: bool) -> list[Row]:
+    """Time the operators on one graph."""
+    rows: list[Row] = []
+    x = torch.randn(csr.shape[1], 1, k, device=csr.device)
+    product = timed(graph_peers.prepared_product(csr, x))
+    floor = min(product, csr.nnz * (4 * k + 8) / rate * 1e3)
+    base = {"graph": name, "nnz": csr.nnz, "k": k}
+    rows.append({**base, "op": "cuSPARSE product", "forward ms": product})
+    for op in names:
+        function, leaves = operators(csr, k, torch.float32)[op]
+        fast, eager = measured(forward(function, leaves))
+        whole, whole_eager = measured(both(function, leaves))
+        rows.append(
+            {
+                **base,
+                "op": op,
+                "forward ms": fast,
+                "forward+backward ms": whole,
+                "eager": f"{eager:.2f} / {whole_eager:.2f}",
+                "forward / floor": fast / floor,
+                "to reach": TO_REACH.get((name, k), "") if op == "gat" else "",
+                "peak MiB": peak(both(function, leaves)),
+            }
+        )
+        print(rows[-1], flush=True)
+        del function, leaves
+    if peers:
+        rows += time_peers(base, csr, k)
+    return rows
+
+
+def time_peers(base: Row, csr: Csr, k: int) -> list[Row]:
+    """Time PyTorch Geometric and a composition of cuSPARSE products."""
+    edges, row = graph_peers.edge_index(csr), csr.row_index
+    _, leaves = operators(csr, k, torch.float32)["gat"]
+    calls = {
+        "PyG GATConv": (functools.partial(graph_peers.pyg_gat, edges), leaves),
+        "PyG AGNNConv": (functools.partial(graph_peers.pyg_agnn, edges), leaves[:1]),
+        "cuSPARSE GAT": (functools.partial(graph_peers.cusparse_gat, csr, row), leaves),
+    }
+    rows = []
+    for op, (function, tensors) in calls.items():
+        found: Row = {**base, "op": op}
+        try:
+            found["forward ms"] = timed(forward(function, tensors), 3)
+            call = both(function, tensors)
+            found["forward+backward ms"] = timed(call, 3)
+            found["peak MiB"] = peak(call)
+        except torch.OutOfMemoryError:
+            found["eager"] = "out of memory"
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(found, flush=True)
+        rows.append(found)
+    return rows
+
+
+def memory(device: str) -> list[Row]:
+    """Peak of GAT's forward and backward at nnz and at 4 nnz, above graph and inputs."""
+    rows = []
+    for asked in (2**22, 2**24):
+        csr = kronecker(17, asked, device)
+        function, leaves = operators(csr, 64, torch.float32)["gat"]
+        peaked = peak(both(function, leaves))
+        rows.append({"op": "gat memory", "nnz": csr.nnz, "k": 64, "peak MiB": peaked})
+    return rows
+
+
+def paper(names: list[str], device: str) -> list[Row]:
+    """Three layers of VA, AGNN and GAT on the graphs of Figure 6, inference and training."""
+    rows: list[Row] = []
+    made: tuple[int, int] | None = None
+    for name in sorted(names, key=lambda each: PAPER[each][:2]):
+        scale, asked, k = PAPER[name]
+        if made != (scale, asked):
+            csr = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            start = time.time()
+            csr, made = kronecker(scale, asked, device), (scale, asked)
+            torch.cuda.synchronize()
+            print(f"{name}: {csr.nnz} entries made in {time.time() - start:.1f} s", flush=True)
+        for model in ("VA", "AGNN", "GAT"):
+            infer, train = paper_model(model, csr, k)
+            row = {
+                "graph": name,
+                "nnz": csr.nnz,
+                "k": k,
+                "op": model,
+                "forward ms": timed(infer),
+                "training ms": timed(train),
+                "peak GiB": peak(train) / 1024,
+            }
+            print(row, flush=True)
+            rows.append(row)
+            del infer, train
+    return rows
+
+
+def paper_model(model: str, csr: Csr, k: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return three layers' forward pass, and forward and backward pass."""
+    generator = torch.Generator(device=csr.device).manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=csr.device) - 0.5
+
+    h = draw(csr.shape[0], k)
+    weights = [draw(k, k).requires_grad_() for _ in range(3)]
+    vectors = [draw(k, 2).requires_grad_() for _ in range(3)]
+    # Three layers of VA without a factor end in infinities.
+    scale = csr.shape[0] / (csr.nnz * k)
+
+    def run() -> Tensor:
+        x = h
+        for weight, vector in zip(weights, vectors, strict=True):
+            if model == "GAT":
+                x = x @ weight
+                scores = x @ vector
+                x = graph_attention(csr, x[:, None], scores[:, :1], scores[:, 1:])[:, 0]
+            else:
+                normalize = model == "AGNN"
+                x = dot_attention(csr, x[:, None], normalize=normalize, scale=scale)[:, 0] @ weight
+            x = x.relu()
+        return x
+
+    leaves = weights + (vectors if model == "GAT" else [])
+    grad = draw(csr.shape[0], k)
+
+    def infer() -> Tensor:
+        with torch.no_grad():
+            return run()
+
+    return infer, lambda: torch.autograd.grad(run(), leaves, grad)
+
+
+def sizes(texts: list[str], args: argparse.Namespace, device: str) -> list[Row]:
+    """Time sizes of programs for one operator; processes of their own compile them first."""
+    chosen = [Tile(*map(int, text.split("x"))) for text in texts]
+    rows: list[Row] = []
+    if not args.compile_only:
+        jobs = [
+            subprocess.Popen(
+                [sys.executable, __file__, *sys.argv[1:], "--sizes", text, "--compile-only"]
+            )
+            for text in texts
+        ]
+        for job in jobs:
+            job.wait()
+    for case in ["tiny"] if args.compile_only else args.cases:
+        csr = kronecker(*((13, 2**18) if args.compile_only else CASES[case]), device)
+        for k in args.k:
+            for op in args.ops:
+                for tile in chosen:
+                    rows.append({"graph": case, "k": k, "op": op, "tile": str(tile)})
+                    with tiled(tile):
+                        function, leaves = operators(csr, k, torch.float32)[op]
+                        rows[-1]["forward ms"] = timed(forward(function, leaves), 3)
+                        rows[-1]["forward+backward ms"] = timed(both(function, leaves), 3)
+                    if not args.compile_only:
+                        print(rows[-1], flush=True)
+    return rows
+
+
+def tiled(tile: Tile) -> Any:
+    """Set the size of all programs."""
+    import contextlib
+
+    from bevatron.kernels.dot_attention import triton_launch as dot
+    from bevatron.kernels.graph_attention import triton_launch as gat
+    from bevatron.kernels.spmm import triton as product
+
+    stack = contextlib.ExitStack()
+    for module in (dot, gat, product):
+        stack.enter_context(module.tiles(**dict.fromkeys(module.TILES, tile)))
+    return stack
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--k", nargs="*", type=int, default=[16, 128])
+    ops = ["gat", "va", "va softmax", "agnn", "agnn softmax"]
+    parser.add_argument("--ops", nargs="*", default=ops)
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--paper", nargs="*", choices=list(PAPER))
+    parser.add_argument("--sizes", nargs="*", help="numbers x channels x warps, such as 1024x32x1")
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--out", default=os.environ.get("OUT"))
+    args = parser.parse_args()
+    device = "cuda"
+    torch.cuda.init()
+    name, rows = "kernels_graph", []
+    if args.sizes:
+        name, rows = "kernels_graph_sizes", sizes(args.sizes, args, device)
+    elif args.paper is not None:
+        name, rows = "graph_paper", paper(args.paper or list(PAPER), device)
+    else:
+        for k in args.k:
+            rows += check(k, args.ops, device)
+        rows += memory(device)
+        for case in args.cases:
+            csr = kronecker(*CASES[case], device)
+            for k in args.k:
+                rate = gather_rate(CASES[case][0], k, device)
+                rows.append({"graph": case, "k": k, "op": "gather", "TB/s": rate / 1e12})
+                rows += time_case(case, csr, k, args.ops, rate, args.peers)
+            del csr
+            gc.collect()
+            torch.cuda.empty_cache()
+    if args.compile_only:
+        return
+    folder = Path(args.out) if args.out else report.RESULTS
+    report.write_result(name, rows, device=device, folder=folder)
+    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
