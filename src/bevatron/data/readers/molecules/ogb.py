@@ -100,7 +100,8 @@ def read_split(path: Path) -> dict[str, IntArray]:
         for module in ("numpy.core.multiarray", "numpy._core.multiarray")
     ]
     kinds = [type(np.dtype(name)) for name in ("int64", "int32", "uint32", "uint64")]
-    allowed: list[Any] = [np.ndarray, np.dtype, *kinds, *named]
+    # An empty array's memory is written down as bytes().
+    allowed: list[Any] = [np.ndarray, np.dtype, bytes, *kinds, *named, (bytes, "__builtin__.bytes")]
     try:
         with torch.serialization.safe_globals(allowed):
             found = torch.load(path, map_location="cpu", weights_only=True)
