@@ -5,7 +5,6 @@ from graph_ranks import cut_losses, run_ranks, whole_losses
 
 from bevatron.parallel.graph_partition import Grid
 
-GAT = ["gat", "gat dropout"]
 DOT = ["va", "va softmax", "agnn", "agnn softmax"]
 
 
@@ -26,12 +25,13 @@ def cases(world):
         ("agnn softmax", "weighted", "two_dimensional", middle),
     ]
     if world == 6:
-        found += [("gat", "plain", "two_dimensional", {"grid": grid}) for grid in grids]
+        found += [("gat", "plain", "two_dimensional", {"grid": Grid(1, 6)})]
     if world == 4:
-        found += [(kind, "plain", "two_dimensional", middle) for kind in [*GAT, *DOT]]
-        found += [(kind, "plain", "one_and_half_d", {}) for kind in [*GAT, *DOT]]
+        found += [(kind, "plain", "two_dimensional", middle) for kind in DOT]
         found += [("gat dropout", "plain", "two_dimensional", {**middle, "regather": True})]
-        found += [(kind, "weighted", "rows", {}) for kind in ["gat dropout", "agnn softmax"]]
+        found += [(kind, "plain", "one_and_half_d", {}) for kind in ["gat dropout", *DOT[1::2]]]
+        found += [("va", "weighted", "one_and_half_d", {})]
+        found += [("agnn softmax", "weighted", "rows", {})]
         found += [("gat dropout", "tiny", "feature_parallel", {})]
     return found
 

@@ -30,26 +30,37 @@ def block_scores(
     )
 
 
-def gradients(
+def row_gradients(
     block: Csr,
     scores: partial.Scores,
     scale: Float[Tensor, "_"],
     grad: Float[Tensor, "I H C"],
     log_total: Float[Tensor, "I H"] | None,
     delta: Float[Tensor, "I H"] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return this block's shares of the gradients of the rows' x, the columns' x and the scale."""
+) -> tuple[Tensor, Tensor]:
+    """Return this block's shares of the gradients of the rows' x and of the scale."""
     by_row, by_row_scale = partial.row_backward(block, scores, grad, log_total, delta)
-    by_col, _, by_col_scale = partial.col_backward(block, scores, grad, log_total, delta)
     if scores.col_scale is not None:
         inverse = inverse_norm(scores.query)
-        along_length = by_row_scale * wide(scale)
-        by_row = by_row - _by_length(along_length, inverse, scores.query)
-        by_col = by_col - _by_length(by_col_scale, scores.col_scale, scores.key)
+        by_row = by_row - _by_length(by_row_scale * wide(scale), inverse, scores.query)
         by_row_scale = by_row_scale * inverse
     by_scale = by_row_scale.sum(0)
     by_scale = by_scale if scale.numel() > 1 else by_scale.sum().reshape(scale.shape)
-    return by_row, by_col, by_scale.to(scale.dtype)
+    return by_row, by_scale.to(scale.dtype)
+
+
+def col_gradients(
+    block: Csr,
+    scores: partial.Scores,
+    grad: Float[Tensor, "I H C"],
+    log_total: Float[Tensor, "I H"] | None,
+    delta: Float[Tensor, "I H"] | None,
+) -> Tensor:
+    """Return this block's share of the gradient of the columns' x, in scores and in sums."""
+    by_col, _, by_col_scale = partial.col_backward(block, scores, grad, log_total, delta)
+    if scores.col_scale is None:
+        return by_col
+    return by_col - _by_length(by_col_scale, scores.col_scale, scores.key)
 
 
 def _by_length(by_inverse: Tensor, inverse: Tensor, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import partial as dot_partial
 from bevatron.kernels.graph_attention import partial
-from bevatron.parallel.graph_partition.dot_blocks import block_scores, gradients
+from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.scheme import (
     Scheme,
@@ -179,12 +179,10 @@ class _DotAttention(torch.autograd.Function):
         scheme, grad = ctx.scheme, grads[0].contiguous()
         x, scale, x_col, z, log_total = ctx.saved_tensors
         delta = None if log_total is None else (grad * z).sum(-1)
-        by_row, by_col, by_scale = gradients(
-            scheme.block,
-            block_scores(x, x_col, scale, **ctx.options),
-            *(scale, grad, log_total, delta),
-        )
+        scores = block_scores(x, x_col, scale, **ctx.options)
+        by_row, by_scale = row_gradients(scheme.block, scores, scale, grad, log_total, delta)
         rows = scheme.row_group.all_reduce(by_row)
+        by_col = col_gradients(scheme.block, scores, grad, log_total, delta)
         cols = scheme.swap(scheme.column_group.all_reduce(by_col).wait())
         # The shares of all blocks add up to one gradient, not to one for every copy.
         return rows.wait() + cols, by_scale * scheme.replicas, None, None, None

@@ -27,7 +27,7 @@ from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.wide import wide
 from bevatron.kernels.dot_attention import partial as dot_partial
 from bevatron.kernels.graph_attention import partial
-from bevatron.parallel.graph_partition.dot_blocks import block_scores, gradients
+from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
 from bevatron.parallel.graph_partition.groups import Group, Pending
 from bevatron.parallel.graph_partition.scheme import (
     Scheme,
@@ -292,13 +292,12 @@ class _DotAttention(torch.autograd.Function):
         tile, found = wire.unpack(gathered, width, grad.dtype)
         if log_total is not None:
             delta_tile, log_tile = (part.contiguous() for part in found.split(shape[0], 1))
-        by_row, by_col, by_scale = gradients(
-            scheme.block,
-            block_scores(x_row, x_col, scale, **ctx.options),
-            scale,
-            *(tile.unflatten(1, shape).contiguous(), log_tile, delta_tile),
-        )
+        scores = block_scores(x_row, x_col, scale, **ctx.options)
+        known = (tile.unflatten(1, shape).contiguous(), log_tile, delta_tile)
+        by_row, by_scale = row_gradients(scheme.block, scores, scale, *known)
+        # On its way while the columns are computed.
         rows = wire.reduce_scatter(scheme.row_group, by_row)
+        by_col = col_gradients(scheme.block, scores, *known)
         cols = wire.reduce_scatter(scheme.column_group, by_col)
         by_x = rows.wait().unflatten(1, shape).clone()
         by_x[: scheme.prefix] += cols.wait().unflatten(1, shape)
