@@ -172,6 +172,16 @@ def test_views_of_one_projection_and_of_a_transposed_pair():
         assert_close(got, want, 5e-6)
 
 
+def test_a_transposed_mask_hides_the_same_keys():
+    inputs = make(S=3, Nq=4, Nk=3, D=8)
+    mask = torch.tensor([[True, False, True], [True, True, False], [False, True, True]]).to(DEVICE)
+    found = []
+    for view in (mask.T[None], mask.T.contiguous()[None]):
+        with kernels.use(pair_attention="triton"):
+            found.append(pair_attention(**inputs | {"mask": view}))
+    assert torch.equal(*found)
+
+
 def test_bias_of_another_type_gets_its_gradient_in_that_type():
     inputs = make(dtype=torch.float16, masked=False, Nq=16, Nk=16)
     inputs["bias"] = inputs["bias"].float().requires_grad_()

@@ -11,6 +11,7 @@ from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
+from bevatron.kernels.global_attention import global_attention
 from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
@@ -18,7 +19,9 @@ from bevatron.kernels.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.molecule_attention import molecule_attention
 from bevatron.kernels.neighbour_sums import neighbour_sums
 from bevatron.kernels.norm_gelu import norm_gelu
+from bevatron.kernels.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair_attention import pair_attention
+from bevatron.kernels.qkvg import qkvg
 from bevatron.kernels.radial_basis import radial_basis
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
@@ -52,6 +55,7 @@ __all__ = [
     "dot_attention",
     "explain",
     "fused_adam_ema",
+    "global_attention",
     "graph_attention",
     "graph_attention_v2",
     "implementations",
@@ -63,7 +67,9 @@ __all__ = [
     "molecule_attention",
     "neighbour_sums",
     "norm_gelu",
+    "outer_product_mean",
     "pair_attention",
+    "qkvg",
     "radial_basis",
     "radial_tensor_product",
     "reset_launches",

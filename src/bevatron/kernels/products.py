@@ -11,14 +11,23 @@ CHUNK_MULTIPLE = 1024
 """Rows of a chunk are a multiple: products of whole tiles."""
 
 
-def chunks(rows: int, bytes_per_row: int) -> Iterator[slice]:
-    """Cut rows into even chunks whose buffers take about `CHUNK_BYTES`."""
-    most = max(CHUNK_BYTES // max(bytes_per_row, 1) // CHUNK_MULTIPLE, 1) * CHUNK_MULTIPLE
+def chunks(rows: int, bytes_per_row: int, multiple: int | None = None) -> Iterator[slice]:
+    """Cut rows into even chunks whose buffers take about `CHUNK_BYTES`.
+
+    Parameters
+    ----------
+    rows, bytes_per_row
+        What there is, and the bytes of all buffers for one row.
+    multiple
+        Of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given.
+    """
+    multiple = CHUNK_MULTIPLE if multiple is None else multiple
+    most = max(CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
     number = -(-rows // most)
     if number == 0:
         return
     size = -(-rows // number)
-    size = -(-size // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
+    size = -(-size // multiple) * multiple
     for first in range(0, rows, size):
         yield slice(first, min(first + size, rows))
 

@@ -351,7 +351,7 @@ def _prepare(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Copy what the kernels cannot read as it lies, or would read slowly."""
     # Added to logits: a few bytes per key instead of a comparison per logit.
-    keep = None if mask is None else torch.where(mask, 0.0, float("-inf"))
+    keep = None if mask is None else torch.where(mask, 0.0, float("-inf")).contiguous()
     return (
         _rows_contiguous(q),
         _rows_contiguous(k),

@@ -246,4 +246,4 @@ def _new_gradients(z: Tensor, *weights: Tensor | None) -> Ten:
     for weight in weights:
         shape = 0 if weight is None else weight.shape
         made.append(z.new_empty(shape, dtype=None if weight is None else weight.dtype))
-    return cast(Ten, tuple(made))
+    return cast("Ten", tuple(made))

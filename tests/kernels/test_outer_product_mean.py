@@ -1,0 +1,142 @@
+"""The outer product mean: the reference everywhere, the kernels interpreted or compiled."""
+
+import os
+
+import pytest
+import torch
+
+# Before anything imports triton, which reads it once.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from bevatron.kernels import outer_product_mean, products, use
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+TOLERANCES = {torch.float32: Tolerance(4e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
+BIASES = ("a_bias", "b_bias", "out_bias")
+
+
+def make(rows, length, width, hidden, out, biases=BIASES, batch=(), dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    shapes = {
+        "m": (*batch, rows, length, width),
+        "norm_weight": (width,),
+        "norm_bias": (width,),
+        "a_weight": (hidden, width),
+        "b_weight": (hidden, width),
+        "out_weight": (out, hidden**2),
+    } | {name: (out if name == "out_bias" else hidden,) for name in biases}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name in ("a_weight", "b_weight", "out_weight"):
+        drawn[name] /= drawn[name].shape[1] ** 0.5
+    mask = torch.rand(shapes["m"][:-1], generator=generator) > 0.3
+    mask[..., 0, :] = True
+    inputs = {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
+    return inputs | {"mask": mask.to(DEVICE)}
+
+
+def check(inputs, **options):
+    check_op(
+        *(outer_product_mean, outer_product_mean, inputs),
+        order=1,
+        tolerance=TOLERANCES[inputs["m"].dtype],
+        ran=("outer_product_mean", "triton"),
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    """Cut even a few lines of the pair."""
+    monkeypatch.setattr(products, "CHUNK_BYTES", 0)
+
+
+@pytest.mark.parametrize("biases", [(), BIASES, ("b_bias",)])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_result_and_gradients_are_right(biases, dtype):
+    check(make(7, 9, 12, 5, 6, biases, dtype=dtype))
+
+
+@pytest.mark.parametrize(("rows", "length", "batch"), [(1, 1, ()), (3, 5, (2,)), (2, 0, ())])
+def test_any_size_is_right(rows, length, batch):
+    check(make(rows, length, 6, 3, 4, batch=batch), strided=True)
+
+
+def test_against_an_explicit_sum():
+    t = {n: v.double() if n != "mask" else v for n, v in make(4, 3, 5, 2, 3).items()}
+    with use("reference"):
+        actual = outer_product_mean(**t)
+    n = torch.nn.functional.layer_norm(t["m"], (5,), t["norm_weight"], t["norm_bias"])
+    a, b = (n @ t[f"{k}_weight"].T + t[f"{k}_bias"] for k in "ab")
+    for i in range(3):
+        for j in range(3):
+            both = t["mask"][:, i] & t["mask"][:, j]
+            outer = sum(torch.outer(a[s, i], b[s, j]) for s in range(4) if both[s])
+            y = t["out_weight"] @ outer.flatten() + t["out_bias"]
+            assert_close(actual[i, j], y / (1e-3 + both.sum().item()), 1e-12)
+
+
+def test_a_pair_without_a_common_row_gets_the_bias_over_the_small_number():
+    inputs = make(2, 3, 6, 3, 4)
+    inputs["mask"][:] = torch.tensor([[True, False, True], [False, True, True]])
+    for choice in ("reference", "triton"):
+        with use(outer_product_mean=choice):
+            y = outer_product_mean(**inputs)
+        assert_close(y[0, 1], inputs["out_bias"] * 1e3, 1e-6)
+
+
+def test_sixteen_bits_are_no_worse_than_the_reference():
+    inputs = make(24, 20, 32, 8, 16, dtype=HALF)
+    mask = inputs.pop("mask")
+    cotangent = torch.randn(20, 20, 16).to(DEVICE, HALF)
+
+    def run(choice, tensors):
+        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
+        with use(outer_product_mean=choice):
+            y = outer_product_mean(**leaves, mask=mask)
+            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
+        return dict(zip(("y", *leaves), (y, *found), strict=True))
+
+    exact = run("reference", {name: value.double() for name, value in inputs.items()})
+    plain, ours = run("reference", inputs), run("triton", inputs)
+    for name, value in exact.items():
+        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
+        # The mean over a vector of weights is one over few numbers.
+        limit = 1.1 if value.numel() > 1000 else 1.5
+        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+
+
+def test_no_outer_products_are_kept():
+    inputs = make(4, 8, 6, 5, 3, biases=())
+    mask = inputs.pop("mask").float()
+    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, use(outer_product_mean="triton"):
+        outer_product_mean(**inputs, mask=mask)
+    given = {value.data_ptr() for value in (*inputs.values(), mask)}
+    weights = 2 * 5 * 6  # of a and b, packed
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 4 * 8 + weights
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.outer_product_mean.triton import mean_of_products
+
+    t = {k: v.requires_grad_() for k, v in make(3, 4, 6, 2, 3).items() if k != "mask"}
+    joint = torch.cat([t["a_weight"], t["b_weight"]]).detach().requires_grad_()
+    joint_bias = torch.cat([t["a_bias"], t["b_bias"]]).detach().requires_grad_()
+    arguments = (t["m"], torch.ones(3, 4, device=DEVICE), t["norm_weight"], t["norm_bias"])
+    outs = (joint, joint_bias, t["out_weight"], t["out_bias"], 1e-5, 1e-3)
+    torch.library.opcheck(mean_of_products, (*arguments, *outs))
+
+
+def test_wrong_shapes_are_told_by_name():
+    inputs = make(3, 4, 6, 2, 3)
+    inputs["out_bias"] = torch.zeros(5)
+    with pytest.raises((ValueError, TypeError), match="out_bias"):
+        outer_product_mean(**inputs)

@@ -1,0 +1,91 @@
+"""Queries, keys, values and gate: the reference everywhere, kernels interpreted or compiled."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+# Before anything imports triton, which reads it once.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from bevatron.kernels import pair_attention, qkvg, use
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
+PARTS = {"q": 8, "k": 5, "v": 6, "gate": 8}
+
+
+def make(rows, width, *names, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    shapes = {"x": (*rows, width)} | {f"{k}_weight": (n, width) for k, n in PARTS.items()}
+    others = {"q_bias": 8, "gate_bias": 8, "norm_weight": width, "norm_bias": width}
+    shapes |= {name: (others[name],) for name in names}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {
+        name: (value / width**0.5 if name[2:] == "weight" else value).to(DEVICE, dtype)
+        for name, value in drawn.items()
+    }
+
+
+def joined(norm=True, norm_weight=None, norm_bias=None, **inputs):
+    """All four results side by side."""
+    return torch.cat(qkvg(**inputs, norm=(norm_weight, norm_bias) if norm else None), -1)
+
+
+@pytest.mark.parametrize("names", [(), ("gate_bias",), ("q_bias", "norm_weight", "norm_bias")])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_results_and_gradients_are_right(names, norm, dtype):
+    if not norm:
+        names = tuple(name for name in names if not name.startswith("norm"))
+    check_op(
+        *(joined, joined, make((3, 7), 12, *names, dtype=dtype) | {"norm": norm}),
+        order=1,
+        tolerance=TOLERANCES[dtype],
+        ran=("qkvg", "triton"),
+        strided=True,
+    )
+
+
+def test_no_rows():
+    with use(qkvg="triton"):
+        assert joined(**make((0, 3), 8)).shape == (0, 3, sum(PARTS.values()))
+
+
+def test_it_is_four_linear_layers():
+    inputs = make((4,), 8, "gate_bias")
+    n = F.layer_norm(inputs["x"], (8,))
+    for choice in ("reference", "triton"):
+        with use(qkvg=choice):
+            q, k, v, gate = qkvg(**inputs, norm=(None, None))
+        for got, name in ((q, "q"), (k, "k"), (v, "v")):
+            assert_close(got, F.linear(n, inputs[f"{name}_weight"]), 1e-5)
+        assert_close(gate, F.linear(n, inputs["gate_weight"], inputs["gate_bias"]), 1e-5)
+
+
+def test_attention_takes_the_views():
+    inputs = make((1, 3, 6), 8)
+    w = torch.randn(4, 16, 8, device=DEVICE)
+    x = inputs["x"].requires_grad_()
+    found = []
+    for choice in ("reference", "triton"):
+        with use(qkvg=choice, pair_attention=choice):
+            rows = [part.unflatten(-1, (2, 8)) for part in qkvg(x, *w)]
+            y = pair_attention(*rows[:3], gate=rows[3], layout="BSNHD")
+        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    for want, got in zip(*found, strict=True):
+        assert_close(got, want, 2e-5)
+
+
+def test_wrong_shapes_are_told_by_name():
+    inputs = make((3,), 8, "gate_bias")
+    inputs["gate_bias"] = torch.zeros(5)
+    with pytest.raises((ValueError, TypeError), match="gate_bias"):
+        qkvg(**inputs)
