@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bevatron.data.samples.feature_sets import feature_set
 from bevatron.data.samples.fields import Field
-from bevatron.typing import Array, Arrays, IntArray
+from bevatron.typing import Array, Arrays, FloatArray, IntArray
 
 NUM_WALKS = 16
 """Lengths of random walks: 1 to this."""
@@ -203,7 +203,7 @@ class MoleculeBatch:
 
 
 def collate_molecules(
-    samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
+    samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float] | FloatArray
 ) -> MoleculeBatch:
     """Concatenate molecules into one batch, in float32.
 
