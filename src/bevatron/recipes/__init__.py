@@ -5,7 +5,10 @@ from typing import Any
 
 from bevatron.errors import ConfigError
 
-RECIPES = {"mace": ("bevatron.recipes.mace", "MaceRun")}
+RECIPES = {
+    "graph": ("bevatron.recipes.graph", "GraphRun"),
+    "mace": ("bevatron.recipes.mace", "MaceRun"),
+}
 """Name -> module and the class of its configuration; the module's ``build`` makes the run."""
 
 

@@ -1,0 +1,225 @@
+"""The recipe ``graph``: attention (GAT, AGNN, VA) on one graph or several, node classification."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bevatron.config import from_dict, to_dict
+from bevatron.errors import ConfigError
+from bevatron.files import write_text_atomically
+from bevatron.kernels import KernelConfig, use
+from bevatron.models.common import model_folder
+from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
+from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
+from bevatron.models.graph_attention.storage import KIND
+from bevatron.recipes.graph_data import GraphDataConfig, GraphSet, graph_sizes, load_graphs
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import FitResult, Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+READ_FILE = "graph_options.json"
+"""Beside a model's weights: how graphs for it are read."""
+
+_BAG_OF_WORDS: dict[str, Any] = {"data": {"read": {"features": "rows"}}}
+_FULL_BATCH: dict[str, Any] = {
+    "optim": {
+        "algorithm": "adam", "lr": 0.005, "weight_decay": 5e-4, "clip": None, "ema": None,
+    },
+    "schedule": {"kind": "constant"},
+    "train": {"epochs": 1000, "patience": 100, "dtype": "float32"},
+    "checkpoint": {"every_epochs": None, "every_minutes": 5.0, "keep": 1},
+}  # fmt: skip
+_AGNN: dict[str, Any] = {"optim": {"lr": 0.01}}
+PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
+    "gat-cora": (_BAG_OF_WORDS,),
+    "gat-citeseer": (_BAG_OF_WORDS,),
+    "gat-pubmed": (_BAG_OF_WORDS, {"optim": {"lr": 0.01, "weight_decay": 1e-3}}),
+    "agnn-cora": (_BAG_OF_WORDS, _AGNN),
+    "agnn-citeseer": (_BAG_OF_WORDS, _AGNN),
+    "agnn-pubmed": (_BAG_OF_WORDS, _AGNN),
+    "gat-heterophilous": (
+        {"data": {"questions": "yes_no"}},
+        {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
+    ),
+    "gcn-heterophilous": (
+        {"data": {"questions": "yes_no"}},
+        {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
+    ),
+}
+"""By name, what each published recipe changes of the settings for one graph in every step."""
+
+
+@dataclass(frozen=True)
+class GraphRun:
+    """Everything that defines a training run on graphs.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        Published hyper-parameters by name: gat-cora, gat-citeseer, gat-pubmed, agnn-cora,
+        agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. What is given beside it
+        changes it; None = GAT as on Cora, features as they are.
+    data
+        Files, labels, splits.
+    model
+        Hyper-parameters.
+    optim, schedule, batch, loader, checkpoint, train, kernels
+        See there. One graph is one batch; of several graphs, ``batch.capacity`` counts nodes.
+    report
+        Write report.html and the pictures at the end.
+    """
+
+    recipe: ClassVar[str] = "graph"
+
+    output: Path = Path("runs/graph")
+    preset: str | None = None
+    data: GraphDataConfig = field(default_factory=GraphDataConfig)
+    model: GraphAttentionConfig = field(default_factory=GraphAttentionConfig)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(**_FULL_BATCH["optim"]))
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="constant"))
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity=16384))
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(
+        default_factory=lambda: CheckpointConfig(**_FULL_BATCH["checkpoint"])
+    )
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(**_FULL_BATCH["train"]))
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    report: bool = True
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration from plain values, which change the preset's.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown key, preset or value.
+        """
+        name = values.get("preset")
+        merged: dict[str, Any] = dict(_FULL_BATCH)
+        if name is not None:
+            if name not in PRESETS:
+                raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
+            merged = _merged(merged, {"model": MODEL_PRESETS[name]})
+            for changes in PRESETS[name]:
+                merged = _merged(merged, changes)
+        return from_dict(cls, _merged(merged, values))
+
+    @property
+    def settings(self) -> Settings:
+        """What the trainer takes."""
+        batch, loader = self.batch, self.loader
+        if not self.data.inductive:
+            # The graph is collated once and stays where it is.
+            batch = dataclasses.replace(
+                batch, algorithm="fixed_count", size=1, capacity={"graphs": 1}
+            )
+            loader = dataclasses.replace(loader, workers=0)
+        elif isinstance(batch.capacity, int):
+            batch = dataclasses.replace(batch, capacity={"nodes": batch.capacity})
+        elif batch.capacity == "auto":
+            raise ConfigError("batch.capacity: 'auto' is for structures; give a number of nodes")
+        return Settings(
+            optim=self.optim,
+            schedule=self.schedule,
+            batch=batch,
+            loader=loader,
+            checkpoint=self.checkpoint,
+            train=self.train,
+        )
+
+
+def build(config: GraphRun, *, resume: bool = False) -> Run:
+    """Make a complete run: graphs read and checked, model, task.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    resume
+        Whether to go on if the folder holds a run already.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    data = load_graphs(config.data)
+    settings = config.settings
+    torch.manual_seed(config.train.seed)
+    complete = config.model.with_data(
+        inputs=data.inputs, outputs=data.outputs, labels=data.questions
+    )
+    model = NodeClassifier(complete).to(dtype_of(config.train.dtype))
+    from bevatron.recipes.graph_report import report_of_run
+
+    def on_end(result: FitResult, folder: Path) -> None:
+        report_of_run(folder, model, data, settings, result)
+
+    return Run(
+        model=model,
+        task=NodeTask(data.questions, data.outputs),
+        train=data.train,
+        sizes=graph_sizes(data.train),
+        valid=data.valid,
+        valid_sizes=_sizes(data.valid),
+        folder=config.output,
+        settings=settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(complete),
+            "data": {"graphs": len(data.train), "fingerprint": data.fingerprint},
+        },
+        monitor="loss",
+        resume=resume,
+        save_model=_Saver(complete, config.data),
+        shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
+        on_end=on_end if config.report else None,
+        notes=data.report,
+    )
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes the weights of a run as a model folder, and how graphs for it are read."""
+
+    config: GraphAttentionConfig
+    data: GraphDataConfig
+
+    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {"self_loops", "symmetrise", "duplicates", "features", "renumber"}
+        read = {key: value for key, value in to_dict(self.data.read).items() if key in kept}
+        write_text_atomically(folder / READ_FILE, json.dumps(read, indent=1) + "\n", ConfigError)
+        model_folder.save_model(folder, KIND, to_dict(self.config), state)
+
+
+def _sizes(dataset: GraphSet | None) -> dict[str, Any] | None:
+    return None if dataset is None else graph_sizes(dataset)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change nested values."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]
+    return merged

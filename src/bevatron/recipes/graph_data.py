@@ -1,0 +1,266 @@
+"""Data of a run on graphs: one graph with masks, or several graphs for each part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from bevatron.config import to_dict
+from bevatron.data.dataset import Dataset
+from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
+from bevatron.data.graphs.vertices import has_label
+from bevatron.data.samples.graphs import PARTS, WholeGraph
+from bevatron.errors import ConfigError, DataError
+from bevatron.models.graph_attention.config import LabelKind
+from bevatron.typing import Arrays, IntArray
+
+
+@dataclass(frozen=True)
+class GraphDataConfig:
+    """Where the graphs are and what is done with them.
+
+    Attributes
+    ----------
+    train
+        One file: a graph whose splits say which vertices are for training, validation and test.
+        Several files, or one beside ``valid``: graphs to train on, all labelled vertices of them.
+    valid, test
+        Further graphs, for validation and test.
+    features, labels
+        .npy files for an edge list, one row per vertex.
+    splits
+        .npz file with train, valid, test as masks or numbers of vertices.
+    questions
+        ``classes``: each vertex has one of several; ``yes_no``: one or several answers of 0 or 1,
+        measured by ROC-AUC; ``auto``: yes_no if labels have several columns.
+    read
+        Self loops, reverse edges, duplicates, features, splits.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    features: Path | None = None
+    labels: Path | None = None
+    splits: Path | None = None
+    questions: Literal["auto", "classes", "yes_no"] = "auto"
+    read: GraphOptions = field(default_factory=GraphOptions)
+
+    @property
+    def inductive(self) -> bool:
+        """Whether there are graphs for each part instead of one graph with parts."""
+        return len(self.train) > 1 or bool(self.valid) or bool(self.test)
+
+
+class GraphSet:
+    """Graphs in memory as a data set; those of a single graph share edges and features.
+
+    Parameters
+    ----------
+    samples
+        With the fields of `bevatron.data.samples.graphs.graph_fields`.
+    names
+        Of the files.
+    """
+
+    def __init__(self, samples: Sequence[Arrays], names: Sequence[str]) -> None:
+        self.samples, self.names = list(samples), list(names)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return self.samples[index]
+
+    def describe(self, index: int) -> str:
+        """Name the file of a graph."""
+        return self.names[index]
+
+    def lengths(self, field: str) -> IntArray:
+        """Rows of a field in every graph, [n]."""
+        return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
+
+
+def graph_sizes(dataset: Dataset) -> dict[str, IntArray]:
+    """Count what each graph uses of a batch's capacity: ``nodes``, ``edges``, ``graphs``."""
+    nodes = dataset.lengths("labels")
+    return {"nodes": nodes, "edges": dataset.lengths("edges"), "graphs": np.ones_like(nodes)}
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """Data sets of a run.
+
+    Attributes
+    ----------
+    train, valid, test
+        One sample each if all are parts of one graph; None where there is nothing.
+    inputs, outputs, questions
+        What the model must fit: width of the features, number of logits, kind of labels.
+    report
+        What was found, a line each.
+    fingerprint
+        Of edges, features, labels and parts.
+    """
+
+    train: GraphSet
+    valid: GraphSet | None
+    test: GraphSet | None
+    inputs: int
+    outputs: int
+    questions: LabelKind
+    report: list[str]
+    fingerprint: str
+
+
+def load_graphs(config: GraphDataConfig) -> GraphData:
+    """Read all graphs of a run.
+
+    Raises
+    ------
+    ConfigError
+        If no file is given, or files go with several graphs that are of one.
+    DataError
+        For data that must not be trained on.
+    """
+    if not config.train:
+        raise ConfigError("data.train: expected a graph to train on (--data FILE)")
+    graphs = [read_one(path, config, several=config.inductive) for path in config.train]
+    parts: dict[str, list[GraphArrays]] = {"train": graphs}
+    for role in PARTS[1:]:
+        paths: Sequence[Path] = getattr(config, role)
+        parts[role] = [read_one(path, config, several=True) for path in paths]
+    everything = [graph for each in parts.values() for graph in each]
+    questions = _questions(config, everything)
+    _check_alike(everything)
+    if config.inductive:
+        sets = {role: _whole_set(each, role, questions) for role, each in parts.items()}
+    else:
+        sets = _parts_of_one(graphs[0], questions)
+    train = sets["train"]
+    if train is None:
+        raise DataError(
+            f"{graphs[0].name}: has no labelled vertices to train on; give splits (data.splits) or "
+            "draw them (data.read.random_split)"
+        )
+    classes = max(graph.num_classes for graph in everything)
+    binary = questions == "yes_no" and _columns(everything[0]) == 1
+    return GraphData(
+        train=train,
+        valid=sets["valid"],
+        test=sets["test"],
+        inputs=everything[0].num_features,
+        outputs=1 if binary else classes,
+        questions=questions,
+        report=[line for graph in everything for line in graph.report()],
+        fingerprint=_fingerprint(everything, config),
+    )
+
+
+def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArrays:
+    """Read a graph with what stands beside it.
+
+    Raises
+    ------
+    ConfigError
+        If features, labels or splits are given beside several graphs.
+    DataError
+        If the graph has no features or labels to learn from.
+    """
+    beside = {"features": config.features, "labels": config.labels, "splits": config.splits}
+    given = [name for name, value in beside.items() if value is not None]
+    if several and given:
+        raise ConfigError(
+            f"data.{given[0]}: goes with one graph, but several are given; put all of a graph into "
+            "its npz file"
+        )
+    options = config.read
+    if several and options.random_split is not None:
+        raise ConfigError("data.read.random_split: divides one graph, but several are given")
+    graph = read_graph(path, options, **beside)
+    if not graph.num_features:
+        raise DataError(f"{path}: has no features; give them with data.features FILE.npy")
+    if graph.labels is None:
+        raise DataError(f"{path}: has no labels; give them with data.labels FILE.npy")
+    return graph
+
+
+def sample_of(graph: GraphArrays, questions: LabelKind) -> dict[str, Any]:
+    """Write a graph as a sample; answers to one question become a column."""
+    sample: dict[str, Any] = graph.sample()
+    if questions == "yes_no" and sample["labels"].ndim == 1:
+        labels = sample["labels"]
+        sample["labels"] = np.where(labels < 0, np.nan, labels)[:, None].astype(np.float32)
+    return sample
+
+
+def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSet | None]:
+    whole = WholeGraph(sample_of(graph, questions))
+    return {
+        role: GraphSet([whole.part(role)], [graph.name]) if graph.mask(role).any() else None
+        for role in PARTS
+    }
+
+
+def _whole_set(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
+    """Let all labelled vertices of graphs count."""
+    if not graphs:
+        return None
+    samples = []
+    number = 1 + [*PARTS].index(role)  # type: ignore[arg-type]
+    for graph in graphs:
+        assert graph.labels is not None
+        known = has_label(graph.labels)
+        if not known.any():
+            raise DataError(f"{graph.name}: has no labelled vertices")
+        one = replace(graph, roles=(known * number).astype(np.uint8))
+        samples.append({**sample_of(one, questions), "part": np.array(number - 1, dtype=np.int32)})
+    return GraphSet(samples, [graph.name for graph in graphs])
+
+
+def _columns(graph: GraphArrays) -> int:
+    assert graph.labels is not None
+    return 1 if graph.labels.ndim == 1 else int(graph.labels.shape[1])
+
+
+def _questions(config: GraphDataConfig, graphs: Sequence[GraphArrays]) -> LabelKind:
+    columns = {_columns(graph) for graph in graphs}
+    if config.questions == "classes" and columns != {1}:
+        raise ConfigError("data.questions: 'classes' needs one label per vertex, found several")
+    if config.questions == "auto":
+        return "classes" if columns == {1} else "yes_no"
+    if config.questions == "yes_no" and columns == {1}:
+        for graph in graphs:
+            if graph.num_classes > 2:
+                raise ConfigError(
+                    f"data.questions: 'yes_no' needs labels 0 and 1, {graph.name} has "
+                    f"{graph.num_classes} classes"
+                )
+    return config.questions
+
+
+def _check_alike(graphs: Sequence[GraphArrays]) -> None:
+    first = graphs[0]
+    for graph in graphs[1:]:
+        if graph.num_features != first.num_features or _columns(graph) != _columns(first):
+            raise DataError(
+                f"{graph.name}: has {graph.num_features} features and {_columns(graph)} labels per "
+                f"vertex, {first.name} has {first.num_features} and {_columns(first)}"
+            )
+        if isinstance(graph.features, np.ndarray) != isinstance(first.features, np.ndarray):
+            raise DataError(
+                f"{graph.name}: has dense features and {first.name} sparse ones, or the other way "
+                "round; store them alike"
+            )
+
+
+def _fingerprint(graphs: Sequence[GraphArrays], config: GraphDataConfig) -> str:
+    digest = xxhash.xxh3_128()
+    for graph in graphs:
+        for array in graph.sample().values():
+            digest.update(np.ascontiguousarray(array).data if array.ndim else array.tobytes())
+    digest.update(repr(sorted(to_dict(config.read).items())).encode())
+    return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""The report of a run on graphs: learning curves, metrics by part, classes confused."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from matplotlib.figure import Figure
+from torch import nn
+
+from bevatron.models.graph_attention import NodeTask
+from bevatron.recipes.graph_data import GraphData, GraphSet, graph_sizes
+from bevatron.train.evaluate import predict
+from bevatron.train.journal import read_journal
+from bevatron.train.plots import Curve, Panel, curves
+from bevatron.train.plots.style import HEAT, new_axes
+from bevatron.train.precision import dtype_of
+from bevatron.train.report import Report
+from bevatron.train.run import FitResult
+from bevatron.train.settings import Settings
+from bevatron.typing import IntArray
+
+MOST_CLASSES_DRAWN = 40
+
+
+def report_of_run(
+    folder: Path, model: nn.Module, data: GraphData, settings: Settings, result: FitResult
+) -> Path:
+    """Evaluate the model of a finished run and write report.html and ``plots/``.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, with config.yaml and metrics.jsonl.
+    model
+        With its final weights, where the run left it.
+    data, settings
+        Of the run.
+    result
+        What the trainer says of it.
+
+    Returns
+    -------
+    Path
+        report.html
+    """
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    records = list(read_journal(folder / "metrics.jsonl"))
+    metrics: dict[str, dict[str, float]] = {}
+    confused: dict[str, IntArray] = {}
+    sets = {"train": data.train, "valid": data.valid, "test": data.test}
+    for role, dataset in sets.items():
+        if dataset is not None:
+            metrics[role], confused[role] = _evaluate(model, data, dataset, settings)
+    chosen = next(role for role in ("test", "valid", "train") if role in metrics)
+    layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
+    report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
+    report.section("Result").highlights(
+        {
+            **{f"{chosen} {name}": value for name, value in metrics[chosen].items()},
+            "epochs": result.epochs,
+            "best epoch": result.best_epoch + 1 if result.best is not None else None,
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+    )
+    names = list(dict.fromkeys(name for each in metrics.values() for name in each))
+    rows = [[role, *(each.get(name) for name in names)] for role, each in metrics.items()]
+    report.table(["part", *names], rows)
+    _learning_curves(report, records)
+    if data.questions == "classes":
+        _classes(report, confused[chosen], chosen)
+    report.section("Data").details("What was found in the files", "\n".join(data.report))
+    report.section("How it was made").config(config).versions(("bevatron", "torch", "numpy"))
+    return report.write(folder / "report.html")
+
+
+def _evaluate(
+    model: nn.Module, data: GraphData, dataset: GraphSet, settings: Settings
+) -> tuple[dict[str, float], IntArray]:
+    """Compute metrics, and how often each class was taken for which, [true, said]."""
+    task = NodeTask(data.questions, data.outputs)
+    metrics = task.metrics()
+    size = data.outputs if data.questions == "classes" else 0
+    confused = np.zeros((size, size), dtype=np.int64)
+    device = next(model.parameters()).device
+    dtype = dtype_of(settings.train.dtype)
+    batches = predict(
+        task, model, dataset, graph_sizes(dataset), batch=settings.batch, device=device, dtype=dtype
+    )
+    for batch, outputs in batches:
+        metrics.update(batch, outputs)
+        if size:
+            known = batch.mask & (batch.labels >= 0)
+            pair = batch.labels[known] * size + outputs["logits"].argmax(1)[known]
+            counts = torch.bincount(pair, minlength=size**2).cpu().numpy()
+            confused += counts.reshape(size, size)
+    return metrics.compute(), confused
+
+
+def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> None:
+    """Draw loss and accuracy over epochs."""
+    epochs = [record for record in records if record.get("kind") == "epoch"]
+    if not epochs:
+        return
+    number = [record["epoch"] + 1 for record in epochs]
+
+    def values(group: str, name: str) -> list[float]:
+        found = [(record.get(group) or {}).get(name) for record in epochs]
+        return [np.nan if value is None else value for value in found]
+
+    training = [record.get("loss") for record in epochs]
+    drawn = [np.nan if value is None else value for value in training]
+    losses = (
+        Curve("training (with dropout)", number, drawn),
+        Curve("validation", number, values("valid", "loss")),
+    )
+    panels = [Panel("Loss", "cross entropy", losses)]
+    for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC")):
+        found = values("valid", name)
+        if not np.isnan(found).all():
+            panel = Panel(title, name.replace("_", " "), (Curve("validation", number, found),))
+            panels.append(Panel(panel.title, panel.ylabel, panel.curves, logarithmic=False))
+    report.section("Learning").figure(curves(panels), "Over the epochs.", "learning_curves")
+
+
+def _classes(report: Report, confused: IntArray, role: str) -> None:
+    """Tell how well each class is recognised."""
+    total, said, right = confused.sum(axis=1), confused.sum(axis=0), confused.diagonal()
+    rows: list[list[Any]] = [
+        [str(c), int(total[c]), _share(right[c], total[c]), _share(right[c], said[c])]
+        for c in range(len(confused))
+    ]
+    report.section("Classes").table(
+        ["class", "vertices", "recall", "precision"], rows, f"On the {role} vertices."
+    )
+    if len(confused) <= MOST_CLASSES_DRAWN:
+        words = "Share of the vertices of each class (row) that are taken for which (column)."
+        report.figure(confusion(confused), words, "confusion")
+
+
+def _share(part: int, whole: int) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def confusion(counts: IntArray) -> Figure:
+    """Draw how often vertices of each class are taken for which."""
+    size = len(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(3.0 + 0.35 * size, 11.0)
+    with new_axes(side + 0.8, side) as (figure, axes):
+        ax = axes[0, 0]
+        image = ax.imshow(shares, cmap=HEAT, vmin=0, vmax=1)
+        ax.grid(visible=False)
+        ax.set(xlabel="said", ylabel="true", title="Classes")
+        ax.set_xticks(range(size))
+        ax.set_yticks(range(size))
+        if size <= 15:
+            for true, row in enumerate(shares):
+                for said, share in enumerate(row):
+                    colour = "white" if share > 0.6 else "#222222"
+                    ax.text(said, true, f"{share:.2f}", ha="center", va="center", color=colour,
+                            fontsize=8)  # fmt: skip
+        figure.colorbar(image, ax=ax, shrink=0.8, label="share")
+    return figure
