@@ -1,5 +1,6 @@
 """The model: no leak between molecules, split layers equal plain ones, every switch works."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -178,23 +179,40 @@ def test_awkward_molecules_are_predicted():
         assert found.isfinite().all()
 
 
-def test_padding_changes_nothing():
-    batch = random_batch([5, 3])
-    one = random_batch([5, 3, 4], seed=0)
-    model = small_model(torch.float64).eval()
-    expected = model(
-        batch.to("cpu", torch.float64), inputs=observe(batch.to("cpu", torch.float64), "both")
-    )
-    # The third molecule turns into padding: atoms without pairs, and pairs behind the last one's.
-    pair_ptr = one.pair_ptr.clone()
-    pair_ptr[3] = pair_ptr[2]
-    padded = replace(one, pair_ptr=pair_ptr, has_positions=torch.tensor([True, True, False])).to(
-        "cpu", torch.float64
-    )
-    found = model(padded, inputs=observe(padded, "both"))
-    torch.testing.assert_close(
-        found["prediction"][:2], expected["prediction"], rtol=1e-12, atol=1e-12
-    )
+def test_a_molecule_without_pairs_is_passed_over():
+    batch = random_batch([5, 4, 3])
+    paths = torch.cat([batch.shortest_paths[:25], batch.shortest_paths[41:]])
+    ptr = torch.tensor([0, 25, 25, 34])
+    found = batch.has_positions & torch.tensor([True, False, True])
+    holey = replace(batch, shortest_paths=paths, pair_ptr=ptr, has_positions=found)
+    model = small_model(torch.float64, denoising=True).eval()
+    results = []
+    for one in (batch, holey):
+        moved = one.to("cpu", torch.float64)
+        seen = observe(moved, "both")
+        results.append(model(moved, inputs=seen, compute=("prediction", "directions")))
+    atoms = torch.tensor([*range(5), *range(9, 12)])
+    for name, rows in (("prediction", torch.tensor([0, 2])), ("directions", atoms)):
+        torch.testing.assert_close(
+            results[1][name][rows], results[0][name][rows], rtol=1e-12, atol=1e-12
+        )
+
+
+def test_directions_follow_the_equations():
+    batch = random_batch([4]).to("cpu", torch.float64)
+    model = small_model(torch.float64, denoising=True).eval()
+    head = model.denoising
+    nodes, bias = torch.randn(4, 16).double(), torch.randn(16, 4).double()
+    found = head(nodes, bias, batch, observe(batch, "both"), Graphs.of(batch))
+    q, k, v = head.qkv(nodes).view(4, 3, 4, 4).permute(1, 2, 0, 3)
+    scores = q @ k.transpose(1, 2) / 4**0.5 + bias.view(4, 4, 4).permute(2, 0, 1)
+    weights = scores.softmax(-1)
+    apart = batch.positions[None] - batch.positions[:, None]
+    steps = apart / (apart.norm(dim=-1, keepdim=True) + 1e-5)
+    for axis in range(3):
+        moved = torch.einsum("hij,ij,hjd->ihd", weights, steps[..., axis], v).flatten(1)
+        expected = moved @ head.axes.weight[axis] + head.axes.bias[axis]
+        torch.testing.assert_close(found[:, axis], expected)
 
 
 def test_products_in_16_bits_keep_statistics_and_targets_in_32():
@@ -225,6 +243,42 @@ def test_gaussian_kernels_follow_the_formula_and_have_its_gradients():
     torch.testing.assert_close(kernels(r), expected)
     inputs = (r, kernels.mean, kernels.std)
     assert torch.autograd.gradcheck(lambda *_: kernels(r), inputs)
+
+
+def test_gradients_of_all_parameters_are_those_of_finite_differences():
+    model = small_model(torch.float64, num_layers=1, denoising=True, max_path=6).eval()
+    batch = random_batch([5, 3]).to("cpu", torch.float64)
+    # Beyond the reach of all kernels a bond length is encoded at a kink of the ReLU.
+    batch = replace(batch, positions=0.2 * batch.positions)
+    inputs = observe(batch, "both")
+    with torch.no_grad():
+        factors = {
+            k: torch.randn_like(v)
+            for k, v in model(batch, inputs=inputs, compute=EVERYTHING).items()
+        }
+
+    def value():
+        found = model(batch, inputs=inputs, compute=EVERYTHING)
+        return sum((factors[name] * one).sum() for name, one in found.items())
+
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(value(), parameters)
+    steps = [1e-6 * torch.randn_like(parameter) for parameter in parameters]
+    groups = defaultdict(list)
+    for place, name in enumerate(names):
+        groups[".".join(name.split(".")[: 3 if name.startswith("blocks") else 2])].append(place)
+    for name, places in groups.items():
+        ends = []
+        for factor in (1, -2):
+            with torch.no_grad():
+                for i in places:
+                    parameters[i].add_(steps[i], alpha=factor)
+                ends.append(float(value()))
+        with torch.no_grad():
+            for i in places:
+                parameters[i].add_(steps[i])
+        expected = sum(float((gradients[i] * steps[i]).sum()) for i in places)
+        assert (ends[0] - ends[1]) / 2 == pytest.approx(expected, rel=1e-4, abs=1e-10), name
 
 
 def test_dropout_takes_whole_rows_and_rises_with_depth():

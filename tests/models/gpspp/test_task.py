@@ -20,7 +20,7 @@ from bevatron.models.gpspp import (
     Target,
     observe,
 )
-from bevatron.models.gpspp.losses import feature_loss_sum
+from bevatron.models.gpspp.losses import feature_log_sums, feature_loss_sum
 from bevatron.task import AllowsAutocast, Capturable, ChecksBatches, Task
 
 STILL = CorruptionConfig(
@@ -173,6 +173,16 @@ def test_a_batch_without_any_label_has_no_target_loss():
     loss = total(task_of(model), model, labelled([[float("nan")], [float("nan")]]))
     assert loss.terms["targets"] == 0
     assert loss.total.isfinite()
+
+
+def test_logits_far_apart_have_exact_sums():
+    logits = torch.tensor([[500.0, 499.0, -500.0, -501.0, -500.0]], requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = feature_log_sums(logits, (2, 3))
+    expected = torch.stack([torch.logsumexp(part, 1) for part in logits.split([2, 3], 1)], 1)
+    torch.testing.assert_close(found, expected)
+    by, other = (torch.autograd.grad(sums.sum(), logits)[0] for sums in (found, expected))
+    torch.testing.assert_close(by, other)
 
 
 def test_rows_of_weight_zero_name_no_features():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bevatron.data.samples import FeatureSet, MoleculeBatch
 from bevatron.errors import ConfigError
+from bevatron.models.gpspp.vocabulary import sizes_on
 
 Mode = Literal["2d", "3d", "both"]
 """What a model sees: shortest paths, positions, or both; a molecule without positions is always
@@ -181,9 +182,6 @@ def _redrawn(features: Tensor, sizes: tuple[int, ...], chance: float) -> Tensor:
     if chance == 0.0:
         return features
     draws = torch.rand(2, *features.shape, device=features.device)
-    # One multiplication per column: a tensor of sizes would have to come from the host.
-    columns = draws[1].unbind(1)
-    anew = torch.stack(
-        [(u * n).long().clamp_(max=n - 1) for u, n in zip(columns, sizes, strict=True)], 1
-    )
+    limits = sizes_on(sizes, features.device)
+    anew = torch.minimum((draws[1] * limits).long(), limits - 1)
     return torch.where(draws[0] < chance, anew, features)

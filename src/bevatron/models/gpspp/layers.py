@@ -109,11 +109,9 @@ def draw_drops(config: GPSPlusPlusConfig, graphs: Graphs) -> list[Drops]:
     whole: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * layers
     if rates.graph > 0.0 and num_graphs:
         draws = torch.rand(layers, 2, num_graphs, device=device)[:, :, graphs.graph]
-        for layer in range(layers):
-            rate = config.graph_dropout(layer)
-            if rate > 0.0:
-                kept = (draws[layer] >= rate) / (1.0 - rate)
-                whole[layer] = (kept[0], kept[1])
+        rate = torch.arange(layers, device=device) * config.graph_dropout(1)
+        kept = (draws >= rate[:, None, None]) / (1.0 - rate)[:, None, None]
+        whole[1:] = [(one[0], one[1]) for one in kept[1:]]
     seeds: list[Tensor | None] = [None] * layers
     if rates.attention > 0.0:
         seeds = list(torch.randint(0, 2**62, (layers,), device=device).unbind())

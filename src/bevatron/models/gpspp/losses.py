@@ -25,6 +25,7 @@ from torch import Tensor
 from bevatron.data.samples import MoleculeBatch
 from bevatron.errors import ConfigError
 from bevatron.models.gpspp.config import Target
+from bevatron.models.gpspp.vocabulary import membership_on, starts_on
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,22 @@ def feature_loss_sum(
 ) -> Float[Tensor, ""]:
     """Sum over rows the cross-entropy of their features, mean over these, in float32 at least."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    parts = logits.split(list(sizes), 1)
-    columns = features.split(1, 1)
-    total = torch.zeros_like(weight, dtype=logits.dtype)
-    for part, column in zip(parts, columns, strict=True):
-        total = total + torch.logsumexp(part, 1) - part.gather(1, column)[:, 0]
-    return (total * weight.to(total)).sum() / len(sizes)
+    found = logits.gather(1, features + starts_on(sizes, logits.device))
+    losses = (feature_log_sums(logits, sizes) - found).sum(1)
+    return (losses * weight.to(losses)).sum() / len(sizes)
+
+
+def feature_log_sums(logits: Float[Tensor, "M V"], sizes: tuple[int, ...]) -> Float[Tensor, "M F"]:
+    """Compute the log of the sum of exponentials of every feature's logits.
+
+    The sums of all features are one product, a few launches instead of a few for each.
+    """
+    member = membership_on(sizes, logits.device).to(logits.dtype)
+    with torch.autocast(logits.device.type, enabled=False):
+        parts = logits.detach().split(list(sizes), 1)
+        top = torch.stack([part.amax(1) for part in parts], 1)
+        owner = member.argmax(1)
+        return top + torch.log(torch.exp(logits - top[:, owner]) @ member)
 
 
 def direction_loss_sum(

@@ -1,0 +1,41 @@
+"""Vocabularies of features as tensors on a device, copied there once."""
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def sizes_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
+    """Return the number of values of every feature."""
+    return torch.tensor(sizes, device=device)
+
+
+@lru_cache(maxsize=64)
+def starts_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
+    """Return where the values of every feature begin if they stand side by side.
+
+    Examples
+    --------
+    >>> starts_on((3, 2, 4), torch.device("cpu"))
+    tensor([0, 3, 5])
+    """
+    numbers = torch.tensor(sizes)
+    return (numbers.cumsum(0) - numbers).to(device)
+
+
+@lru_cache(maxsize=64)
+def membership_on(sizes: tuple[int, ...], device: torch.device) -> Float[Tensor, "V F"]:
+    """Return 1 where a value is one of a feature, else 0, in float32.
+
+    Examples
+    --------
+    >>> membership_on((1, 2), torch.device("cpu"))
+    tensor([[1., 0.],
+            [0., 1.],
+            [0., 1.]])
+    """
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    return torch.nn.functional.one_hot(owner, len(sizes)).float().to(device)
