@@ -286,7 +286,13 @@ def run(kind: str, mesh: Mesh, args: argparse.Namespace) -> None:
         spent = collectives.broadcast_json(time.perf_counter() - begin, mesh)
         if spent > args.seconds or (args.only and case.scheme != args.only):
             continue
-        row = measure(case, mesh, kept, args)
+        try:
+            row = measure(case, mesh, kept, args)
+        except torch.OutOfMemoryError as error:
+            # Blocks are of one size, so all ranks are here.
+            kept = Kept()
+            row = {"case": case.name, "p": mesh.world, "scheme": case.scheme, "k": case.k}
+            row |= {"options": f"out of memory: {str(error).splitlines()[0][:80]}"}
         rows.append(row)
         if mesh.is_main:
             shown = {key: value for key, value in row.items() if key != "all ms"}
@@ -314,13 +320,14 @@ def write_report(folder: Path) -> None:
     for row in rows:
         alike = [r for r in rows if r["p"] == 1 and r["case"] == row["case"] and r["k"] == row["k"]]
         for kind in ("forward", "training"):
-            if alike:
+            alike = [r for r in alike if f"{kind} ms" in r]
+            if alike and f"{kind} ms" in row:
                 best = min(r[f"{kind} ms"] for r in alike)
                 row[f"{kind} speed-up"] = round(best / row[f"{kind} ms"], 2)
-    rows.sort(key=lambda row: (row["case"], row["k"], row["p"], row["training ms"]))
+    rows.sort(key=lambda row: (row["case"], row["k"], row["p"], row.get("training ms", 1e9)))
     shown = [{k: v for k, v in row.items() if k not in {"all ms", "finite"}} for row in rows]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    extra = {"times": [row["all ms"] for row in rows]}
+    extra = {"times": [row.get("all ms") for row in rows]}
     report.write_result("graph_scaling", shown, NOTES, device=device, extra=extra, folder=folder)
 
 

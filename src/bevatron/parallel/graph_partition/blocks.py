@@ -162,13 +162,11 @@ def order_by_demand(
     column_group: Group,
     row_group: Group,
     own_length: int,
-    *,
-    sort: bool = True,
 ) -> tuple[Entries, Prefixes]:
     """Renumber the vertices of every piece by falling number of edges that refer to them.
 
     Columns of the block get the numbers slot * prefix + place: only the first ``prefix`` places of
-    each piece are ever sent. All ranks take part.
+    each piece are ever sent. All ranks take part. The entries are changed in place.
     """
     padded, device = numbering.split.padded, entries.row.device
     counts = torch.zeros(numbering.shape[1], dtype=torch.int64, device=device)
@@ -177,18 +175,19 @@ def order_by_demand(
     counts = column_group.all_reduce(counts).wait().view(-1, padded)
     own = counts[column_group.index].clone()
     own[own_length:] = -1
-    old = (
-        torch.argsort(own, descending=True, stable=True)
-        if sort
-        else torch.arange(padded, device=device)
-    )
+    old = torch.argsort(own, descending=True, stable=True)
     place = torch.empty_like(old)
     place[old] = torch.arange(padded, device=device)
     used = torch.where(own > 0, place + 1, 0).max().view(1)
     prefix = max(int(column_group.all_reduce(used, "max").wait()), 1)
     row_places = row_group.all_gather(place).wait()
     col_places = column_group.all_gather(place).wait()
-    row = (entries.row // padded).mul_(padded).add_(row_places[entries.row])
-    col = (entries.col // padded).mul_(prefix).add_(col_places[entries.col])
-    renumbered = Entries(row, col, entries.values)
-    return renumbered, Prefixes(old[:own_length], prefix)
+    _renumber(entries.row, padded, padded, row_places)
+    _renumber(entries.col, padded, prefix, col_places)
+    return entries, Prefixes(old[:own_length], prefix)
+
+
+def _renumber(ids: Tensor, padded: int, width: int, places: Tensor) -> None:
+    """Replace places within pieces, in place: ids may fill most of the memory."""
+    for part in ids.split(SORTED_AT_ONCE):
+        part.copy_((part // padded).mul_(width).add_(places[part]))

@@ -35,7 +35,6 @@ def build_two_dimensional(
     chunks: int = 1,
     wire: Wire | None = None,
     regather: bool = False,
-    sort: bool = True,
 ) -> Scheme:
     """Make block A_ij; see `two_dimensional`.
 
@@ -58,7 +57,6 @@ def build_two_dimensional(
     entries, prefixes = order_by_demand(
         collect_entries(source, numbering, device),
         *(numbering, column_group, row_group, split.length(mesh.rank)),
-        sort=sort,
     )
     vertices = numbering.own_vertices(mesh.rank, device)[prefixes.own]
     padded = pad_rows(vertices, split.padded)
@@ -142,6 +140,8 @@ def _everyone(mesh: Mesh) -> Group:
 def _matrix(entries: Entries, row_ids: Tensor, col_ids: Tensor) -> Csr:
     """Build both orders; the lists of entries are given up on the way."""
     shape = (len(row_ids), len(col_ids))
-    row, col, values = entries.row.to(torch.int32), entries.col.to(torch.int32), entries.values
-    del entries.row, entries.col
-    return Csr.from_coo(row, col, shape, values, row_ids=row_ids, col_ids=col_ids)
+    row = entries.row.to(torch.int32)
+    del entries.row
+    col = entries.col.to(torch.int32)
+    del entries.col
+    return Csr.from_coo(row, col, shape, entries.values, row_ids=row_ids, col_ids=col_ids)
