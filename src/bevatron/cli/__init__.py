@@ -35,6 +35,7 @@ from bevatron.cli.commands import (
     prepare,
     relax,
 )
+from bevatron.cli.graph import evaluate_graph, predict_graph
 from bevatron.cli.words import say
 from bevatron.errors import BevatronError, ConfigError
 
@@ -140,6 +141,15 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         "env": env,
         "demo": demo,
     }
+    of_kind: dict[str, dict[str | None, Callable[..., int | None]]] = {
+        "evaluate": {"graph_attention": evaluate_graph},
+        "predict": {"graph_attention": predict_graph},
+    }
+    if command in of_kind:
+        from bevatron.recipes.kinds import kind_of_model
+
+        others = of_kind[command]
+        commands[command] = others.get(kind_of_model(arguments), commands[command])
     groups: dict[str, dict[str, Callable[..., int | None]]] = {
         "convert": {"mace-torch": convert_from_mace_torch, "to-mace-torch": convert_to_mace_torch},
         "bench": {

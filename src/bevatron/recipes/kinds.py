@@ -1,0 +1,28 @@
+"""Which kind of model a folder holds, for commands that do the same with any of them."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bevatron.models.common.model_folder import MODEL_FILE
+
+
+def kind_of_model(arguments: Sequence[str]) -> str | None:
+    """Find the first run or model folder among a command's arguments and say what it holds.
+
+    Returns
+    -------
+    The kind in its model.json; of a run under way that of its best model; None if no argument is
+    such a folder, which the command itself will say.
+
+    Examples
+    --------
+    >>> kind_of_model(["--device", "cpu", "no/such/run"]) is None
+    True
+    """
+    for argument in arguments:
+        for folder in (Path(argument), Path(argument) / "best"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return str(json.loads((folder / MODEL_FILE).read_text())["kind"])
+    return None
