@@ -252,6 +252,7 @@ def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:
     """Give a field of fixed shape of all samples of several stores."""
 
     def column(name: str) -> IntArray:
-        return np.concatenate([np.array(flat) for store in stores for flat, _ in store.flat(name)])
+        parts = [flat.astype(np.int64) for store in stores for flat, _ in store.flat(name)]
+        return np.concatenate(parts)
 
     return column

@@ -166,18 +166,25 @@ def _matched(block: str, graph: Any) -> tuple[Array, str]:
     order = _same_order(shown, graph)
     if order is None:
         return _NO_POSITIONS, "3D left out: the structure is of another molecule than the SMILES"
-    return positions[order], ""
+    return positions[list(order)], ""
 
 
 def _same_order(shown: Any, graph: Any) -> Sequence[int] | None:
-    """For each atom of ``graph`` the one of ``shown`` that it is; bond orders may differ."""
+    """For each atom of ``graph`` the one of ``shown`` that it is; bond orders may differ.
+
+    Files of one origin agree atom by atom; else all of the chemistry is matched, else elements and
+    bonds alone.
+    """
     num = graph.GetNumAtoms()
     if shown.GetNumAtoms() != num or shown.GetNumBonds() != graph.GetNumBonds():
         return None
     if _skeleton(shown) == _skeleton(graph):
         return range(num)
-    match = _plain(shown).GetSubstructMatch(_plain(graph))
-    return match if len(match) == num else None
+    for first, second in ((shown, graph), (_plain(shown), _plain(graph))):
+        match: Sequence[int] = first.GetSubstructMatch(second)
+        if len(match) == num:
+            return match
+    return None
 
 
 def atoms_of(graph: Any) -> list[Any]:
