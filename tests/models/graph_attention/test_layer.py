@@ -259,16 +259,6 @@ def test_autocast_keeps_scores_exact(name):
     torch.testing.assert_close(result.float(), layer(csr, hidden), rtol=0.05, atol=0.05)
 
 
-def test_a_compiled_layer_gives_the_same():
-    csr, _ = graph(weighted=False)
-    layer = Layer(IN, OUT, psi=KNOWN["GAT"][0], activation=torch.relu)
-    hidden = torch.randn(N, IN)
-    model = nn.Sequential()
-    model.layer = layer
-    compiled = torch.compile(lambda h: layer(csr, h * 2.0).sin(), backend="aot_eager")
-    torch.testing.assert_close(compiled(hidden), layer(csr, hidden * 2.0).sin())
-
-
 def test_contradictions_are_refused():
     with pytest.raises(ConfigError, match="multiply it by A, so that only edges"):
         Layer(IN, OUT, psi=tanh(H @ H.T))

@@ -78,6 +78,7 @@ class NodeClassifier(nn.Module):
         return "\n\n".join(f"{name}\n{m.explain(weighted=weighted)}" for name, m in found)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def graph_matrix(graph: Graph, *, self_loops: bool) -> Csr:
     """Return a graph's matrix, row = receiver, made the first time it is asked for.
 
@@ -104,6 +105,7 @@ def graph_matrix(graph: Graph, *, self_loops: bool) -> Csr:
     return graph.derived(("csr", self_loops), build)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def graph_features(graph: Graph) -> Features:
     """Return a graph's features; sparse ones as a matrix in both orders, made once."""
     if isinstance(graph.features, Tensor):
@@ -141,8 +143,13 @@ class FeatureLinear(nn.Linear):
     def forward(self, features: Tensor | Csr) -> Tensor:  # noqa: D102  see torch.nn.Linear
         if isinstance(features, Tensor):
             return super().forward(features)
-        product = spmm(features, self.weight.T.contiguous())
+        product: Tensor = _sparse_product(features, self.weight.T.contiguous())
         return product if self.bias is None else product + self.bias
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _sparse_product(features: Csr, matrix: Tensor) -> Tensor:
+    return spmm(features, matrix)
 
 
 class PlainStack(nn.Module):
