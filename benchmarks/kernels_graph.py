@@ -347,15 +347,19 @@ def sizes(texts: list[str], args: argparse.Namespace, device: str) -> list[Row]:
     """Time sizes of programs for one operator; processes of their own compile them first."""
     chosen = [Tile(*map(int, text.split("x"))) for text in texts]
     rows: list[Row] = []
+    start = time.time()
     if not args.compile_only:
+        options = [(text, k, op) for text in texts for k in args.k for op in args.ops]
         jobs = [
             subprocess.Popen(
-                [sys.executable, __file__, *sys.argv[1:], "--sizes", text, "--compile-only"]
+                [sys.executable, __file__, "--compile-only", "--sizes", text]
+                + ["--k", str(k), "--ops", op]
             )
-            for text in texts
+            for text, k, op in options
         ]
         for job in jobs:
             job.wait()
+        print(f"compiled {len(jobs)} in {time.time() - start:.1f} s", flush=True)
     for case in ["tiny"] if args.compile_only else args.cases:
         csr = kronecker(*((13, 2**18) if args.compile_only else CASES[case]), device)
         for k in args.k:
