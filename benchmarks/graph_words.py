@@ -124,7 +124,8 @@ def rows_of(
         work = Workload(N, sum(blocks), 1, K)
         predicted = words_per_layer("two_dimensional", grid, work)
         reduced = 2 * (K * K + 2 * K) * (1 - 1 / world)
-        cheaper = "local" if words["rows"] < words["two_dimensional"] else "global"
+        ratio = words["rows"] / max(words["two_dimensional"], 1)
+        cheaper = "local" if ratio < 0.99 else "global" if ratio > 1.01 else "equal"
         rows.append(
             {
                 "graph": name,
@@ -159,7 +160,8 @@ without constants: O(nk/sqrt(p) + k^2) for the global formulation, Omega(nkd/p +
 one; they cross at d = sqrt(p). The 2-D scheme moves rows and columns, forward and backward, so
 what is measured crosses at about twice that degree, and in proportion to sqrt(p). A halo fetches no
 vertex twice, so the local rows never send more than 2nk(1 - 1/p), whatever the bound says.
-"cheaper" compares what the local rows and the 2-D scheme sent: {{crossing}}"""
+"cheaper" compares what the local rows and the 2-D scheme sent (equal: within 1 %; at p = 2, 3 the
+grid is 1-D too): {{crossing}}"""
 
 
 def crossing(rows: list[dict[str, object]]) -> str:
@@ -169,6 +171,8 @@ def crossing(rows: list[dict[str, object]]) -> str:
         here = [r for r in rows if r["p"] == world and str(r["graph"]).startswith("uniform d=")]
         local = [float(str(r["d"])) for r in here if r["cheaper"] == "local"]
         other = [float(str(r["d"])) for r in here if r["cheaper"] == "global"]
+        if not local and not other:
+            continue
         low = f"{max(local):.2g}" if local else "none"
         high = f"{min(other):.2g}" if other else "none"
         parts.append(
