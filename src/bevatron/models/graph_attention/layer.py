@@ -19,10 +19,12 @@ from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.graph_blocks import weighted_sum
 from bevatron.kernels.spmm import spmm
+from bevatron.models.graph_attention.distributed import sum_over_ranks
 from bevatron.models.graph_attention.evaluate import Evaluator, fixed_matrix
 from bevatron.models.graph_attention.expression import Expression, number, walk
 from bevatron.models.graph_attention.forms import AdditiveForm, DotForm, FixedForm, JointForm
 from bevatron.models.graph_attention.planner import Aggregate, Order, Plan, Widths, plan
+from bevatron.parallel.graph_partition import DistributedGraph
 
 Activation = Callable[[Tensor], Tensor]
 Features = Tensor | Csr
@@ -184,8 +186,13 @@ class Layer(nn.Module):
         )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, csr: Csr, features: Float[Tensor, "n inputs"] | Csr) -> Float[Tensor, "n _"]:
-        """Compute H' from a square matrix, whose row i attends to its columns, and H."""
+    def forward(
+        self, csr: Csr | DistributedGraph, features: Float[Tensor, "n inputs"] | Csr
+    ) -> Float[Tensor, "n _"]:
+        """Compute H' from a square matrix, whose row i attends to its columns, and H.
+
+        On a graph that is cut over processes, H and H' are of this rank's vertices.
+        """
         _check(csr, features, self.widths.inputs)
         chosen = self.plan(weighted=csr.values is not None)
         project_first = chosen.order == "project"
@@ -210,9 +217,16 @@ class Layer(nn.Module):
             summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value
         return self._finish(summed if project_first else self._after(summed))
 
-    def _sum(self, chosen: Plan, csr: Csr, evaluate: Evaluator, value: Tensor) -> Tensor:
+    def _sum(
+        self, chosen: Plan, csr: Csr | DistributedGraph, evaluate: Evaluator, value: Tensor
+    ) -> Tensor:
         """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
         form = chosen.form
+        if isinstance(csr, DistributedGraph):
+            training = self.training
+            return sum_over_ranks(
+                chosen, csr, evaluate, evaluate.number, value, training=training
+            )
         if isinstance(form, FixedForm):
             matrix = fixed_matrix(csr, form.psi, torch.promote_types(value.dtype, torch.float32))
             return spmm(matrix, value, self.aggregate)
@@ -338,7 +352,7 @@ def dense_features(features: Features) -> Tensor:
     return values.new_zeros(features.shape).index_put(place, values)
 
 
-def _check(csr: Csr, features: Features, inputs: int) -> None:
+def _check(csr: Csr | DistributedGraph, features: Features, inputs: int) -> None:
     n = csr.shape[0]
     if csr.shape[1] != n or tuple(features.shape) != (n, inputs):
         raise ValueError(
