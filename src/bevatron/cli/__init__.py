@@ -35,7 +35,7 @@ from bevatron.cli.commands import (
     prepare,
     relax,
 )
-from bevatron.cli.graph import evaluate_graph, predict_graph
+from bevatron.cli.graph import bench_graph, evaluate_graph, predict_graph
 from bevatron.cli.words import say
 from bevatron.errors import BevatronError, ConfigError
 
@@ -55,6 +55,8 @@ bevatron {version}: training scientific graph and structure models at the speed 
   bevatron bench store|loader|packing STORE         rates on this machine and these data
   bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
   bevatron bench profile RUN                        where a step's time and memory go
+  bevatron train graph --data FILE --output RUN     attention (GAT, AGNN, VA) on one large graph
+  bevatron bench graph --vertices N --edges M       times of attention on random graphs and files
   bevatron env                                      versions, devices, what runs and why not
   bevatron demo [OUT]                               all of it in three minutes
 
@@ -159,6 +161,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
             "cost": bench_cost,
             "capacity": bench_capacity,
             "profile": bench_profile,
+            "graph": bench_graph,
         },
     }
     if command in commands:

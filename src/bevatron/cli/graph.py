@@ -59,3 +59,84 @@ def predict_graph(
 
     done = predict_file(model, source, out, device=device, dtype=dtype)
     say(f"{done:,} vertices are in {out}")
+
+
+def bench_graph(
+    model: tuple[Literal["VA", "AGNN", "GAT"], ...] = ("GAT",),
+    dataset: Literal["kronecker", "uniform", "file"] = "kronecker",
+    vertices: int = 1000,
+    edges: int = 10000,
+    features: tuple[int, ...] = (128,),
+    layers: tuple[int, ...] = (3,),
+    inference: bool = False,
+    repeat: int = 10,
+    warmup: int = 2,
+    seed: int = 42,
+    file: Path | None = None,
+    type: Literal["float32", "float64", "bfloat16"] = "float32",  # noqa: A002  the artifact's name
+    sweep: Literal["strong", "weak"] | None = None,
+    shrink: int = 1,
+    partition: Literal[
+        "auto", "two_dimensional", "feature_parallel", "rows", "one_and_half_d"
+    ] = "auto",
+    device: str = "auto",
+    out: Path | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Time attention on one graph, on this device or over all processes of torchrun.
+
+    Parameters
+    ----------
+    model
+        VA, AGNN, GAT; several are timed one after another.
+    dataset
+        kronecker, uniform (both random) or file.
+    vertices
+        Of a random graph.
+    edges
+        Asked for; of those drawn twice one is stored.
+    features
+        Width of all layers, or several to try.
+    layers
+        Number of layers, or several to try.
+    inference
+        Forward only; otherwise forward and backward.
+    repeat
+        Timed runs.
+    warmup
+        Runs before them.
+    seed
+        Of graph, features and weights.
+    file
+        A graph: npz, edge list, OGB.
+    type
+        Of the features.
+    sweep
+        The configurations of Besta et al. (SC 2023): strong (Figure 6) or weak (7 and 8) scaling,
+        for the number of processes at hand.
+    shrink
+        Divide the vertices of a sweep by this, and the edges by its square.
+    partition
+        How the graph is cut over several processes.
+    device
+        auto, cpu, cuda or cuda:N.
+    out
+        CSV file that rows are added to.
+    plot
+        Picture of all rows in that file.
+    """
+    from bevatron.recipes import graph_benchmark as bench
+
+    base = bench.GraphCase(
+        dataset=dataset,
+        vertices=vertices,
+        edges=edges,
+        seed=seed,
+        file=file,
+        dtype=type,
+        partition=partition,
+    )
+    cases = bench.chosen_cases(base, model, features, layers, inference, sweep, shrink)
+    bench.run_cases(cases, repeat=repeat, warmup=warmup, device=device, out=out, tell=say)
+    if plot is not None:
+        say(f"picture: {bench.draw(out, plot)}")
