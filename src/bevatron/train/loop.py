@@ -383,13 +383,14 @@ class Trainer:
         return self.metrics
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        name = self.run.settings.train.monitor or self.run.monitor
+        wanted = self.run.settings.train.monitor or self.run.monitor
+        name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
                 f"train.monitor: '{name}' is no metric of this validation set "
                 f"(known: {', '.join(sorted(metrics))})"
             )
-        return metrics[name]
+        return metrics[name] if name == wanted else -metrics[name]
 
 
 @contextmanager

@@ -280,7 +280,8 @@ class TrainConfig:
         ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:N``.
     monitor
         The validation metric by which the best epoch, early stopping and the plateau schedule go
-        (smaller is better); None = what the recipe names.
+        (smaller is better; with a minus before it, as in ``-accuracy``, larger is); None = what the
+        recipe names.
     patience
         Validations without improvement after which the run ends; None = never.
     evaluate_every
