@@ -227,11 +227,11 @@ def test_opcheck():
 
 
 @ON_GPU
-def test_cuda_graph_and_compile():
+def test_a_cuda_graph_gives_the_same_bits():
     def step():
         for name in ("q", "k", "v", "bias", "gate"):
             inputs[name].grad = None
-        result = function(**inputs)
+        result = pair_attention(**inputs)
         result.backward(along)
         return [result, *(inputs[name].grad for name in ("q", "k", "v", "bias", "gate"))]
 
@@ -239,8 +239,6 @@ def test_cuda_graph_and_compile():
     for name in ("q", "k", "v", "bias", "gate"):
         inputs[name].requires_grad_()
     along = torch.randn_like(inputs["q"])
-    plain = getattr(pair_attention, "__wrapped__", pair_attention)
-    function = plain
     expected = [tensor.detach().clone() for tensor in step()]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -252,9 +250,6 @@ def test_cuda_graph_and_compile():
     graph.replay()
     torch.cuda.synchronize()
     for want, got in zip(expected, captured, strict=True):
-        assert torch.equal(want, got)
-    function = torch.compile(plain, fullgraph=True)
-    for want, got in zip(expected, step(), strict=True):
         assert torch.equal(want, got)
 
 

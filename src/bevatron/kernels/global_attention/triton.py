@@ -40,15 +40,16 @@ def global_attention(
     joint = torch.cat([k_weight, v_weight, gate_weight]).to(m.dtype)
     joint_bias = F.pad(gate_bias.to(m.dtype), (2 * D, 0))
     k, v, gate = F.linear(n, joint, joint_bias).split([D, D, len(gate_weight)], dim=-1)
+    # One query of a few heads: float32 costs nothing, and sums over all rows deserve it.
     heads, keys, values = (
-        q[:, :, None],
-        k.transpose(1, 2)[:, :, None],
-        v.transpose(1, 2)[:, :, None],
+        q.float()[:, :, None],
+        k.float().transpose(1, 2)[:, :, None],
+        v.float().transpose(1, 2)[:, :, None],
     )
     o = pair_attention(
         heads, keys, values, None, kept_BNS > 0, float(D**-0.5), None, layout="BSHND"
     )
-    gated = sigmoid_gate(gate, o.flatten(2))
+    gated = sigmoid_gate(gate, o.flatten(2).to(m.dtype))
     return F.linear(gated, out_weight.to(m.dtype), out_bias.to(m.dtype)).view(*m.shape[:-1], -1)
 
 

@@ -17,6 +17,8 @@ class Tiles:
         Of a program: its warps, and how many blocks its loads run ahead.
     per_processor
         Programs side by side on a processor, where the number of programs is free.
+    hold
+        Keep rows that enter many products in registers.
     """
 
     rows: int
@@ -24,19 +26,19 @@ class Tiles:
     warps: int = 4
     stages: int = 2
     per_processor: int = 1
+    hold: bool = False
 
 
 MEASURED: Mapping[str, Tiles] = {
     "project": Tiles(128, 64, 8, 2),
-    "project_input": Tiles(64, 32, 4, 2),
-    "project_weight": Tiles(32, 64, 4, 3, per_processor=2),
+    "project_input": Tiles(64, 64, 4, 2),
     "output": Tiles(64, 32, 4, 2),
     "output_input": Tiles(64, 32, 4, 2),
-    "output_weight": Tiles(32, 64, 4, 3, per_processor=2),
+    "weight": Tiles(64, 128, 8, 3),
 }
 """For 16-bit types and up to `NARROW` channels."""
 NARROW = 128
-WIDE = Tiles(32, 16, 4, 1, per_processor=2)
+WIDE = Tiles(32, 16, 8, 1, per_processor=2)
 """For all else: float32 numbers fill registers and shared memory twice as fast."""
 
 _replaced: dict[str, Tiles] = {}

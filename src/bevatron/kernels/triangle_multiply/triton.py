@@ -20,8 +20,6 @@ from bevatron.kernels.triangle_multiply.triton_launch import (
     project_backward,
 )
 
-LONG = 512
-"""Lengths from which half the chunks' channels fill the device."""
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -92,10 +90,10 @@ def multiply(
     )
     y, x, statistics = _new_outputs(z, norm_out_weight)
     if z.numel():
-        a, b = (x.new_empty(x.shape) for _ in range(2))
-        project(pair, weights, a, b, statistics[:2], 0, eps)
-        _contract(pair, a, b, x, outgoing)
-        del a, b
+        ab = _planes(z, 2 * pair.H)
+        project(pair, weights, ab, statistics, eps)
+        _contract(pair, ab[: pair.H], ab[pair.H :], x, outgoing)
+        del ab
         output(pair, weights, x, y, statistics, eps)
     return y, x, statistics
 
@@ -136,8 +134,9 @@ def multiply_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors but the mask, without elements for biases not given.
 
-    Where the gradient of one chunk of the contraction's channels has been used, that of a is
-    written, one chunk earlier in the same buffer; that of b takes the place of b.
+    Four tensors of the contraction's size take turns: the gradient of x lies in the last until
+    those of a and b have been made from it, that of b takes the place of b, and then those of
+    values and gates lie in all four.
     """
     pair = Pair.of(z, mask, norm_out_weight)
     weights = Weights.of(
@@ -148,28 +147,19 @@ def multiply_backward(
         *(z, norm_in_weight, norm_in_bias, joint_weight, joint_bias, norm_out_weight),
         *(norm_out_bias, out_weight, gate_weight, out_bias),
     )
-    dz, dnorm_in_weight, dnorm_in_bias, djoint, djoint_bias = found[:5]
     if not z.numel():
         for gradient in found:
             gradient.zero_()
         return found
-    H = len(x)
-    chunk = -(-H // _num_chunks(z.shape[-2], H))
-    buffer = x.new_empty((H + chunk, *x.shape[1:]))
-    output_backward(pair, weights, dy.contiguous(), x, statistics, buffer[chunk:], dz, found[5:])
-    b, a = x.new_empty(x.shape), x.new_empty((chunk, *x.shape[1:]))
-    scratch = torch.empty_like(statistics[:2])
-    for first in range(0, H, chunk):
-        part = slice(first, min(first + chunk, H))
-        a = a[: part.stop - first]
-        project(pair, weights, a, b[part], scratch, first, eps)
-        dx = buffer[chunk + first : chunk + part.stop]
-        _contract_backward(pair, dx, a, b[part], buffer[part], outgoing)
-    del a
-    project_backward(
-        *(pair, weights, buffer[:H], b, statistics, dz),
-        *(dnorm_in_weight, dnorm_in_bias, djoint, djoint_bias),
-    )
+    C, H, dz = pair.C, pair.H, found[0]
+    d = _planes(z, 4 * H)
+    da, a, b, dx = d.split(H)
+    spare = d[: 2 * C] if 2 * C <= 3 * H else _planes(z, 2 * C)
+    output_backward(pair, weights, dy.contiguous(), x, statistics, dx, dz, spare, found[5:])
+    del spare
+    project(pair, weights, d[H : 3 * H], torch.empty_like(statistics[:2]), eps)
+    _contract_backward(pair, dx, a, b, da, outgoing)
+    project_backward(pair, weights, d, statistics, dz, found[1:5])
     return found
 
 
@@ -221,11 +211,9 @@ def _contract_backward(
         torch.bmm(a, dx, out=b)
 
 
-def _num_chunks(length: int, channels: int) -> int:
-    """Into how many chunks of channels the backward pass cuts the contraction, to save memory."""
-    if channels % 4:
-        return 1
-    return 4 if length >= LONG else 2
+def _planes(z: Tensor, channels: int) -> Tensor:
+    """Allocate a tensor with channels outermost."""
+    return z.new_empty(Pair.planes(z, channels))
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
@@ -236,7 +224,7 @@ def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
 
 
 def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x = z.new_empty(Pair.planes(z, norm_out_weight.shape[0]))
+    x = _planes(z, norm_out_weight.shape[0])
     statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
     return z.new_empty(z.shape), x, statistics
 

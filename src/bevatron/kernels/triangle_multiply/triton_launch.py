@@ -13,13 +13,9 @@ from bevatron.kernels.triangle_multiply.tiles import Tiles, choose
 from bevatron.kernels.triangle_multiply.triton_output import (
     output_input_kernel,
     output_kernel,
-    output_weight_kernel,
 )
-from bevatron.kernels.triangle_multiply.triton_project import (
-    project_input_kernel,
-    project_kernel,
-    project_weight_kernel,
-)
+from bevatron.kernels.triangle_multiply.triton_project import project_input_kernel, project_kernel
+from bevatron.kernels.triangle_multiply.triton_weights import weight_kernel
 
 LARGEST_WIDTH = 256
 ALIGNED = 8
@@ -101,7 +97,6 @@ class Pair:
         return {
             "C": self.C,
             "C_PAD": pad(self.C),
-            "H": self.H,
             "BLOCK": tiles.rows,
             "BLOCK_H": tiles.channels,
             "AXES": self.axes,
@@ -111,12 +106,10 @@ class Pair:
             "num_warps": tiles.warps,
         }
 
-    def parts(self, tiles: Tiles, blocks: int) -> tuple[int, int]:
-        """Deal rows to programs for the weights' gradients: parts, and rows of each."""
+    def part(self, tiles: Tiles, blocks: int) -> int:
+        """Deal rows to programs for the weights' gradients: how many each takes."""
         most = max(1, tiles.per_processor * processors(self.z.device) // blocks)
-        rows = -(-self.count // most)
-        rows = -(-rows // tiles.rows) * tiles.rows
-        return -(-self.count // rows), rows
+        return -(-self.count // (most * tiles.rows)) * tiles.rows
 
 
 @dataclass(frozen=True)
@@ -160,13 +153,10 @@ class Weights:
             None if out_bias is None else like_rows(out_bias),
         )
 
-    def joint_from(self, first: int, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return value and gate weights and biases from a row of [2 H, C] on."""
+    def projections(self, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return weights [2 H, C] of values and gates, and their biases."""
         bias = self.joint if self.joint_bias is None else self.joint_bias
-        return (
-            *(self.joint[first:], self.joint[2 * H + first :]),
-            *(bias[first:], bias[2 * H + first :]),
-        )
+        return self.joint, self.joint[2 * H :], bias, bias[2 * H :]
 
     def output(self, C: int) -> tuple[Tensor, ...]:
         """Return what the output's kernels take."""
@@ -180,17 +170,15 @@ def pad(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def project(
-    pair: Pair, weights: Weights, a: Tensor, b: Tensor, statistics: Tensor, first: int, eps: float
-) -> None:
-    """Write channels of a and b from ``first`` on, as many as these hold, and the statistics."""
+def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: float) -> None:
+    """Write a and b and the statistics of the pair's rows."""
     tiles = pair.tiles("project")
     mask = pair.z if pair.mask is None else pair.mask
     with on_device(pair.z):
         project_kernel[(-(-pair.count // tiles.rows),)](
-            *(pair.z, *weights.norm_in, *weights.joint_from(0, pair.H), mask, a, b, *statistics),
-            *(pair.count, *pair.geometry, eps, first, *pair.places),
-            CHUNK=len(a),
+            *(pair.z, *weights.norm_in, *weights.projections(pair.H), mask, ab),
+            *(statistics[0], statistics[1], pair.count, *pair.geometry, eps, *pair.places),
+            H=pair.H,
             HAS_BIAS=weights.joint_bias is not None,
             HAS_MASK=pair.mask is not None,
             **pair.constants(tiles),
@@ -200,47 +188,38 @@ def project(
 def project_backward(
     pair: Pair,
     weights: Weights,
-    da: Tensor,
-    db: Tensor,
+    d: Tensor,
     statistics: Tensor,
     dz: Tensor,
-    dnorm_weight: Tensor,
-    dnorm_bias: Tensor,
-    djoint: Tensor,
-    djoint_bias: Tensor,
+    gradients: Sequence[Tensor],
 ) -> None:
-    """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz; write the others."""
+    """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz; write the others.
+
+    ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third). ``gradients``: of the
+    norm's weight and bias, the joint weight and bias.
+    """
+    dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
     mask = pair.z if pair.mask is None else pair.mask
-    flags = {"HAS_BIAS": weights.joint_bias is not None, "HAS_MASK": pair.mask is not None}
-    numbers = (*pair.geometry, *pair.places)
-    H = pair.H
-    tiles = pair.tiles("project_weight")
-    blocks = -(-H // tiles.channels)
-    parts, rows = pair.parts(tiles, blocks)
-    shares = dz.new_empty((parts, 2, H, pair.C), dtype=torch.float32)
-    bias_shares = dz.new_empty((parts, 2, H) if flags["HAS_BIAS"] else 0, dtype=torch.float32)
-    for first, d in ((0, da), (H, db)):
-        with on_device(dz):
-            project_weight_kernel[(blocks, parts)](
-                *(d, pair.z, *weights.norm_in, *weights.joint_from(first, H), mask),
-                *(*statistics[:2], shares, bias_shares, pair.count, rows, *numbers),
-                **flags,
-                **pair.constants(tiles),
-            )
-        djoint.view(2, 2 * H, -1)[:, first : first + H] = shares.sum(0)
-        if flags["HAS_BIAS"]:
-            djoint_bias.view(2, 2 * H)[:, first : first + H] = bias_shares.sum(0)
-    tiles = pair.tiles("project_input")
+    tiles, H = pair.tiles("project_input"), pair.H
     programs = -(-pair.count // tiles.rows)
     norm_shares = dz.new_empty((programs, 2, pair.C), dtype=torch.float32)
     with on_device(dz):
         project_input_kernel[(programs,)](
-            *(da, db, pair.z, *weights.norm_in, *weights.joint_from(0, H), mask),
-            *(*statistics[:2], dz, norm_shares, pair.count, *numbers),
-            **flags,
+            *(d, pair.z, *weights.norm_in, *weights.projections(H), mask, *statistics[:2], dz),
+            *(norm_shares, pair.count, *pair.geometry, *pair.places),
+            H=H,
+            HAS_BIAS=weights.joint_bias is not None,
+            HAS_MASK=pair.mask is not None,
+            HOLD=tiles.hold,
             **pair.constants(tiles),
         )
     sum_shares(norm_shares, *weights.norm_in, dnorm_weight, dnorm_bias)
+    del norm_shares
+    total, bias = _weight(pair, d, None, weights.norm_in, statistics[:2], weights.joint_bias)
+    # From a, gates of a, b, gates of b.
+    djoint.view(2, 2, H, -1).copy_(total.view(2, 2, H, -1).transpose(0, 1))
+    if weights.joint_bias is not None:
+        djoint_bias.view(2, 2, H).copy_(bias.view(2, 2, H).transpose(0, 1))
 
 
 def output(
@@ -252,8 +231,10 @@ def output(
         output_kernel[(-(-pair.count // tiles.rows),)](
             *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
             *(statistics[0], statistics[1], y, pair.count, *pair.geometry, eps, *pair.places),
+            H=pair.H,
             H_PAD=pad(pair.H),
             HAS_BIAS=weights.out_bias is not None,
+            HOLD=tiles.hold,
             **pair.constants(tiles),
         )
 
@@ -266,41 +247,66 @@ def output_backward(
     statistics: Tensor,
     dx: Tensor,
     dn: Tensor,
+    spare: Tensor,
     gradients: Sequence[Tensor],
 ) -> None:
     """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
 
-    ``gradients``: of the norm's weight and bias, the output's and the gate's weight, the biases.
+    ``spare`` [2 C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the output's
+    and the gate's weight, the biases.
     """
     dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
     C, H = pair.C, pair.H
-    given = (dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2])
-    numbers = (*pair.geometry, *pair.places)
-    flags = {"H_PAD": pad(H), "HAS_BIAS": weights.out_bias is not None}
-    tiles = pair.tiles("output_weight")
-    blocks = -(-C // tiles.channels)
-    parts, rows = pair.parts(tiles, blocks)
-    shares = dx.new_empty((parts, C, H), dtype=torch.float32)
-    gate_shares = dx.new_empty((parts, C, C), dtype=torch.float32)
-    bias_shares = dx.new_empty((parts, 2 * C) if flags["HAS_BIAS"] else 0, dtype=torch.float32)
-    with on_device(dx):
-        output_weight_kernel[(blocks, parts)](
-            *(*given, shares, gate_shares, bias_shares, pair.count, rows, *numbers),
-            **flags,
-            **pair.constants(tiles),
-        )
-    dout.copy_(shares.sum(0))
-    dgate.copy_(gate_shares.sum(0))
-    if flags["HAS_BIAS"]:
-        dbias.copy_(bias_shares.sum(0))
-    del shares, gate_shares, bias_shares
+    behind, behind_gate = spare[:C], spare[C:]
     tiles = pair.tiles("output_input")
     programs = -(-pair.count // tiles.rows)
     norm_shares = dx.new_empty((programs, 2, H), dtype=torch.float32)
     with on_device(dx):
         output_input_kernel[(programs,)](
-            *(*given, dx, dn, norm_shares, pair.count, *numbers),
-            **flags,
+            *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
+            *(dx, dn, behind, behind_gate, norm_shares, pair.count, *pair.geometry, *pair.places),
+            H=H,
+            H_PAD=pad(H),
+            HAS_BIAS=weights.out_bias is not None,
+            HOLD=tiles.hold,
             **pair.constants(tiles),
         )
     sum_shares(norm_shares, *weights.norm_out, dnorm_weight, dnorm_bias)
+    del norm_shares
+    total, bias = _weight(pair, behind, x, weights.norm_out, statistics[2:], weights.out_bias)
+    dout.copy_(total)
+    given = (weights.norm_in, statistics[:2], weights.out_bias)
+    total, gate_bias = _weight(pair, behind_gate, None, *given)
+    dgate.copy_(total)
+    if weights.out_bias is not None:
+        dbias[:C] = bias
+        dbias[C:] = gate_bias
+
+
+def _weight(
+    pair: Pair,
+    d: Tensor,
+    x: Tensor | None,
+    norm: tuple[Tensor, Tensor],
+    statistics: Tensor,
+    has_bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the product of d with the normalised rows of x, or of the pair; and the sum of d."""
+    tiles, channels = pair.tiles("weight"), len(d)
+    C = pair.C if x is None else pair.H
+    blocks = -(-channels // tiles.channels)
+    rows = pair.part(tiles, blocks)
+    parts = -(-pair.count // rows)
+    shares = d.new_empty((parts, channels, C), dtype=torch.float32)
+    bias_shares = d.new_empty((parts, channels) if has_bias is not None else 0, dtype=torch.float32)
+    constants = pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}
+    with on_device(d):
+        weight_kernel[(blocks, parts)](
+            *(d, pair.z if x is None else x, *norm, *statistics, shares, bias_shares),
+            *(channels, pair.count, rows, *pair.geometry, *pair.places),
+            FULL=channels % tiles.channels == 0,
+            FROM_CHANNELS=x is not None,
+            HAS_BIAS=has_bias is not None,
+            **constants,
+        )
+    return shares.sum(0), bias_shares.sum(0)

@@ -115,14 +115,26 @@ def norm_backward(g, xhat, rstd, inside, Weight, Parts, C: tl.constexpr, C_PAD: 
 
 
 @triton.jit
+def in_registers(block, C_PAD: tl.constexpr, WANTED: tl.constexpr):
+    """Multiply by the identity, exactly: results of matrix units lie where operands are taken from.
+
+    Rows that enter many products are then not read from shared memory for each.
+    """
+    if WANTED:
+        i = tl.arange(0, C_PAD)
+        block = tl.dot(block, (i[:, None] == i[None, :]).to(block.dtype)).to(block.dtype)
+    return block
+
+
+@triton.jit
 def project_kernel(
-    Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, A, B, Mean, Rstd,
-    count, n1, n2, z_0, z_1, z_2, eps, first, N, N_pad, plane,
-    C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, CHUNK: tl.constexpr,
+    Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, AB, Mean, Rstd,
+    count, n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
+    C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute CHUNK channels of a and of b, from ``first`` on, for BLOCK rows; and the statistics.
+    """Compute a and b, one behind the other in AB, for BLOCK rows; and the rows' statistics.
 
     Value and Gate are [2 H, C]: the weights of a, then those of b.
     """
@@ -139,140 +151,77 @@ def project_kernel(
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
     normed = tl.trans(normed.to(Z.dtype.element_ty))
     col = column(row, N, N_pad, PADDED)
-    FULL: tl.constexpr = CHUNK % BLOCK_H == 0
-    for which in tl.static_range(2):
-        at = which * H + first
-        for h in tl.range(0, CHUNK, BLOCK_H, num_stages=STAGES):
-            weight = load_matrix(Value + at * C, h, CHUNK, C, C_PAD, BLOCK_H, FULL)
-            value = tl.dot(weight, normed, input_precision=PRECISION)
-            weight = load_matrix(Gate + at * C, h, CHUNK, C, C_PAD, BLOCK_H, FULL)
-            gate = tl.dot(weight, normed, input_precision=PRECISION)
-            if HAS_BIAS:
-                value += load_bias(ValueBias + at, h, CHUNK, BLOCK_H)[:, None]
-                gate += load_bias(GateBias + at, h, CHUNK, BLOCK_H)[:, None]
-            made = value * logistic(gate)
-            if HAS_MASK:
-                made *= tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-            if which == 0:
-                store_channels(A, h, CHUNK, col, inside, plane, made, BLOCK_H, FULL)
-            else:
-                store_channels(B, h, CHUNK, col, inside, plane, made, BLOCK_H, FULL)
+    if HAS_MASK:
+        mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    FULL: tl.constexpr = H % BLOCK_H == 0
+    BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
+        at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
+        weight = load_matrix(Value + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
+        value = tl.dot(weight, normed, input_precision=PRECISION)
+        weight = load_matrix(Gate + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
+        gate = tl.dot(weight, normed, input_precision=PRECISION)
+        if HAS_BIAS:
+            value += load_bias(ValueBias + at, h, H, BLOCK_H)[:, None]
+            gate += load_bias(GateBias + at, h, H, BLOCK_H)[:, None]
+        made = value * logistic(gate)
+        if HAS_MASK:
+            made *= mask
+        plane_at = tl.cast(at, tl.int64) * plane
+        store_channels(AB + plane_at, h, H, col, inside, plane, made, BLOCK_H, FULL)
 
 
 @triton.jit
 def project_input_kernel(
-    DA, DB, Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, Mean, Rstd, DZ, Parts,
+    D, Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, Mean, Rstd, DZ, Parts,
     count, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turn the gradient of the normalised rows that lies in DZ, with that of a and b, into dz."""
+    """Turn the gradient of the normalised rows that lies in DZ, with that of a and b, into dz.
+
+    D holds four tensors with channels outermost: the gradient of a, which becomes that of its
+    values, a place for that of its gates, and the same of b.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < count
     mean = tl.load(Mean + row, mask=inside, other=0.0)
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)
     x = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     normed = affine(scaled(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
-    normed = normed.to(Z.dtype.element_ty)
+    normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
     col = column(row, N, N_pad, PADDED)
+    if HAS_MASK:
+        mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
     FULL: tl.constexpr = H % BLOCK_H == 0
-    for which in tl.static_range(2):
-        at = which * H
-        for h in tl.range(0, H, BLOCK_H, num_stages=STAGES):
-            value_weight = load_matrix(Value + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-            value = tl.dot(normed, tl.trans(value_weight), input_precision=PRECISION)
-            gate_weight = load_matrix(Gate + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-            gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)
-            if HAS_BIAS:
-                value += load_bias(ValueBias + at, h, H, BLOCK_H)[None, :]
-                gate += load_bias(GateBias + at, h, H, BLOCK_H)[None, :]
-            if which == 0:
-                d = load_channels(DA, h, H, col, inside, plane, BLOCK_H, FULL)
-            else:
-                d = load_channels(DB, h, H, col, inside, plane, BLOCK_H, FULL)
-            d = tl.trans(d).to(tl.float32)
-            if HAS_MASK:
-                d *= tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-            s = logistic(gate)
-            d *= s
-            g = tl.dot(d.to(normed.dtype), value_weight, g, input_precision=PRECISION)
-            d *= value * (1.0 - s)
-            g = tl.dot(d.to(normed.dtype), gate_weight, g, input_precision=PRECISION)
+    BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
+        at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
+        value_weight = load_matrix(Value + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
+        value = tl.dot(normed, tl.trans(value_weight), input_precision=PRECISION)
+        gate_weight = load_matrix(Gate + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
+        gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)
+        if HAS_BIAS:
+            value += load_bias(ValueBias + at, h, H, BLOCK_H)[None, :]
+            gate += load_bias(GateBias + at, h, H, BLOCK_H)[None, :]
+        d_values = D + 2 * tl.cast(at, tl.int64) * plane
+        d = tl.trans(load_channels(d_values, h, H, col, inside, plane, BLOCK_H, FULL))
+        d = d.to(tl.float32)
+        if HAS_MASK:
+            d *= mask
+        s = logistic(gate)
+        d *= s
+        d_gates = d_values + tl.cast(H, tl.int64) * plane
+        dvalue = d.to(normed.dtype)
+        dgate = (d * value * (1.0 - s)).to(normed.dtype)
+        g = tl.dot(dvalue, value_weight, g, input_precision=PRECISION)
+        g = tl.dot(dgate, gate_weight, g, input_precision=PRECISION)
+        store_channels(d_values, h, H, col, inside, plane, tl.trans(dvalue), BLOCK_H, FULL)
+        store_channels(d_gates, h, H, col, inside, plane, tl.trans(dgate), BLOCK_H, FULL)
     g += load_rows(DZ, row, count, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
     x = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     xhat = scaled(x, mean, rstd, C, C_PAD)
     dz = norm_backward(g, xhat, rstd, inside, NormWeight, Parts, C, C_PAD)
     store_rows(DZ, row, count, dz, C, C_PAD)
-
-
-@triton.jit
-def project_weight_kernel(
-    D, Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, Mean, Rstd, Parts,
-    BiasParts, count, rows_per_part, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
-    C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Compute one part's share of the gradients of the weights of a, or of b, for BLOCK_H channels.
-
-    Parts is [part, 2, H, C]: values, then gates. All weights here are those of a, or of b.
-    """
-    h = tl.program_id(0) * BLOCK_H
-    FULL: tl.constexpr = H % BLOCK_H == 0
-    start = tl.program_id(1).to(tl.int64) * rows_per_part
-    last = tl.minimum(start + rows_per_part, count)
-    value_weight = load_matrix(Value, h, H, C, C_PAD, BLOCK_H, FULL)
-    gate_weight = load_matrix(Gate, h, H, C, C_PAD, BLOCK_H, FULL)
-    dvalue = tl.zeros([BLOCK_H, C_PAD], tl.float32)
-    dgate = tl.zeros([BLOCK_H, C_PAD], tl.float32)
-    if HAS_BIAS:
-        value_bias = load_bias(ValueBias, h, H, BLOCK_H)[:, None]
-        gate_bias = load_bias(GateBias, h, H, BLOCK_H)[:, None]
-        dvalue_bias = tl.zeros([BLOCK_H], tl.float32)
-        dgate_bias = tl.zeros([BLOCK_H], tl.float32)
-    for first in tl.range(start, last, BLOCK, num_stages=STAGES):
-        # Rows behind the last have d = 0: whatever else they hold, they add nothing.
-        row = first + tl.arange(0, BLOCK)
-        inside = row < last
-        mean = tl.load(Mean + row, mask=inside, other=0.0)
-        rstd = tl.load(Rstd + row, mask=inside, other=0.0)
-        x = load_rows(Z, row, last, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-        normed = affine(scaled(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
-        normed = normed.to(Z.dtype.element_ty)
-        value = tl.dot(value_weight, tl.trans(normed), input_precision=PRECISION)
-        gate = tl.dot(gate_weight, tl.trans(normed), input_precision=PRECISION)
-        if HAS_BIAS:
-            value += value_bias
-            gate += gate_bias
-        col = column(row, N, N_pad, PADDED)
-        d = load_channels(D, h, H, col, inside, plane, BLOCK_H, FULL).to(tl.float32)
-        if HAS_MASK:
-            d *= tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
-        s = logistic(gate)
-        d *= s
-        dvalue = tl.dot(d.to(normed.dtype), normed, dvalue, input_precision=PRECISION)
-        if HAS_BIAS:
-            dvalue_bias += tl.sum(d, 1)
-        d *= value * (1.0 - s)
-        dgate = tl.dot(d.to(normed.dtype), normed, dgate, input_precision=PRECISION)
-        if HAS_BIAS:
-            dgate_bias += tl.sum(d, 1)
-    store_share(Parts, 0, 2, h, dvalue, H, C, C_PAD, BLOCK_H)
-    store_share(Parts, 1, 2, h, dgate, H, C, C_PAD, BLOCK_H)
-    if HAS_BIAS:
-        i = h + tl.arange(0, BLOCK_H)
-        at = BiasParts + tl.program_id(1).to(tl.int64) * 2 * H + i
-        tl.store(at, dvalue_bias, mask=i < H)
-        tl.store(at + H, dgate_bias, mask=i < H)
-
-
-@triton.jit
-def store_share(Parts, which, matrices, h, share, H: tl.constexpr, C: tl.constexpr,
-                C_PAD: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
-    """Store rows ``h .. h + BLOCK_H`` of matrix ``which`` of this part (grid's axis 1)."""
-    i, col = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
-    at = Parts + (tl.program_id(1) * matrices + which).to(tl.int64) * H * C
-    at = at + i[:, None] * C + col[None, :]
-    tl.store(at, share, mask=(i < H)[:, None] & (col < C)[None, :])

@@ -1,0 +1,54 @@
+"""Compares compiled with eager pair operators; run by a test, in a process without shape checks.
+
+python tests/kernels/compiled_pair_operators.py triangle_multiply outer_product_mean
+"""
+
+import os
+import sys
+
+import torch
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+from bevatron import kernels  # noqa: E402
+
+DEVICE = "cuda" if GPU else "cpu"
+C = 16
+SQUARE, VECTOR = (C, C), (C,)
+NORM = [VECTOR, VECTOR]
+SHAPES = {
+    "triangle_multiply": [(8, 8, C), (8, 8), *NORM, *[SQUARE] * 4, *NORM, SQUARE, SQUARE],
+    "outer_product_mean": [(4, 8, C), (4, 8), *NORM, (4, C), (4, C), (C, 16)],
+    "global_attention": [
+        *((4, 8, C), (4, 8), *NORM, SQUARE, (8, C), (8, C), SQUARE, VECTOR, SQUARE, VECTOR),
+    ],
+    "qkvg": [(8, C), *[SQUARE] * 4],
+    "pair_attention": [(1, 2, 1, 16, 8)] * 3,
+}
+MASKED = {"triangle_multiply", "outer_product_mean", "global_attention"}
+
+
+def compare(name):
+    """Result and gradients of both, bit for bit."""
+
+    def loss(*tensors):
+        result = getattr(kernels, name)(*tensors)
+        parts = result if isinstance(result, tuple) else (result,)
+        return sum(part.square().sum() for part in parts)
+
+    tensors = [torch.randn(shape, device=DEVICE) for shape in SHAPES[name]]
+    if name in MASKED:
+        tensors[1] = (tensors[1] > 0).float()
+    leaves = [t.requires_grad_() for i, t in enumerate(tensors) if i != 1 or name not in MASKED]
+    eager = torch.autograd.grad(loss(*tensors), leaves)
+    traced = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    compiled = torch.autograd.grad(traced(*tensors), leaves)
+    assert all(map(torch.equal, compiled, eager)), name
+
+
+if __name__ == "__main__":
+    with kernels.use("triton"):
+        for chosen in sys.argv[1:]:
+            compare(chosen)
