@@ -145,7 +145,8 @@ class GPSPlusPlusConfig:
     num_kernels
         Gaussian kernels of a distance.
     max_path
-        Longer paths count as this; 0 stands for no path.
+        Last row of the table of shortest paths: b bonds read row b + 1, or this one if that is
+        beyond; row 0 stands for no path.
     max_degree
         Larger degrees count as this.
     noisy_nodes, noisy_edges
