@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.expression import Expression
+from bevatron.models.graph_attention.expression import Expression, Kind, walk
 from bevatron.models.graph_attention.forms import AdditiveForm, DotForm
 from bevatron.models.graph_attention.planner import Plan
 from bevatron.parallel.graph_partition import DistributedGraph
@@ -24,8 +24,20 @@ def sum_over_ranks(
     value: Tensor,
     *,
     training: bool,
+    projected: bool,
 ) -> Tensor:
     """Aggregate ``value`` [vertices of this rank, H, k] over the edges of the whole graph.
+
+    Parameters
+    ----------
+    plan, graph, value
+        What is computed, on which graph, of which features.
+    evaluate, number
+        Values of vectors and of scalars in the formula.
+    training
+        Whether attention is dropped.
+    projected
+        Whether the layer has a Phi, so that X is not H.
 
     Raises
     ------
@@ -33,14 +45,18 @@ def sum_over_ranks(
         For a Psi that is neither GAT's nor a dot product or cosine of the features with themselves.
     """
     form = plan.form
-    if isinstance(form, AdditiveForm) and _weights_fit(form, graph):
+    if isinstance(form, AdditiveForm) and _weights_fit(form, graph) and _vertex_only(form):
         shape = value.shape[:2]
         row, column = evaluate(form.row).expand(shape), evaluate(form.column).expand(shape)
         dropout = form.dropout if training else 0.0
         return graph.graph_attention(
             value, row.contiguous(), column.contiguous(), form.slope, dropout
         )
-    if isinstance(form, DotForm) and _weights_fit(form, graph) and _is_plain(form, plan):
+    if (
+        isinstance(form, DotForm)
+        and _weights_fit(form, graph)
+        and _is_plain(form, plan, projected=projected)
+    ):
         return graph.dot_attention(
             value.contiguous(),
             normalize=form.cosine,
@@ -55,14 +71,18 @@ def sum_over_ranks(
 
 def _weights_fit(form: AdditiveForm | DotForm, graph: DistributedGraph) -> bool:
     """Whether the graph's values, if it has any, multiply the attention after the softmax."""
-    weighted = graph.scheme.block.values is not None
-    return weighted == (form.weights_outside and weighted) and not (
-        weighted and form.weights_inside
-    )
+    return graph.values is None or (form.weights_outside and not form.weights_inside)
 
 
-def _is_plain(form: DotForm, plan: Plan) -> bool:
+def _vertex_only(form: AdditiveForm) -> bool:
+    """Whether the scores need nothing of the edges, such as a degree."""
+    nodes = [*walk(form.row), *walk(form.column)]
+    return all(node.kind is not Kind.SPARSE for node in nodes)
+
+
+def _is_plain(form: DotForm, plan: Plan, *, projected: bool) -> bool:
     """Whether the features that are summed are those of the scores, unscaled."""
     summed = "X" if plan.order == "project" else "H"
-    own = form.query == form.key and form.key.op == summed
+    alike = form.key.op == summed or (not projected and form.key.op in {"X", "H"})
+    own = form.query == form.key and alike
     return own and form.row_scale is None and form.column_scale is None and form.dropout == 0

@@ -199,7 +199,7 @@ class Layer(nn.Module):
         hidden = _Once(lambda: dense_features(features)[:, None])
         projected = _Once(lambda: self._project(features))
         evaluate = Evaluator(
-            csr,
+            csr.without_edges if isinstance(csr, DistributedGraph) else csr,
             chosen.psi,
             hidden,
             projected,
@@ -223,9 +223,10 @@ class Layer(nn.Module):
         """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
         form = chosen.form
         if isinstance(csr, DistributedGraph):
-            training = self.training
             return sum_over_ranks(
-                chosen, csr, evaluate, evaluate.number, value, training=training
+                *(chosen, csr, evaluate, evaluate.number, value),
+                training=self.training,
+                projected=self.weight is not None or self.phi is not None,
             )
         if isinstance(form, FixedForm):
             matrix = fixed_matrix(csr, form.psi, torch.promote_types(value.dtype, torch.float32))

@@ -1,12 +1,14 @@
 """A graph over many processes, as a stack of layers uses it."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bevatron.errors import ConfigError
+from bevatron.kernels.csr import Csr
 from bevatron.parallel.graph_partition import build, planner
 from bevatron.parallel.graph_partition.grid import Grid
 from bevatron.parallel.graph_partition.groups import Group, Pending
@@ -142,6 +144,27 @@ class DistributedGraph:
     def everyone(self) -> Group:
         """The group of all ranks."""
         return self.scheme.everyone
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns as layers see them: this rank's vertices."""
+        return len(self.vertices), len(self.vertices)
+
+    @property
+    def values(self) -> Tensor | None:
+        """Edge weights of this rank's block, or None."""
+        return self.scheme.block.values
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.mesh.device
+
+    @cached_property
+    def without_edges(self) -> Csr:
+        """An empty matrix of this rank's vertices, for what is computed on single vertices."""
+        nothing = torch.zeros(0, dtype=torch.int32, device=self.device)
+        return Csr.from_coo(nothing, nothing, self.shape)
 
     def explain(self) -> list[str]:
         """Say how the graph is cut and why, a line each; all ranks must call it."""
