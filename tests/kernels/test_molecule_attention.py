@@ -79,7 +79,7 @@ def test_float64_is_exact():
 
 
 def test_a_large_molecule_is_right():
-    check(make([100], heads=1))
+    check(make([70], heads=1))
 
 
 @pytest.mark.parametrize(("heads", "size"), [(1, 24), (3, 4), (9, 8)])
@@ -139,7 +139,7 @@ def test_dropout_is_the_same_in_both_and_in_the_backward_pass(sizes):
             **tensors, dropout=0.3, seed=torch.tensor(2**40 + 77, device=DEVICE)
         )
 
-    check(make(sizes, heads=3), dropped)
+    check(make(sizes, heads=2), dropped)
 
 
 def test_dropout_drops_its_share_and_no_two_draws_are_alike():

@@ -12,9 +12,13 @@ from bevatron.kernels.molecule_attention.reference import threshold
 from bevatron.kernels.molecule_attention.triton_backward import molecule_attention_backward
 from bevatron.kernels.molecule_attention.triton_forward import molecule_attention_forward
 
-HEADS_PER_PROGRAM = {"forward": 8, "backward": 4}
-"""Heads that a program takes one after the other: neighbours share sectors of memory."""
-WARPS = {"forward": 1, "backward": 1}
+LAUNCHES: tuple[dict[str, int], ...] = (
+    {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
+    {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
+)
+"""Molecules of up to 16 atoms, and all others: a program that could take both would need so many
+registers for the larger that few would run side by side. Programs find out by themselves whether
+a molecule is theirs, so nobody waits for its size."""
 
 
 def molecule_attention(
@@ -54,15 +58,17 @@ def attend(
     lse = q.new_empty((num_atoms, num_heads), dtype=_wide(q))
     if out.numel() == 0:
         return out, lse
-    heads = HEADS_PER_PROGRAM["forward"]
+    constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        molecule_attention_forward[(len(graph_ptr), -(-num_heads // heads))](
-            *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
-            *(out, lse, *_strides(queries, keys, values), *_pair_strides(bias)),
-            *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-            **_constants(q, size, heads, bias, dropout),
-            num_warps=WARPS["forward"],
-        )
+        for launch in _launches(num_heads):
+            molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
+                *(_given(seed, graph_ptr), out, lse),
+                *(*_strides(queries, keys, values), *_pair_strides(bias)),
+                *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+                **constants,
+                **launch,
+            )
     return out, lse
 
 
@@ -107,18 +113,19 @@ def attend_backward(
     if out.numel() == 0:
         grads[3].zero_()
         return grads
-    heads = HEADS_PER_PROGRAM["backward"]
     num_pairs = 0 if bias is None else len(bias)
+    constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        molecule_attention_backward[(len(graph_ptr), -(-num_heads // heads))](
-            *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr, _given(seed, graph_ptr)),
-            *(out, lse, dout, *parts, grads[3]),
-            *_strides(queries, keys, values),
-            *(dout.stride(0), parts[0].stride(0), *_pair_strides(bias), *_pair_strides(grads[3])),
-            *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-            **_constants(q, size, heads, bias, dropout),
-            num_warps=WARPS["backward"],
-        )
+        for launch in _launches(num_heads):
+            molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
+                *(_given(seed, graph_ptr), out, lse, dout, *parts, grads[3]),
+                *(*_strides(queries, keys, values), parts[0].stride(0)),
+                *(*_pair_strides(bias), *_pair_strides(grads[3])),
+                *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+                **constants,
+                **launch,
+            )
     return grads
 
 
@@ -210,14 +217,17 @@ def _dropout(dropout: float) -> tuple[int, float]:
     return threshold(dropout), 1.0 / (1.0 - dropout)
 
 
-def _constants(
-    q: Tensor, size: int, heads: int, bias: Tensor | None, dropout: float
-) -> dict[str, Any]:
+def _launches(num_heads: int) -> list[dict[str, int]]:
+    """Cut launches down to few heads."""
+    most = triton.next_power_of_2(num_heads)
+    return [launch | {"HEADS": min(launch["HEADS"], most)} for launch in LAUNCHES]
+
+
+def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dict[str, Any]:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
         "D": size,
         "D_PAD": max(16, triton.next_power_of_2(size)),
-        "HEADS": heads,
         "HAS_BIAS": bias is not None,
         "DROPOUT": dropout > 0.0,
         "PRECISION": "tf32" if tf32 and q.dtype == torch.float32 else "ieee",

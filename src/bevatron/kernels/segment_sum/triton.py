@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device
 
-BLOCK_M, BLOCK_C = 16, 128
-"""Rows that are added at once, and channels of a program."""
+BLOCK_M, LARGEST_BLOCK_C = 8, 1024
+"""Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
+adds up its own channels."""
 
 
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
@@ -38,14 +39,15 @@ def spread_segments(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
     """Return for every row the gradient of its segment; zero for rows of none."""
     dvalues = dsums.new_empty((num_rows, dsums.shape[1]))
     if dvalues.numel():
-        grid = (len(ptr), triton.cdiv(dsums.shape[1], BLOCK_C))
+        block = _columns(dsums.shape[1])
+        grid = (len(ptr), triton.cdiv(dsums.shape[1], block))
         with on_device(dsums):
             segment_spread_kernel[grid](
                 *(dsums, ptr, dvalues, num_rows, len(ptr) - 1, dsums.stride(0), dsums.stride(1)),
                 C=dsums.shape[1],
                 BLOCK=BLOCK_M,
-                BLOCK_C=BLOCK_C,
-                num_warps=4,
+                BLOCK_C=block,
+                num_warps=_warps(block),
             )
     return dvalues
 
@@ -76,15 +78,24 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
     if not sums.numel():
         return
     wide = tl.float64 if values.dtype == torch.float64 else tl.float32
+    block = _columns(sums.shape[1])
     with on_device(values):
-        segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], BLOCK_C))](
+        segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
             *(values, ptr, sums, len(values), values.stride(0), values.stride(1)),
             C=sums.shape[1],
             BLOCK=BLOCK_M,
-            BLOCK_C=BLOCK_C,
+            BLOCK_C=block,
             WIDE=wide,
-            num_warps=4,
+            num_warps=_warps(block),
         )
+
+
+def _columns(width: int) -> int:
+    return min(LARGEST_BLOCK_C, triton.next_power_of_2(width))
+
+
+def _warps(columns: int) -> int:
+    return max(1, columns // 256)
 
 
 @triton.jit(do_not_specialize=["M"])
