@@ -1,7 +1,7 @@
 """Fused operators, each with an exact reference; `use` chooses which implementation runs.
 
 A function here has the name of the package that holds it; `from bevatron.kernels.NAME import ...`
-reaches what else is inside.
+reaches what else is inside. The building blocks of attention on graphs share one, `graph_blocks`.
 """
 
 from bevatron.kernels.bond_norm_gelu import bond_norm_gelu
@@ -13,6 +13,15 @@ from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.global_attention import global_attention
 from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
+from bevatron.kernels.graph_blocks import (
+    column_sum,
+    graph_softmax,
+    mspmm,
+    replicate,
+    row_sum,
+    sddmm,
+    spmmm,
+)
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.layer_norm_linear import layer_norm_linear
@@ -50,6 +59,7 @@ __all__ = [
     "KernelConfig",
     "bond_norm_gelu",
     "channelwise_tensor_product",
+    "column_sum",
     "conditioned_transition",
     "current",
     "dot_attention",
@@ -58,6 +68,7 @@ __all__ = [
     "global_attention",
     "graph_attention",
     "graph_attention_v2",
+    "graph_softmax",
     "implementations",
     "index_bonds",
     "indexed_linear",
@@ -65,6 +76,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_linear",
     "molecule_attention",
+    "mspmm",
     "neighbour_sums",
     "norm_gelu",
     "outer_product_mean",
@@ -72,13 +84,17 @@ __all__ = [
     "qkvg",
     "radial_basis",
     "radial_tensor_product",
+    "replicate",
     "reset_launches",
     "residual_norm",
+    "row_sum",
     "scatter_sum",
+    "sddmm",
     "segment_sum",
     "silu",
     "spherical_harmonics",
     "spmm",
+    "spmmm",
     "swiglu",
     "symmetric_contraction",
     "transition",
