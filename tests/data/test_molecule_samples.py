@@ -68,6 +68,7 @@ def test_counts(batch):
 def check_links(batch):
     """Every index array agrees with the edges."""
     senders, receivers = batch.edges
+    assert torch.equal(batch.reverse_edge, torch.arange(batch.num_edges) ^ 1)
     assert torch.equal(batch.edges[:, batch.reverse_edge], batch.edges.flip(0))
     assert torch.equal(batch.graph[receivers], batch.edge_graph)
     assert torch.equal(batch.graph[senders], batch.edge_graph)

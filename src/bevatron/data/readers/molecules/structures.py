@@ -42,7 +42,8 @@ class SdfEntries:
             raise DataError(f"{path}: the file holds no structure")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("path", "state", "content")}
+        # With the places of the entries: to find them anew the whole file would have to be read.
+        return {name: getattr(self, name) for name in ("path", "state", "content", "_ends")}
 
     def __len__(self) -> int:
         return len(self._ends)
