@@ -75,6 +75,15 @@ def test_rows_that_were_empty_get_one_entry_off_the_diagonal():
     assert bool((row == col).any()), "self loops stay"
 
 
+def test_no_empty_row_would_get_its_own_column():
+    for seed in range(30):
+        graph, rows = Kronecker(8, 8, seed=seed), torch.arange(8)
+        col = graph.fill_empty_row(rows)
+        assert not bool((col == rows).any())
+        assert int(col.min()) >= 0
+        assert int(col.max()) < 8
+
+
 def test_degrees_are_those_of_graph500():
     """At 2^13 vertices, density 0.1 and 1 %: entries, empty rows, heaviest row."""
     for drawn, tolerance in ((67_000, 0.006), (670_000, 0.004)):
