@@ -16,7 +16,7 @@ import torch
 from bevatron.data.samples import collate_molecules
 from bevatron.errors import CheckpointError
 from bevatron.models.gpspp import from_official, observe
-from bevatron.models.gpspp.layers import Drops, Graphs
+from bevatron.models.gpspp.graphs import Drops, Graphs
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from random_molecules import collate, random_batch, random_molecule, small_model
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp import DropoutConfig, load_model, observe, save_model
 from bevatron.models.gpspp.encoders import GaussianKernels
-from bevatron.models.gpspp.layers import Drops, Graphs, draw_drops
+from bevatron.models.gpspp.graphs import Drops, Graphs, draw_drops
 
 EVERYTHING = (
     "raw",

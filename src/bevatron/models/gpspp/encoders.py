@@ -13,7 +13,8 @@ from bevatron.data.samples import UNREACHABLE, MoleculeBatch
 from bevatron.kernels import norm_gelu, segment_sum
 from bevatron.models.gpspp.config import MEAN_DISTANCE, GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs
-from bevatron.models.gpspp.layers import MLP, Graphs, dense
+from bevatron.models.gpspp.graphs import Graphs
+from bevatron.models.gpspp.layers import MLP, dense
 
 KERNEL_SCALE = 0.1
 """Factor of the Gaussian kernels; it and `KERNEL_EPSILON` stand in the official configuration."""

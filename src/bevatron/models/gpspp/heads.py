@@ -9,7 +9,8 @@ from bevatron.kernels import segment_sum
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs
 from bevatron.models.gpspp.encoders import pair_rows
-from bevatron.models.gpspp.layers import MLP, Graphs, dense, uniform_dense
+from bevatron.models.gpspp.graphs import Graphs
+from bevatron.models.gpspp.layers import MLP, dense, uniform_dense
 
 
 class Decoder(nn.Module):

@@ -21,8 +21,9 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs, observe
 from bevatron.models.gpspp.encoders import Encoders
+from bevatron.models.gpspp.graphs import Drops, Graphs, draw_drops
 from bevatron.models.gpspp.heads import Decoder, DenoisingHead, NoiseHeads
-from bevatron.models.gpspp.layers import Block, Drops, Graphs, draw_drops
+from bevatron.models.gpspp.layers import Block
 
 OUTPUTS = (
     "prediction",
