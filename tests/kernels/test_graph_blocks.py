@@ -20,6 +20,7 @@ from bevatron.kernels.graph_blocks import (
     spmmm,
     weighted_sum,
 )
+from bevatron.kernels.graph_blocks import pieces as parts
 
 N, M, K, HEADS = 6, 5, 3, 2
 
@@ -162,6 +163,20 @@ def test_a_formula_on_the_edges():
     expected = formula([dots[dense], rows[dense], columns[dense], edge, s])
     torch.testing.assert_close(ours(x, y, u, v, edge, s), expected)
     assert gradcheck(ours, (x, y, u, v, edge, s))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+def test_sums_by_parts_are_sums(shape, monkeypatch):
+    monkeypatch.setattr(parts, "PART", 4)
+    rows = torch.tensor([1] * 3 + [2] * 13 + [5] + [7] * 8)
+    values = torch.randn(len(rows), *shape, dtype=torch.float64)
+    ptr = torch.searchsorted(rows, torch.arange(10))
+    expected = values.new_zeros(9, *shape).index_add(0, rows, values)
+    torch.testing.assert_close(parts.sum_by_parts(values, ptr), expected)
+    torch.testing.assert_close(parts.segment_sum(values, ptr), expected)
+    touched, starts = parts.runs(rows)
+    torch.testing.assert_close(parts.sum_by_parts(values, starts), expected[touched])
+    assert parts.sum_by_parts(values[:0], torch.zeros(4, dtype=torch.int64)).shape == (3, *shape)
 
 
 def test_no_entries_at_all():

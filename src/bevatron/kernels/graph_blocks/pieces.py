@@ -47,17 +47,26 @@ def accumulator(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
-    """Sum the rows between pointers, in a fixed order: [S, ...] from [E, ...].
+PART = 512
+"""Longest stretch of a segment that one thread of a GPU adds up."""
 
-    On a GPU long segments are summed by parts, so that no thread walks through a hub alone.
-    """
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sum the rows between pointers, in a fixed order: [S, ...] from [E, ...]."""
+    if values.device.type != "cpu":
+        return sum_by_parts(values, ptr)
     count = len(ptr) - 1
-    if values.device.type == "cpu" or len(values) == 0:
-        index = torch.repeat_interleave(torch.arange(count, device=ptr.device), ptr.diff())
-        return values.new_zeros(count, *values.shape[1:]).index_add_(0, index, values)
-    part = torch.arange(0, len(values), 512, device=ptr.device)
-    bounds = torch.cat([ptr, part]).unique()
+    index = torch.repeat_interleave(torch.arange(count), ptr.diff())
+    return values.new_zeros(count, *values.shape[1:]).index_add_(0, index, values)
+
+
+def sum_by_parts(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sum segments in parts, then the parts: no thread walks through a hub alone, no atomics."""
+    count = len(ptr) - 1
+    if len(values) == 0:
+        return values.new_zeros(count, *values.shape[1:])
+    cuts = torch.arange(0, len(values), PART, device=ptr.device)
+    bounds = torch.cat([ptr, cuts]).unique()
     flat = values.reshape(len(values), -1)
     parts = torch.segment_reduce(flat, "sum", offsets=bounds, axis=0, initial=0)
     sums = torch.segment_reduce(
@@ -71,6 +80,11 @@ def add_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
     if values.device.type == "cpu":
         out.index_add_(0, rows, values)
         return
+    touched, ptr = runs(rows)
+    out[touched] += sum_by_parts(values, ptr)
+
+
+def runs(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the distinct values of an ascending vector and where each begins."""
     touched, counts = torch.unique_consecutive(rows, return_counts=True)
-    ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    out[touched.long()] += segment_sum(values, ptr)
+    return touched.long(), torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -98,7 +98,10 @@ class Plan:
         """Say in a few lines what is computed how, and why."""
         lines = [f"psi: {self.psi}"]
         for sample, nodes in _grouped(self.virtual):
-            listed = ", ".join(map(str, nodes))
+            first = [str(node) for node in nodes if node.op not in ELEMENTWISE]
+            made = len(nodes) - len(first)
+            more = f" and {made} made of them" if made else ""
+            listed = ", ".join(first) + more
             lines.append(f"virtual n x n: {listed}; on the edges only, in one pass: {sample}")
         lines.append(f"kernel: {self.kernel}")
         lines += self.reasons
