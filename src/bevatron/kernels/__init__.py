@@ -25,6 +25,7 @@ from bevatron.kernels.graph_blocks import (
 from bevatron.kernels.indexed_linear import indexed_linear
 from bevatron.kernels.layer_norm import layer_norm
 from bevatron.kernels.layer_norm_linear import layer_norm_linear
+from bevatron.kernels.linear import linear
 from bevatron.kernels.molecule_attention import molecule_attention
 from bevatron.kernels.neighbour_sums import neighbour_sums
 from bevatron.kernels.norm_gelu import norm_gelu
@@ -43,6 +44,7 @@ from bevatron.kernels.registry import (
     use,
 )
 from bevatron.kernels.residual_norm import residual_norm
+from bevatron.kernels.scaled_residual import scaled_residual
 from bevatron.kernels.scatter_sum import scatter_sum
 from bevatron.kernels.segment_sum import segment_sum
 from bevatron.kernels.silu import silu
@@ -75,6 +77,7 @@ __all__ = [
     "launches",
     "layer_norm",
     "layer_norm_linear",
+    "linear",
     "molecule_attention",
     "mspmm",
     "neighbour_sums",
@@ -88,6 +91,7 @@ __all__ = [
     "reset_launches",
     "residual_norm",
     "row_sum",
+    "scaled_residual",
     "scatter_sum",
     "sddmm",
     "segment_sum",

@@ -91,11 +91,11 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
 
 
 def _columns(width: int) -> int:
-    return min(LARGEST_BLOCK_C, triton.next_power_of_2(width))
+    return min(LARGEST_BLOCK_C, int(triton.next_power_of_2(width)))
 
 
 def _warps(columns: int) -> int:
-    return max(1, columns // 256)
+    return max(1, int(columns) // 256)
 
 
 @triton.jit(do_not_specialize=["M"])

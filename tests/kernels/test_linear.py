@@ -1,0 +1,82 @@
+"""A linear layer: the reference everywhere, the kernels interpreted or compiled."""
+
+import os
+
+import pytest
+import torch
+
+# Before anything imports triton, which reads it once.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from bevatron.kernels import linear, use
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+EXACT = Tolerance(2e-6, 2e-5)
+TOLERANCES = {torch.float32: EXACT, HALF: Tolerance(1e-2, 3e-2)}
+
+
+def draw(*shape, dtype=torch.float32, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def make(rows, width, out, *, bias=True, dtype=torch.float32):
+    inputs = {"x": draw(rows, width, dtype=dtype), "weight": draw(out, width, dtype=dtype, seed=8)}
+    return inputs | ({"bias": draw(out, dtype=dtype, seed=9)} if bias else {})
+
+
+def check(inputs, **options):
+    check_op(
+        *(linear, linear, inputs),
+        order=1,
+        tolerance=TOLERANCES.get(inputs["x"].dtype),
+        ran=("linear", "triton"),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 70])
+@pytest.mark.parametrize("bias", [False, True])
+def test_any_number_of_rows_is_right(rows, bias):
+    check(make(rows, 24, 20, bias=bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, HALF])
+def test_other_types_and_widths_are_right(dtype):
+    check(make(40, 16, 300, dtype=dtype))
+
+
+def test_strided_inputs_are_right():
+    check(make(9, 8, 12), strided=True)
+
+
+def test_under_autocast_gradients_keep_the_type_of_the_weights():
+    inputs = make(30, 16, 24)
+    leaves = [tensor.requires_grad_() for tensor in inputs.values()]
+    with use(linear="triton"), torch.autocast(DEVICE, torch.bfloat16):
+        y = linear(*leaves)
+    found = torch.autograd.grad(y.float().square().sum(), leaves)
+    with use("reference"), torch.autocast(DEVICE, torch.bfloat16):
+        z = linear(*leaves)
+    expected = torch.autograd.grad(z.float().square().sum(), leaves)
+    assert y.dtype == torch.bfloat16
+    for ours, theirs, leaf in zip(found, expected, leaves, strict=True):
+        assert ours.dtype == leaf.dtype
+        assert_close(ours, theirs, 2e-2)
+
+
+def test_the_custom_operator_is_well_formed():
+    from bevatron.kernels.linear.triton import sum_rows
+
+    torch.library.opcheck(sum_rows, (draw(30, 5),))
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises((ValueError, TypeError), match=r"linear|weight"):
+        linear(torch.zeros(3, 4), torch.zeros(2, 5))
