@@ -49,6 +49,8 @@ class Bucket:
         return -(-self.count // self.rows)
 
 
+RESIDENT = 512
+"""Numbers that a program's sums may take: more rows would spill registers."""
 FEW_PARTS = 2048
 """A list as short as this is one launch."""
 
@@ -93,15 +95,16 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     """
     total, at_least = numbers[1], numbers[2:]
     most = max(4, tile.numbers // channels)
+    few, many = (max(1, min(rows, RESIDENT // channels)) for rows in (4, 16))
     if total <= FEW_PARTS:
-        return [Bucket(0, total, 4, most // 4)] if total else []
+        return [Bucket(0, total, few, most // few)] if total else []
 
     def count(length: int) -> int:
         place = length.bit_length() - 1
         return at_least[place] if place < len(at_least) else 0
 
     bounds = [0, count(most // 2), count(max(1, most // 8)), total]
-    shapes = [(1, most), (4, most // 4), (min(16, most), max(1, most // 16))]
+    shapes = [(1, most), (few, most // few), (many, max(1, most // many))]
     return [
         Bucket(first, last - first, *shape)
         for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)

@@ -59,7 +59,7 @@ def write_rows(
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold", "num_slots"])
-def forward_kernel(
+def forward_kernel(  # noqa: PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values,
     query, key, value, row_scale, col_scale, w_vector, seed, row_ids, col_ids, threshold,
     z_out, first_out, second_out, share_stats, share_z, num_slots,
@@ -82,9 +82,10 @@ def forward_kernel(
         scale = tl.load(row_scale + row * H + head, mask=live, other=0.0).to(ACC)
         mine = mine * scale[:, None]
     w = tl.load(w_vector + head * C + c, mask=c < C, other=0.0).to(ACC) if ADDITIVE else c
-    m = tl.full([R], float("-inf"), ACC)
-    s = tl.zeros([R], ACC)
-    z = tl.zeros([R, BLOCK_D], ACC)
+    # Three axes, those of the fetched features: with two, every thread would hold all of z.
+    m = tl.full([R, 1, 1], float("-inf"), ACC)
+    s = tl.zeros([R, 1, 1], ACC)
+    z = tl.zeros([R, 1, BLOCK_D], ACC)
     longest = tl.max(length)
     step = tl.arange(0, E)
     for begin in range(0, longest, E):
@@ -93,27 +94,31 @@ def forward_kernel(
         at = start[:, None] + entry[None, :]
         j = tl.load(index + at, mask=inside, other=0).to(tl.int64)
         theirs = fetch(key, j, head, c, inside, C, H, ACC)
-        weight = score_of(mine, theirs, w, ADDITIVE, SLOPE)
+        weight = score_of(mine, theirs, w, ADDITIVE, SLOPE)[:, :, None]
         if HAS_COL_SCALE:
-            weight *= tl.load(col_scale + j * H + head, mask=inside, other=0.0).to(ACC)
+            their_scale = tl.load(col_scale + j * H + head, mask=inside, other=0.0).to(ACC)
+            weight *= their_scale[:, :, None]
         if SOFTMAX:
-            logit = tl.where(inside, weight * LOG2E, float("-inf"))
-            top = tl.maximum(m, tl.max(logit, 1))
+            logit = tl.where(inside[:, :, None], weight * LOG2E, float("-inf"))
+            top = tl.maximum(m, tl.max(logit, 1, keep_dims=True))
             base = tl.where(top == float("-inf"), 0.0, top)
             rescale = tl.exp2(m - base)
-            weight = tl.exp2(logit - base[:, None])
+            weight = tl.exp2(logit - base)
             m = top
-            s = s * rescale + tl.sum(weight, 1)
-            z = z * rescale[:, None]
+            s = s * rescale + tl.sum(weight, 1, keep_dims=True)
+            z = z * rescale
         if HAS_VALUES:
-            weight *= tl.load(values + at, mask=inside, other=0.0).to(ACC)
+            weight *= tl.load(values + at, mask=inside, other=0.0).to(ACC)[:, :, None]
         if DROPOUT:
             mask_key = head_key(seed, head)
             keep = is_kept(mask_key, row[:, None], j, row_ids, col_ids, threshold, HAS_IDS)
-            weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
+            weight = tl.where(keep[:, :, None], weight * INVERSE_KEEP, 0.0)
         if HAS_VALUE:
             theirs = fetch(value, j, head, d, inside, D, H, ACC)
-        z += tl.sum(weight[:, :, None] * theirs, 1)
+        z += tl.sum(weight * theirs, 1, keep_dims=True)
+    m = tl.reshape(m, [R])
+    s = tl.reshape(s, [R])
+    z = tl.reshape(z, [R, BLOCK_D])
     write_rows(
         m, s, z, row, live & (slot < 0), head, d, z_out, first_out, second_out, D, H, SOFTMAX,
         PARTIAL,
