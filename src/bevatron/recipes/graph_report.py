@@ -127,9 +127,12 @@ def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> No
 
 def _classes(report: Report, confused: IntArray, role: str) -> None:
     """Tell how well each class is recognised."""
-    total, said, right = confused.sum(axis=1), confused.sum(axis=0), confused.diagonal()
+    total, said, right = (
+        counts.tolist()
+        for counts in (confused.sum(axis=1), confused.sum(axis=0), np.diag(confused))
+    )
     rows: list[list[Any]] = [
-        [str(c), int(total[c]), _share(right[c], total[c]), _share(right[c], said[c])]
+        [str(c), total[c], _share(right[c], total[c]), _share(right[c], said[c])]
         for c in range(len(confused))
     ]
     report.section("Classes").table(
