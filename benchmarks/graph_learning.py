@@ -291,35 +291,43 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
     parser.add_argument("--out", type=Path, help="folder of the results")
     options = parser.parse_args()
-    rows, raw = [], {}
-    for name in options.runs:
-        makers: list[Callable[[GraphAttentionConfig], nn.Module]] = [NodeClassifier]
-        for make in makers + ([Peer] if options.peer else []):
-            results = measure(name, make, options)
-            test = 100 * np.array([r["test"] for r in results])
+    rows: list[dict[str, Any]] = []
+    raw: dict[str, list[dict[str, float]]] = {}
+    makers: list[Callable[[GraphAttentionConfig], nn.Module]] = [NodeClassifier]
+    for make in [*makers, Peer] if options.peer else makers:
+        for name in options.runs:
             whose = "bevatron" if make is NodeClassifier else "PyTorch Geometric"
-            raw[f"{name} {whose}"] = results
-            rows.append(
-                {
-                    "run": name,
-                    "by": whose + (" bf16" if options.bf16 else ""),
-                    "metric": "ROC-AUC" if RUNS[name].heterophilous else "accuracy",
-                    "test %": f"{test.mean():.2f} ± {test.std(ddof=1) if len(test) > 1 else 0:.2f}",
-                    "seeds": len(test),
-                    "published": RUNS[name].published,
-                    "epochs": f"{np.mean([r['epochs'] for r in results]):.0f}",
-                    "ms/epoch": round(1e3 * float(np.mean([r["seconds"] for r in results])), 1),
-                }
-            )
-    extra = {} if options.out is None else {"folder": options.out}
-    suffix = "_bf16" if options.bf16 else ""
+            results = raw[f"{name} {whose}"] = measure(name, make, options)
+            rows.append(row(name, whose, results, options))
+            save(sorted(rows, key=lambda line: options.runs.index(line["run"])), raw, options)
+
+
+def row(
+    name: str, whose: str, results: list[dict[str, float]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Summarise a run over its seeds."""
+    test = 100 * np.array([result["test"] for result in results])
+    return {
+        "run": name,
+        "by": whose + (" bf16" if options.bf16 else ""),
+        "metric": "ROC-AUC" if RUNS[name].heterophilous else "accuracy",
+        "test %": f"{test.mean():.2f} ± {test.std(ddof=1) if len(test) > 1 else 0:.2f}",
+        "seeds": len(test),
+        "published": RUNS[name].published,
+        "epochs": f"{np.mean([result['epochs'] for result in results]):.0f}",
+        "ms/epoch": round(1e3 * float(np.mean([result["seconds"] for result in results])), 1),
+    }
+
+
+def save(rows: list[dict[str, Any]], raw: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Write what is known so far."""
     notes = (
         "Mean ± standard deviation over seeds of the test value at the epoch that was best in "
         "validation. An epoch is a training step and an evaluation."
     )
-    write_result(
-        f"graph_learning{suffix}", rows, notes, device=options.device, extra={"runs": raw}, **extra
-    )
+    name = "graph_learning" + ("_bf16" if options.bf16 else "")
+    folder = {} if options.out is None else {"folder": options.out}
+    write_result(name, rows, notes, device=options.device, extra={"runs": raw}, **folder)
 
 
 if __name__ == "__main__":
