@@ -1,7 +1,9 @@
 """Fast kernels against their references: right first, then how fast and how far from the floor.
 
     python benchmarks/kernels.py --op channelwise_tensor_product radial_tensor_product
+    python benchmarks/kernels.py --op triangle_multiply pair_attention --peers
 
+Operators on pairs and rows are those of `pair_cases`; what follows is of those of potentials.
 Every case is checked at its very shape, type and device against the float64 reference before it is
 timed. Times are of CUDA-graph replays, with eager calls beside. "forward" is the operator alone,
 "backward" adds the gradients by all inputs, "training" adds the gradients of those: what a step on
@@ -17,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pair_cases
+import pair_timing
 import report
 import torch
 from torch import Tensor
@@ -358,26 +362,40 @@ def measure(case: Case, rates: tuple[float, float], reference: bool) -> list[dic
 def main() -> None:
     """Check, time and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--op", nargs="+", choices=sorted(CASES), default=sorted(CASES))
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    known = sorted({*CASES, *pair_cases.CASES})
+    parser.add_argument("--op", nargs="+", choices=known, default=known)
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32", "float64"])
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
+    parser.add_argument("--peers", action="store_true", help="time peers of pair operators too")
+    parser.add_argument("--cases", nargs="+", default=(), help="of pair operators, by name")
     options = parser.parse_args()
     torch.manual_seed(0)
-    rates = ceilings()
+    on_pairs = [op for op in options.op if op in pair_cases.CASES]
+    if on_pairs:
+        dtype = getattr(torch, options.dtype or "bfloat16")
+        pair_timing.run(on_pairs, dtype, options.peers, options.cases, options.out)
+    of_potentials = [op for op in options.op if op in CASES]
+    if of_potentials:
+        time_potentials(of_potentials, options)
+
+
+def time_potentials(ops: list[str], options: argparse.Namespace) -> None:
+    """Check and time the operators of potentials."""
+    rates, name = ceilings(), options.dtype or "float32"
     rows = []
-    for op in options.op:
-        for case in CASES[op](getattr(torch, options.dtype)):
+    for op in ops:
+        for case in CASES[op](getattr(torch, name)):
             check(case)
             rows += measure(case, rates, not options.no_reference)
     notes = (
-        f"{options.dtype}, checked against the float64 reference at these shapes. ms: CUDA-graph "
+        f"{name}, checked against the float64 reference at these shapes. ms: CUDA-graph "
         "replays; training: forward, backward and double backward. Floor: the larger of bytes over "
         f"the copy rate ({rates[0] / 1e12:.2f} TB/s) and operations over the rate of an 8192^3 "
         f"float32 matrix product ({rates[1] / 1e12:.1f} TFLOP/s, TF32 off), measured in this run."
     )
-    name = "-".join(["kernels", *(options.op if set(options.op) != set(CASES) else [])])
-    report.write_result(name, rows, notes, device="cuda", folder=options.out)
+    stem = "-".join(["kernels", *(ops if set(ops) != set(CASES) else [])])
+    report.write_result(stem, rows, notes, device="cuda", folder=options.out)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Tiles:
         Programs side by side on a processor, where the number of programs is free.
     hold
         Keep rows that enter many products in registers.
+    registers
+        Of a thread at most, so that more programs fit side by side; 0 for no limit.
     """
 
     rows: int
@@ -27,14 +29,15 @@ class Tiles:
     stages: int = 2
     per_processor: int = 1
     hold: bool = False
+    registers: int = 0
 
 
 MEASURED: Mapping[str, Tiles] = {
     "project": Tiles(128, 64, 8, 2),
     "project_input": Tiles(64, 64, 4, 2),
-    "output": Tiles(64, 32, 4, 2),
-    "output_input": Tiles(64, 32, 4, 2),
-    "weight": Tiles(64, 128, 8, 3),
+    "output": Tiles(64, 64, 4, 1),
+    "output_input": Tiles(64, 32, 4, 3),
+    "weight": Tiles(64, 128, 4, 3, per_processor=2),
 }
 """For 16-bit types and up to `NARROW` channels."""
 NARROW = 128

@@ -94,7 +94,10 @@ class Pair:
         """Return what all kernels are compiled for."""
         single = self.z.dtype == torch.float32
         tf32 = single and torch.backends.cuda.matmul.allow_tf32
-        return {
+        limit: dict[str, Any] = {}
+        if tiles.registers and self.z.device.type == "cuda" and torch.version.hip is None:
+            limit["maxnreg"] = tiles.registers
+        return limit | {
             "C": self.C,
             "C_PAD": pad(self.C),
             "BLOCK": tiles.rows,

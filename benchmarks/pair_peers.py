@@ -1,0 +1,189 @@
+"""What the pair operators are compared with: plain PyTorch, SDPA, flex_attention, cuEquivariance.
+
+Every function takes the tensors of a case by name. Plain PyTorch is written as models write it; of
+it the compiled peer is made, and in float64 it is what results are checked against.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_compiled: dict[str, Any] = {}
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def layer_norm_linear(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(layer_norm(x, norm_weight, norm_bias), weight)
+
+
+def transition(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_weight: Tensor,
+) -> Tensor:
+    n = layer_norm(x, norm_weight, norm_bias)
+    return F.linear(F.silu(F.linear(n, gate_weight)) * F.linear(n, up_weight), down_weight)
+
+
+def conditioned_transition(
+    x: Tensor,
+    s: Tensor,
+    norm_weight: Tensor,
+    scale_weight: Tensor,
+    scale_bias: Tensor,
+    shift_weight: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+) -> Tensor:
+    c = F.layer_norm(s, norm_weight.shape, norm_weight)
+    n = torch.sigmoid(F.linear(c, scale_weight, scale_bias)) * F.layer_norm(x, x.shape[-1:])
+    n = n + F.linear(c, shift_weight)
+    hidden = F.silu(F.linear(n, gate_weight)) * F.linear(n, up_weight)
+    return torch.sigmoid(F.linear(s, out_weight, out_bias)) * F.linear(hidden, down_weight)
+
+
+def triangle_multiply(
+    z: Tensor,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    a_weight: Tensor,
+    a_gate_weight: Tensor,
+    b_weight: Tensor,
+    b_gate_weight: Tensor,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    out_gate_weight: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    n, kept = layer_norm(z, norm_in_weight, norm_in_bias), mask.to(z.dtype)[..., None]
+    a = kept * F.linear(n, a_gate_weight).sigmoid() * F.linear(n, a_weight)
+    b = kept * F.linear(n, b_gate_weight).sigmoid() * F.linear(n, b_weight)
+    x = layer_norm(torch.einsum("ikc,jkc->ijc", a, b), norm_out_weight, norm_out_bias)
+    return F.linear(n, out_gate_weight).sigmoid() * F.linear(x, out_weight)
+
+
+def cuequivariance_triangle_multiply(z: Tensor, mask: Tensor, **w: Tensor) -> Tensor:
+    from cuequivariance_torch import triangle_multiplicative_update
+
+    result: Tensor = triangle_multiplicative_update(
+        z[None],
+        direction="outgoing",
+        mask=mask.to(z.dtype)[None],
+        norm_in_weight=w["norm_in_weight"],
+        norm_in_bias=w["norm_in_bias"],
+        p_in_weight=torch.cat([w["a_weight"], w["b_weight"]]),
+        g_in_weight=torch.cat([w["a_gate_weight"], w["b_gate_weight"]]),
+        norm_out_weight=w["norm_out_weight"],
+        norm_out_bias=w["norm_out_bias"],
+        p_out_weight=w["out_weight"],
+        g_out_weight=w["out_gate_weight"],
+    )
+    return result[0]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend in the layout of projections, [B, S, N, H, D]."""
+    logits = torch.einsum("bsihd,bsjhd->bshij", q * q.shape[-1] ** -0.5, k) + bias
+    if mask is not None:
+        logits = logits.masked_fill(~mask[:, :, None, None, :], float("-inf"))
+    return torch.einsum("bshij,bsjhd->bsihd", logits.softmax(-1), v)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    rows = [tensor[0].transpose(1, 2) for tensor in (q, k, v)]
+    if mask is None:
+        added = bias[0].expand(q.shape[1], -1, -1, -1)
+    else:
+        added = bias[0].masked_fill(~mask[0, :, None, None], float("-inf"))
+    return F.scaled_dot_product_attention(*rows, attn_mask=added).transpose(1, 2)[None]
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def score(x: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        x = x + bias[0, 0, head, i, j]
+        return x if mask is None else torch.where(mask[0, row, j], x, -float("inf"))
+
+    run = _compiled.setdefault("flex", torch.compile(flex_attention, dynamic=False))
+    rows = [tensor[0].transpose(1, 2) for tensor in (q, k, v)]
+    result: Tensor = run(*rows, score_mod=score).transpose(1, 2)[None]
+    return result
+
+
+def cuequivariance_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None
+) -> Tensor:
+    from cuequivariance_torch import triangle_attention
+
+    rows = [tensor.transpose(2, 3) for tensor in (q, k, v)]
+    if mask is None:
+        mask = torch.ones(*q.shape[:2], k.shape[2], dtype=torch.bool, device=q.device)
+    result = triangle_attention(*rows, bias=bias, mask=mask[:, :, None, None])
+    if isinstance(result, tuple):
+        result = result[0]
+    return result.transpose(2, 3)
+
+
+def outer_product_mean(
+    m: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    a_weight: Tensor,
+    b_weight: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    n, kept = layer_norm(m, norm_weight, norm_bias), mask.to(m.dtype)[..., None]
+    a, b = F.linear(n, a_weight) * kept, F.linear(n, b_weight) * kept
+    outer = torch.einsum("sic,sjd->ijcd", a, b).flatten(-2)
+    return F.linear(outer, out_weight, out_bias) / (1e-3 + torch.einsum("sic,sjc->ijc", kept, kept))
+
+
+def global_attention(
+    m: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    n, kept, D = layer_norm(m, norm_weight, norm_bias), mask.to(m.dtype), len(k_weight)
+    mean = torch.einsum("sn,snc->nc", kept, n) / kept.sum(0)[:, None]
+    q = F.linear(mean, q_weight).unflatten(-1, (-1, D)) * D**-0.5
+    logits = torch.einsum("nhd,snd->nhs", q, F.linear(n, k_weight))
+    weights = logits.masked_fill(~mask.T[:, None], float("-inf")).softmax(-1)
+    o = torch.einsum("nhs,snd->nhd", weights, F.linear(n, v_weight)).flatten(1)
+    return F.linear(F.linear(n, gate_weight, gate_bias).sigmoid() * o, out_weight, out_bias)
+
+
+def qkvg(
+    x: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+) -> Tensor:
+    n = layer_norm(x, norm_weight, norm_bias)
+    weights = (q_weight, k_weight, v_weight, gate_weight)
+    return torch.cat([F.linear(n, weight) for weight in weights], -1)

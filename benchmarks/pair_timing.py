@@ -1,0 +1,200 @@
+"""Checks and times operators on pairs and rows beside their peers; `kernels.py` is the command."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+from pair_cases import CASES, EXPONENTIALS, Case, Operator
+from torch import Tensor
+
+from bevatron import kernels
+
+MIB = 2**20
+Work = Callable[[], list[Tensor]]
+
+
+def step(operator: Operator, inputs: dict[str, Tensor | None], along: Tensor) -> Work:
+    """Return forward and backward, as a function that gives the result and all gradients."""
+    leaves = [t for t in inputs.values() if t is not None and t.requires_grad]
+
+    def run() -> list[Tensor]:
+        result = operator(**inputs)
+        return [result.detach(), *torch.autograd.grad(result, leaves, along)]
+
+    return run
+
+
+def direction(case: Case, inputs: dict[str, Tensor | None]) -> Tensor:
+    """Draw a gradient of the result."""
+    with torch.no_grad():
+        like = case.ours(**inputs)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    return torch.empty_like(like).normal_(generator=generator)
+
+
+def check(case: Case, dtype: torch.dtype) -> dict[str, float]:
+    """Compare with float64, and two runs with each other; exit if anything is off.
+
+    Returns
+    -------
+    dict
+        Our error over that of plain PyTorch in this type, by tensor.
+    """
+    inputs = case.draw(dtype)
+    along = direction(case, inputs)
+    for first, second in zip(*(step(case.ours, inputs, along)() for _ in range(2)), strict=True):
+        if not torch.equal(first, second):
+            raise SystemExit(f"{case.op} {case.name}: a second run gave other bits")
+    if case.few_rows:
+        inputs = {
+            name: t if t is None or name == "bias" else _few(t, case.few_rows)
+            for name, t in inputs.items()
+        }
+        along = along[:, : case.few_rows]
+    exact = {
+        name: t.detach().double().requires_grad_() if t is not None and t.requires_grad else t
+        for name, t in inputs.items()
+    }
+    want = step(case.plain, exact, along.double())()
+    ours, plain = (step(f, inputs, along)() for f in (case.ours, case.plain))
+    names = ["result", *(name for name, t in inputs.items() if t is not None and t.requires_grad)]
+    errors = {}
+    for name, got, eager, e in zip(names, ours, plain, want, strict=True):
+        if dtype == torch.float32:
+            error = ((got - e).abs().max() / e.abs().max()).item()
+            theirs, limit = ((eager - e).abs().max() / e.abs().max()).item(), 2e-5
+        else:
+            error, theirs = ((t.double() - e).norm().item() for t in (got, eager))
+            # The error of a vector of weights is one of few numbers.
+            limit = theirs * (1.05 if e.numel() > 10_000 else 1.3)
+        if not error <= limit:
+            raise SystemExit(
+                f"{case.op} {case.name}: the error of {name} is {error:.2e}, plain PyTorch's "
+                f"{theirs:.2e}"
+            )
+        errors[name] = error / max(theirs, 1e-30)
+    return errors
+
+
+def _few(tensor: Tensor, rows: int) -> Tensor:
+    few = tensor.detach()[:, :rows].contiguous()
+    return few.requires_grad_(tensor.requires_grad)
+
+
+def median_ms(function: Callable[[], Any], repeats: int = 15) -> float:
+    """Median time of a call, the L2 cache flushed before each."""
+    flush = torch.empty(2**27, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(repeats + 2):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def captured(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture a call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def longest_kernel(function: Callable[[], Any]) -> str:
+    """Name the kernel that takes most of the time: a peer that falls back silently shows."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as trace:
+        function()
+        torch.cuda.synchronize()
+    events = [e for e in trace.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    if not events:
+        return ""
+    return str(max(events, key=lambda e: e.self_device_time_total).key)[:48]
+
+
+def timed(case: Case, operator: Operator, dtype: torch.dtype) -> dict[str, Any]:
+    """Time one implementation and take its peak memory."""
+    inputs = case.draw(dtype)
+    function = step(operator, inputs, direction(case, inputs))
+    function()
+    function()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    found: dict[str, Any] = {"MiB": round((torch.cuda.max_memory_allocated() - before) / MIB)}
+    found["eager ms"] = median_ms(function)
+    found["longest kernel"] = longest_kernel(function)
+    try:
+        found["ms"] = median_ms(captured(function))
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        found |= {"ms": found["eager ms"], "note": f"not captured: {str(error)[:60]}"}
+    return found
+
+
+def ceilings() -> tuple[float, float]:
+    """Measure bytes per second of a copy and operations per second of a bf16 product."""
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / median_ms(lambda: target.copy_(source)) * 1e3
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return copied, 2 * 8192**3 / median_ms(lambda: matrix @ matrix) * 1e3
+
+
+def run(
+    ops: Sequence[str], dtype: torch.dtype, with_peers: bool, wanted: Sequence[str], out: Path
+) -> None:
+    """Check and time the cases of operators, all usual ones or those named; write the results."""
+    copy_rate, matrix_rate = ceilings()
+    rows = []
+    for op in ops:
+        for case in CASES[op]():
+            if case.name not in wanted if wanted else op == "pair_attention" and not case.to_reach:
+                continue
+            with kernels.use("triton"):
+                errors = check(case, dtype)
+            floors = (case.moved * dtype.itemsize / 2 / copy_rate, case.operations / matrix_rate)
+            floor = 1e3 * max(*floors, case.exponentials / EXPONENTIALS)
+            operators: dict[str, Operator] = {"bevatron": case.ours}
+            if with_peers:
+                compiled = torch.compile(case.plain, dynamic=False)
+                operators |= {"eager": case.plain, "compile": compiled, **case.peers}
+            for who, operator in operators.items():
+                row = {"op": op, "case": case.name, "who": who, "ms": 0.0, "eager ms": 0.0}
+                row |= {"MiB": 0, "to reach": case.to_reach or "", "floor ms": floor}
+                try:
+                    with kernels.use("triton"):
+                        row |= timed(case, operator, dtype)
+                except torch.OutOfMemoryError:
+                    row |= {"note": "out of memory"}
+                except ModuleNotFoundError as error:
+                    row |= {"note": f"{error.name} is not installed"}
+                if who == "bevatron":
+                    row["worst error"] = max(errors.values())
+                rows.append(row)
+                print(row, flush=True)
+                torch.cuda.empty_cache()
+    notes = (
+        f"{str(dtype).removeprefix('torch.')}, forward and backward with all gradients; checked "
+        "against float64 at these shapes, two runs with equal bits. ms: CUDA-graph replays, L2 "
+        "flushed; MiB: peak beyond the inputs; worst error: ours over that of plain PyTorch in "
+        f"this type. In this run a copy moved {copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 "
+        f"product ran at {matrix_rate / 1e12:.0f} TFLOP/s."
+    )
+    name = "-".join(["kernels", *(ops if set(ops) != set(CASES) else ["pair"])])
+    report.write_result(name, rows, notes, device="cuda", folder=out)
