@@ -107,6 +107,5 @@ class FeatureParallel(Scheme):
         return own
 
     def _narrow(self, rows: Tensor) -> Tensor:
-        scalars = rows[0, 0].numel() == 1
-        narrow = self.wire.bfloat16 and rows.dtype == torch.float32 and not scalars
-        return rows.to(torch.bfloat16) if narrow else rows
+        """Round features, but never scores, as they are sent."""
+        return rows if rows[0, 0].numel() == 1 else self.wire.narrow(rows)

@@ -208,7 +208,7 @@ def memory_per_rank(scheme: str, grid: Grid, work: Workload) -> float:
 
 
 MESSAGES = {
-    "two_dimensional": 7,
+    "two_dimensional": 11,
     "feature_parallel": 6,
     "rows": 2,
     "one_and_half_d": 8,

@@ -127,38 +127,34 @@ class _GraphAttention(torch.autograd.Function):
         options: tuple[float, float],
         seed: int,
     ) -> Tensor:
-        heads, channels = x.shape[1:]
-        parts, prefix, wire = channel_chunks(channels, scheme.chunks), scheme.prefix, scheme.wire
-        tiles: list[Pending | None] = []
-        for number, part in enumerate(parts):
-            with_first = [col_score[:prefix]] if number == 0 else []
-            rows = wire.pack(x[:prefix, :, part], *with_first)
-            tiles.append(scheme.column_group.all_gather(rows))
-        row_tile = scheme.row_group.all_gather(wide(row_score)).wait()
-        col_tile = largest = common = torch.empty(0)
-        messages, saved, features = [], [], []
-        for number, part in enumerate(parts):
-            width = part.stop - part.start
-            tile = tiles[number]
-            assert tile is not None
-            flat, scalars = wire.unpack(tile.wait(), heads * width, x.dtype)
-            features.append(flat.unflatten(1, (heads, width)).contiguous())
-            if number == 0:
-                col_tile = scalars.contiguous()
+        parts, prefix, wire = channel_chunks(x.shape[2], scheme.chunks), scheme.prefix, scheme.wire
+        rows, cols = scheme.row_group, scheme.column_group
+        scores = [
+            cols.all_gather(wide(col_score[:prefix])),
+            rows.all_gather(wide(row_score)),
+        ]
+        tiles = [wire.all_gather(cols, x[:prefix, :, part]) for part in parts]
+        col_tile, row_tile = (score.wait() for score in scores)
+        largest = common = torch.empty(0)
+        messages, features, saved = [], [], []
+        for number in range(len(parts)):
+            features.append(tiles[number].wait())
             sums = partial.forward(
                 scheme.block, features[-1], row_tile, col_tile, *options, seed=seed
             )
             if number == 0:
-                largest = scheme.row_group.all_reduce(sums.largest.clone(), "max").wait()
+                largest = rows.all_reduce(sums.largest.clone(), "max").wait()
                 common = rescale(sums.largest, largest)
-            with_first = [sums.total * common] if number == 0 else []
-            rescaled = sums.z.mul_(common.unsqueeze(-1))
-            messages.append(wire.reduce_scatter(scheme.row_group, rescaled, *with_first))
+                total_message = rows.reduce_scatter(sums.total * common)
+            z = sums.z.mul_(common.unsqueeze(-1)) if rows.size > 1 else sums.z
+            messages.append(wire.reduce_scatter(rows, z))
             saved += [sums.largest, sums.positive, sums.z_positive]
             if scheme.regather:
-                tiles[number], features[-1] = None, x[:0]
-        z, total = _put_together(messages, parts, x)
-        start = scheme.row_group.index * scheme.padded
+                tiles[number] = Pending(x)
+                features.clear()
+        total = total_message.wait()
+        z = _put_together(messages, parts, x, total)
+        start = rows.index * scheme.padded
         log_total = safe_log_total(largest[start : start + scheme.padded], total)
         features = [x] if scheme.regather else features
         ctx.save_for_backward(z, log_total, row_tile, col_tile, *features, *saved)
@@ -169,68 +165,56 @@ class _GraphAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), scheme, wire = grads, ctx.scheme, ctx.scheme.wire
+        (grad,), scheme, wire, parts = grads, ctx.scheme, ctx.scheme.wire, ctx.parts
         z, log_total, row_tile, col_tile, *saved = ctx.saved_tensors
-        kept = 1 if scheme.regather else len(ctx.parts)
+        kept = 1 if scheme.regather else len(parts)
         features, saved = saved[:kept], saved[kept:]
-        heads, prefix = z.shape[1], scheme.prefix
+        rows, cols, prefix = scheme.row_group, scheme.column_group, scheme.prefix
         delta = (wide(grad) * wide(z)).sum(-1)
-        tiles = []
-        for number, part in enumerate(ctx.parts):
-            with_first = [delta, log_total] if number == 0 else []
-            rows = wire.pack(grad[:, :, part], *with_first)
-            tiles.append(scheme.row_group.all_gather(rows))
-        again = []
+        scalars = rows.all_gather(torch.cat([delta, log_total], 1))
+        tiles = [wire.all_gather(rows, grad[:, :, part]) for part in parts]
+        again = [Pending(tile) for tile in features]
         if scheme.regather:
-            sent = (wire.pack(features[0][:prefix, :, part]) for part in ctx.parts)
-            again = [scheme.column_group.all_gather(rows) for rows in sent]
-        by_row = by_col = delta_tile = log_tile = torch.empty(0)
+            again = [wire.all_gather(cols, features[0][:prefix, :, part]) for part in parts]
+        delta_tile, log_tile = (s.contiguous() for s in scalars.wait().chunk(2, 1))
+        by_row = by_col = torch.empty(0)
         messages = []
-        for number, part in enumerate(ctx.parts):
-            width = part.stop - part.start
-            flat, scalars = wire.unpack(tiles[number].wait(), heads * width, grad.dtype)
-            tile = flat.unflatten(1, (heads, width)).contiguous()
-            if number == 0:
-                delta_tile, log_tile = (s.contiguous() for s in scalars.split(heads, 1))
-            else:
-                # <G, z> and <X, Q> add up over the channels; delta's share must be there once.
-                delta_tile = torch.zeros_like(delta_tile)
-            if scheme.regather:
-                flat = wire.unpack(again[number].wait(), heads * width, z.dtype)[0]
-                x_tile = flat.unflatten(1, (heads, width)).contiguous()
-            else:
-                x_tile = features[number]
+        for number in range(len(parts)):
+            tile = tiles[number].wait()
             by_x, share = partial.backward(
-                *(scheme.block, x_tile, row_tile, col_tile),
+                *(scheme.block, again[number].wait(), row_tile, col_tile),
                 *(tile, log_tile, delta_tile, *ctx.options),
                 seed=ctx.seed,
             )
+            messages.append(wire.reduce_scatter(cols, by_x))
             by_col = share if number == 0 else by_col + share
-            with_last = [by_col] if number == len(ctx.parts) - 1 else []
-            messages.append(wire.reduce_scatter(scheme.column_group, by_x, *with_last))
             sums = partial.Sums(*_without_sums(*saved[3 * number : 3 * number + 3]))
             share = partial.row_gradient(sums, tile, log_tile, delta_tile, ctx.options[0])
             by_row = share if number == 0 else by_row + share
-        row_message = scheme.row_group.reduce_scatter(by_row)
+            # <G, z> and <X, Q> add up over the channels; delta's share must be there once.
+            delta_tile = torch.zeros_like(delta_tile)
+        scores = [cols.reduce_scatter(by_col), rows.reduce_scatter(by_row)]
         by_x, by_score = torch.zeros_like(z), torch.zeros_like(log_total)
-        found, score = _put_together(messages, ctx.parts, by_x[:prefix], divided=False)
-        by_x[:prefix], by_score[:prefix] = found, score
+        by_x[:prefix] = _put_together(messages, parts, by_x[:prefix])
+        by_score[:prefix] = scores[0].wait()
         row_type, col_type = ctx.types
-        return by_x, row_message.wait().to(row_type), by_score.to(col_type), None, None, None
+        by_row = scores[1].wait().to(row_type)
+        return by_x, by_row, by_score.to(col_type), None, None, None
 
 
 def _put_together(
-    messages: list[Pending], parts: list[slice], like: Tensor, *, divided: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Wait for all chunks of channels and the scalars that came with one of them."""
-    found, heads, scalars = torch.empty_like(like), like.shape[1], torch.empty(0)
-    for message, part in zip(messages, parts, strict=True):
-        rows, width = message.wait(), heads * (part.stop - part.start)
-        if rows.shape[1] > width:
-            scalars = rows[:, width:].contiguous()
-        chunk = rows[:, :width].unflatten(1, (heads, -1))
-        found[:, :, part] = divide(chunk, scalars) if divided else chunk
-    return found, scalars
+    messages: list[Pending], parts: list[slice], like: Tensor, total: Tensor | None = None
+) -> Tensor:
+    """Wait for all chunks of channels, divided by the rows' totals if these are given."""
+    chunks = (message.wait() for message in messages)
+    if total is not None:
+        chunks = (divide(chunk, total) for chunk in chunks)
+    if len(parts) == 1:
+        return next(chunks).to(like.dtype)
+    found = torch.empty_like(like)
+    for chunk, part in zip(chunks, parts, strict=True):
+        found[:, :, part] = chunk
+    return found
 
 
 def _without_sums(largest: Tensor, positive: Tensor, z_positive: Tensor) -> tuple[Tensor, ...]:
@@ -250,28 +234,21 @@ class _DotAttention(torch.autograd.Function):
         normalize: bool,
         softmax: bool,
     ) -> Tensor:
-        wire, width, shape = scheme.wire, x[:1].numel(), x.shape[1:]
-        tiles = [
-            scheme.column_group.all_gather(wire.pack(x[: scheme.prefix])),
-            scheme.row_group.all_gather(wire.pack(x)),
-        ]
-        x_col, x_row = (
-            wire.unpack(tile.wait(), width, x.dtype)[0].unflatten(1, shape) for tile in tiles
-        )
+        wire, rows, cols = scheme.wire, scheme.row_group, scheme.column_group
+        tiles = [wire.all_gather(cols, x[: scheme.prefix]), wire.all_gather(rows, x)]
+        x_col, x_row = (tile.wait() for tile in tiles)
         scores = block_scores(x_row, x_col, scale, normalize=normalize, softmax=softmax)
         found = dot_partial.forward(scheme.block, scores)
         log_total = None
-        z: Tensor
         if found.largest is None or found.total is None:
-            z = wire.reduce_scatter(scheme.row_group, found.z).wait().unflatten(1, shape)
+            z = wire.reduce_scatter(rows, found.z).wait()
         else:
-            largest = scheme.row_group.all_reduce(found.largest.clone(), "max").wait()
+            largest = rows.all_reduce(found.largest.clone(), "max").wait()
             common = rescale(found.largest, largest)
-            sums = found.z.mul_(common.unsqueeze(-1))
-            rows = wire.reduce_scatter(scheme.row_group, sums, found.total * common).wait()
-            total = rows[:, width:]
-            z = divide(rows[:, :width].unflatten(1, shape), total)
-            start = scheme.row_group.index * scheme.padded
+            message = wire.reduce_scatter(rows, found.z.mul_(common.unsqueeze(-1)))
+            total = rows.reduce_scatter(found.total * common).wait()
+            z = divide(message.wait(), total)
+            start = rows.index * scheme.padded
             log_total = safe_log_total(largest[start : start + scheme.padded], total)
         z = z.to(x.dtype)
         ctx.save_for_backward(scale, x_row, x_col, z, log_total)
@@ -282,23 +259,20 @@ class _DotAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale, x_row, x_col, z, log_total = ctx.saved_tensors
-        (grad,), scheme = grads, ctx.scheme
-        wire, width, shape = scheme.wire, z[:1].numel(), z.shape[1:]
+        (grad,), scheme, wire = grads, ctx.scheme, ctx.scheme.wire
+        message = wire.all_gather(scheme.row_group, grad)
         log_tile = delta_tile = None
-        scalars = []
         if log_total is not None:
-            scalars = [(wide(grad) * wide(z)).sum(-1), log_total]
-        gathered = scheme.row_group.all_gather(wire.pack(grad, *scalars)).wait()
-        tile, found = wire.unpack(gathered, width, grad.dtype)
-        if log_total is not None:
-            delta_tile, log_tile = (part.contiguous() for part in found.split(shape[0], 1))
+            delta = (wide(grad) * wide(z)).sum(-1)
+            scalars = scheme.row_group.all_gather(torch.cat([delta, log_total], 1)).wait()
+            delta_tile, log_tile = (part.contiguous() for part in scalars.chunk(2, 1))
         scores = block_scores(x_row, x_col, scale, **ctx.options)
-        known = (tile.unflatten(1, shape).contiguous(), log_tile, delta_tile)
+        known = (message.wait(), log_tile, delta_tile)
         by_row, by_scale = row_gradients(scheme.block, scores, scale, *known)
         # On its way while the columns are computed.
         rows = wire.reduce_scatter(scheme.row_group, by_row)
         by_col = col_gradients(scheme.block, scores, *known)
         cols = wire.reduce_scatter(scheme.column_group, by_col)
-        by_x = rows.wait().unflatten(1, shape).clone()
-        by_x[: scheme.prefix] += cols.wait().unflatten(1, shape)
+        by_x = rows.wait().clone()
+        by_x[: scheme.prefix] += cols.wait()
         return by_x.to(z.dtype), by_scale, None, None, None
