@@ -204,6 +204,20 @@ def test_autocast_is_close_to_float32():
     assert NodeTask("classes", 2).allows_autocast is True
 
 
+@pytest.mark.parametrize("layer", ["gat", "agnn"])
+def test_autocast_reaches_sparse_features(layer):
+    model = NodeClassifier(config_of(layer, hidden=32)).eval()
+    batch = batch_of(communities(sparse=True))
+    exact = model(batch)["logits"]
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(batch)["logits"]
+    torch.testing.assert_close(low, exact, rtol=0.05, atol=0.05)
+    assert not torch.equal(low, exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(batch)["logits"].sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
 def test_dropout_repeats_with_the_seed():
     model, batch = NodeClassifier(config_of("gat", dropout=0.5)), batch_of(communities())
     torch.manual_seed(3)

@@ -298,7 +298,7 @@ class Layer(nn.Module):
             return (dense if self.phi is None else self.phi(dense))[:, None]
         heads, inputs, outputs = matrix.shape
         flat = matrix.transpose(0, 1).reshape(inputs, heads * outputs)
-        x = spmm(features, flat) if isinstance(features, Csr) else features @ flat
+        x = sparse_product(features, flat) if isinstance(features, Csr) else features @ flat
         x = x.reshape(-1, heads, outputs)
         return x if self.inner_bias is None else x + self.inner_bias.to(x.dtype)
 
@@ -333,6 +333,14 @@ class _Once:
 
 def _where_entries(vector: Tensor, ptr: Tensor) -> Tensor:
     return torch.where(ptr.diff()[:, None] > 0, vector, 0.0)
+
+
+def sparse_product(features: Csr, matrix: Tensor) -> Tensor:
+    """Multiply sparse features by a matrix, in 16 bits where autocast would multiply dense ones."""
+    device = matrix.device.type
+    if torch.is_autocast_enabled(device):
+        matrix = matrix.to(torch.get_autocast_dtype(device))
+    return spmm(features, matrix)
 
 
 def features_dtype(features: Features) -> torch.dtype:

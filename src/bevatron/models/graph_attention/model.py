@@ -17,9 +17,14 @@ from bevatron.data.samples import Graph, GraphBatch
 from bevatron.data.samples.graphs import SparseRows
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.csr import Csr
-from bevatron.kernels.spmm import spmm
 from bevatron.models.graph_attention.config import GraphAttentionConfig
-from bevatron.models.graph_attention.layer import Activation, Features, Layer, dense_features
+from bevatron.models.graph_attention.layer import (
+    Activation,
+    Features,
+    Layer,
+    dense_features,
+    sparse_product,
+)
 from bevatron.models.graph_attention.layers import Sgc, agnn, agnn_paper, gat, gatv2, gcn, gin, va
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -149,7 +154,7 @@ class FeatureLinear(nn.Linear):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _sparse_product(features: Csr, matrix: Tensor) -> Tensor:
-    return spmm(features, matrix)
+    return sparse_product(features, matrix)
 
 
 class PlainStack(nn.Module):
