@@ -30,9 +30,13 @@ def pointers(*counts):
     return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
 
 
+def sums(values, ptr, scale=None):
+    return segment_sum(values, ptr, None if scale is None else scale.detach())
+
+
 def check(inputs, **options):
     check_op(
-        *(segment_sum, segment_sum, inputs),
+        *(sums, sums, inputs),
         order=1,
         tolerance=TOLERANCES.get(inputs["values"].dtype),
         ran=("segment_sum", "triton"),
@@ -44,6 +48,11 @@ def check(inputs, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_segments_of_any_length_are_right(counts, dtype):
     check({"values": draw(sum(counts), 20, dtype=dtype), "ptr": pointers(*counts)})
+
+
+def test_rows_may_have_factors():
+    scaled = {"scale": draw(40, seed=4).relu()}
+    check({"values": draw(40, 3), "ptr": pointers(5, 12) + 2} | scaled)
 
 
 def test_rows_in_no_segment_count_nowhere():
@@ -65,7 +74,7 @@ def test_part_of_a_wider_tensor_is_read_where_it_lies():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.segment_sum.triton import add_segments
 
-    torch.library.opcheck(add_segments, (draw(5, 4).requires_grad_(), pointers(2, 3)))
+    torch.library.opcheck(add_segments, (draw(5, 4).requires_grad_(), pointers(2, 3), draw(5)))
 
 
 def test_wrong_shapes_are_refused():

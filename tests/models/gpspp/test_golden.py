@@ -17,6 +17,7 @@ from bevatron.data.samples import collate_molecules
 from bevatron.errors import CheckpointError
 from bevatron.models.gpspp import from_official, observe
 from bevatron.models.gpspp.graphs import Drops, Graphs
+from bevatron.models.gpspp.layers import Stream
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def states(model, batch, mode):
     x, e, g, bias = model.encoders(batch, inputs, graphs)
     found = {"x0": x, "e0": e, "bias": bias}
     for layer, block in enumerate(model.blocks, 1):
-        x, e, g = block(x, e, g, bias, graphs, Drops())
+        x, (e, _), g = block(x, Stream(e, e), g, bias, graphs, Drops())
         found |= {f"x{layer}": x, f"e{layer}": e, f"g{layer}": g}
     noise = model.noise(x, e)
     found |= {"nn": noise["node_logits"], "ne": noise["edge_logits"]}

@@ -9,8 +9,12 @@ registry.register("segment_sum", "reference", "bevatron.kernels.segment_sum.refe
 registry.register("segment_sum", "triton", "bevatron.kernels.segment_sum.triton:segment_sum")
 
 
-def segment_sum(values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"]) -> Float[Tensor, "_ C"]:
-    r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} v_m`.
+def segment_sum(
+    values: Float[Tensor, "M C"],
+    ptr: Int[Tensor, " _"],
+    scale: Float[Tensor, " M"] | None = None,
+) -> Float[Tensor, "_ C"]:
+    r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} c_m v_m`.
 
     Parameters
     ----------
@@ -19,6 +23,8 @@ def segment_sum(values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"]) -> Float[T
     ptr
         [S + 1], ascending, where each segment begins and the last one ends. Rows behind that end
         count nowhere.
+    scale
+        c, a factor per row such as a row dropout; not differentiated. None = 1.
 
     Returns
     -------
@@ -43,5 +49,5 @@ def segment_sum(values: Float[Tensor, "M C"], ptr: Int[Tensor, " _"]) -> Float[T
             f"segment_sum: values {tuple(values.shape)} and ptr {tuple(ptr.shape)}, expected "
             "[M, C] and [S + 1]"
         )
-    result: Tensor = registry.dispatch("segment_sum", values)(values, ptr)
+    result: Tensor = registry.dispatch("segment_sum", values)(values, ptr, scale)
     return result

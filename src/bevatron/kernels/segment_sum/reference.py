@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 
-def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Add row after row; 16-bit types in float32, rounded once."""
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    if scale is not None:
+        wide = wide * scale.detach().to(wide.dtype)[:, None]
     num = len(ptr) - 1
     # Rows before the first segment and behind the last one go to a row of their own.
     segment = segment_of_rows(ptr, len(values))

@@ -15,65 +15,78 @@ BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 adds up its own channels."""
 
 
-def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Compute what the reference computes; see `bevatron.kernels.segment_sum`."""
-    result: Tensor = add_segments(values, ptr.contiguous())
+    scale = None if scale is None else scale.detach().contiguous()
+    result: Tensor = add_segments(values, ptr.contiguous(), scale)
     return result
 
 
 @torch.library.custom_op("bevatron::segment_sum", mutates_args=())
-def add_segments(values: Tensor, ptr: Tensor) -> Tensor:
+def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Return the sum of each segment's rows."""
     sums = values.new_empty((len(ptr) - 1, values.shape[1]))
-    launch_sum(values, ptr, sums)
+    launch_sum(values, ptr, sums, scale)
     return sums
 
 
 @add_segments.register_fake
-def _(values: Tensor, ptr: Tensor) -> Tensor:
+def _(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
+    del scale
     return values.new_empty((len(ptr) - 1, values.shape[1]))
 
 
 @torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
-def spread_segments(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
-    """Return for every row the gradient of its segment; zero for rows of none."""
+def spread_segments(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: int) -> Tensor:
+    """Return for every row the gradient of its segment, scaled; zero for rows of none."""
     dvalues = dsums.new_empty((num_rows, dsums.shape[1]))
     if dvalues.numel():
         block = _columns(dsums.shape[1])
         grid = (len(ptr), triton.cdiv(dsums.shape[1], block))
         with on_device(dsums):
             segment_spread_kernel[grid](
-                *(dsums, ptr, dvalues, num_rows, len(ptr) - 1, dsums.stride(0), dsums.stride(1)),
+                *(
+                    dsums,
+                    ptr,
+                    dsums if scale is None else scale,
+                    dvalues,
+                    num_rows,
+                    len(ptr) - 1,
+                    dsums.stride(0),
+                    dsums.stride(1),
+                ),
                 C=dsums.shape[1],
                 BLOCK=BLOCK_M,
                 BLOCK_C=block,
+                SCALED=scale is not None,
+                WIDE=tl.float64 if dsums.dtype == torch.float64 else tl.float32,
                 num_warps=_warps(block),
             )
     return dvalues
 
 
 @spread_segments.register_fake
-def _(dsums: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
-    del ptr
+def _(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: int) -> Tensor:
+    del ptr, scale
     return dsums.new_empty((num_rows, dsums.shape[1]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    values, ptr = inputs
+    values, ptr, scale = inputs
     ctx.num_rows = len(values)
-    ctx.save_for_backward(ptr)
+    ctx.save_for_backward(ptr, scale)
 
 
-def _backward(ctx: Any, dsums: Tensor) -> tuple[Tensor, None]:
-    (ptr,) = ctx.saved_tensors
-    return spread_segments(dsums, ptr, ctx.num_rows), None
+def _backward(ctx: Any, dsums: Tensor) -> tuple[Tensor, None, None]:
+    ptr, scale = ctx.saved_tensors
+    return spread_segments(dsums, ptr, scale, ctx.num_rows), None, None
 
 
 add_segments.register_autograd(_backward, setup_context=_save)
 
 
-def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
+def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None = None) -> None:
     """Write the sums of segments of rows, in any strides."""
     if not sums.numel():
         return
@@ -81,10 +94,12 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor) -> None:
     block = _columns(sums.shape[1])
     with on_device(values):
         segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
-            *(values, ptr, sums, len(values), values.stride(0), values.stride(1)),
+            *(values, ptr, values if scale is None else scale, sums, len(values)),
+            *(values.stride(0), values.stride(1)),
             C=sums.shape[1],
             BLOCK=BLOCK_M,
             BLOCK_C=block,
+            SCALED=scale is not None,
             WIDE=wide,
             num_warps=_warps(block),
         )
@@ -100,8 +115,8 @@ def _warps(columns: int) -> int:
 
 @triton.jit(do_not_specialize=["M"])
 def segment_sum_kernel(
-    Values, Ptr, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    WIDE: tl.constexpr,
+    Values, Ptr, Scale, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sum some channels of one segment."""
     segment = tl.program_id(0).to(tl.int64)
@@ -113,25 +128,35 @@ def segment_sum_kernel(
         row = start + tl.arange(0, BLOCK)
         inside = (row < last)[:, None] & (col < C)[None, :]
         at = Values + row[:, None] * v_M + col[None, :] * v_C
-        total += tl.load(at, mask=inside, other=0.0).to(WIDE)
+        rows = tl.load(at, mask=inside, other=0.0).to(WIDE)
+        if SCALED:
+            rows *= tl.load(Scale + row, mask=row < last, other=0.0).to(WIDE)[:, None]
+        total += rows
     summed = tl.sum(total, 0).to(Sums.dtype.element_ty)
     tl.store(Sums + segment * C + col, summed, mask=col < C)
 
 
 @triton.jit
-def _fill(DValues, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr):
+def _fill(
+    DValues, Scale, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Write one row of numbers into rows ``first`` to ``last``."""
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
         inside = (row < last)[:, None] & (col < C)[None, :]
         wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0])
-        tl.store(DValues + row[:, None] * C + col[None, :], wide, mask=inside)
+        if SCALED:
+            factor = tl.load(Scale + row, mask=row < last, other=0.0)
+            wide = wide.to(WIDE) * factor[:, None].to(WIDE)
+        at = DValues + row[:, None] * C + col[None, :]
+        tl.store(at, wide.to(DValues.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["M", "S"])
 def segment_spread_kernel(
-    DSums, Ptr, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    DSums, Ptr, Scale, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Give a segment's gradient to its rows; the last program clears the rows of none."""
     segment = tl.program_id(0).to(tl.int64)
@@ -141,8 +166,8 @@ def segment_spread_kernel(
     first = tl.load(Ptr + segment).to(tl.int64)
     if segment < S:
         last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
-        _fill(DValues, value, col, first, last, C, BLOCK)
+        _fill(DValues, Scale, value, col, first, last, C, BLOCK, SCALED, WIDE)
     else:
         begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)
-        _fill(DValues, value, col, tl.zeros([], tl.int64), begin, C, BLOCK)
-        _fill(DValues, value, col, first, tl.zeros([], tl.int64) + M, C, BLOCK)
+        _fill(DValues, Scale, value, col, tl.zeros([], tl.int64), begin, C, BLOCK, False, WIDE)
+        _fill(DValues, Scale, value, col, first, tl.zeros([], tl.int64) + M, C, BLOCK, False, WIDE)

@@ -22,8 +22,8 @@ class Graphs:
         See `bevatron.kernels.bonds`.
     graph, edge_graph
         The molecule of each atom and directed edge.
-    graph_ptr, pair_ptr
-        Where the atoms and pairs of each molecule begin.
+    graph_ptr, edge_ptr, pair_ptr
+        Where the atoms, edges and pairs of each molecule begin.
     degree
         Bonds of each atom.
     """
@@ -32,6 +32,7 @@ class Graphs:
     graph: Int[Tensor, " N"]
     edge_graph: Int[Tensor, " E"]
     graph_ptr: Int[Tensor, " _"]
+    edge_ptr: Int[Tensor, " _"]
     pair_ptr: Int[Tensor, " _"]
     degree: Int[Tensor, " N"]
 
@@ -44,6 +45,8 @@ class Graphs:
             batch.graph,
             batch.edge_graph,
             batch.graph_ptr,
+            # Edges lie molecule by molecule, as atoms do.
+            batch.incoming_ptr[batch.graph_ptr],
             batch.pair_ptr,
             batch.degree,
         )

@@ -6,6 +6,8 @@ both directions, the sums over senders into an atom and over receivers out of it
 the two blocks of weights that act on it are added up. The weights are those of the plain layers.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 from bevatron.kernels import (
     bond_norm_gelu,
     layer_norm,
+    linear,
     molecule_attention,
     neighbour_sums,
     norm_gelu,
     residual_norm,
+    scaled_residual,
     segment_sum,
 )
 from bevatron.kernels.norm_gelu import Activation
@@ -84,7 +88,7 @@ class MLP(nn.Module):
         """Map rows."""
         if self.input_norm is not None:
             x = layer_norm(x, self.input_norm.weight, self.input_norm.bias, eps=EPS)
-        return self.after_first(F.linear(x, self.first.weight))
+        return self.after_first(linear(x, self.first.weight))
 
     def after_first(
         self, x: Tensor, rows: Tensor | None = None, graphs: Graphs | None = None
@@ -112,7 +116,7 @@ class MLP(nn.Module):
             eps=EPS,
             activation=self.activation,
         )
-        return F.linear(hidden, self.second.weight, self.second.bias)
+        return linear(hidden, self.second.weight, self.second.bias)
 
 
 class EdgeUpdate(MLP):
@@ -128,18 +132,18 @@ class EdgeUpdate(MLP):
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
         hidden = bond_norm_gelu(
-            F.linear(e, edge),
-            F.linear(x, torch.cat([receiver, sender])),
+            linear(e, edge),
+            linear(x, torch.cat([receiver, sender])),
             graphs.bonds,
             self.norm.weight,
             self.norm.bias,
             linear_bias=self.first.bias,
-            graph_rows=F.linear(g, rest[0]) if g is not None else None,
+            graph_rows=linear(g, rest[0]) if g is not None else None,
             graph=graphs.graph if g is not None else None,
             ptr=graphs.graph_ptr if g is not None else None,
             eps=EPS,
         )
-        return F.linear(hidden, self.second.weight, self.second.bias)
+        return linear(hidden, self.second.weight, self.second.bias)
 
 
 class NodeUpdate(MLP):
@@ -166,16 +170,16 @@ class NodeUpdate(MLP):
         g: Tensor | None,
         graphs: Graphs,
         scale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the updates of atoms; and the sums of messages into them, for the globals."""
+    ) -> Tensor:
+        """Compute the updates of atoms."""
         parts = list(self.first.weight.split(self.widths, 1))
-        rows = F.linear(g, parts.pop()) if g is not None else None
+        rows = linear(g, parts.pop()) if g is not None else None
         own = parts.pop()
         if messages is None:
-            hidden, into = self._from_nodes(x, parts, own, graphs), None
+            hidden = self._from_nodes(x, parts, own, graphs)
         else:
-            hidden, into = self._from_messages(x, messages, parts, own, graphs, scale)
-        return self.after_first(hidden, rows, graphs), into
+            hidden = self._from_messages(x, messages, parts, own, graphs, scale)
+        return self.after_first(hidden, rows, graphs)
 
     def _from_messages(
         self,
@@ -185,7 +189,7 @@ class NodeUpdate(MLP):
         own: Tensor,
         graphs: Graphs,
         scale: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         step = 2 if self.adjacent else 1
         weights = parts[0::step]
         sums = neighbour_sums(
@@ -196,12 +200,11 @@ class NodeUpdate(MLP):
             outgoing=self.sides == 2,
             own=self.adjacent,
         )
-        into = sums[:, : messages.shape[1]]
         if not self.adjacent:
-            return F.linear(sums, torch.cat(weights, 1)) + F.linear(x, own), into
+            return linear(sums, torch.cat(weights, 1)) + linear(x, own)
         # The neighbours are the same whichever way the bonds are walked.
         near = parts[1] + parts[3] if self.sides == 2 else parts[1]
-        return F.linear(sums, torch.cat([*weights, near, own], 1)), into
+        return linear(sums, torch.cat([*weights, near, own], 1))
 
     def _from_nodes(self, x: Tensor, parts: list[Tensor], own: Tensor, graphs: Graphs) -> Tensor:
         """Without edge features a sum over bonds is of neighbours, or the atom times its degree."""
@@ -214,7 +217,7 @@ class NodeUpdate(MLP):
             repeated = repeated + parts[step + 1]
             others += [parts[step], *parts[step + 2 :]]
         weight = torch.cat([repeated, torch.stack(others).sum(0), own], 1)
-        return F.linear(torch.cat([times, near, x], 1), weight)
+        return linear(torch.cat([times, near, x], 1), weight)
 
 
 class GlobalUpdate(MLP):
@@ -225,12 +228,34 @@ class GlobalUpdate(MLP):
         edge = config.edge_width if config.edges else 0
         super().__init__(width + config.node_width + edge, config.expansion * width, width)
 
-    def forward(self, g: Tensor, nodes: Tensor, into: Tensor | None, graphs: Graphs) -> Tensor:  # type: ignore[override]
-        """Sum up each molecule; every message goes into one of its atoms."""
+    def forward(  # type: ignore[override]
+        self,
+        g: Tensor,
+        nodes: Tensor,
+        messages: Tensor | None,
+        graphs: Graphs,
+        scale: Tensor | None = None,
+    ) -> Tensor:
+        """Sum up each molecule's updates, and its messages times their factors."""
         read = [g, segment_sum(nodes, graphs.graph_ptr).to(g.dtype)]
-        if into is not None:
-            read.append(segment_sum(into.contiguous(), graphs.graph_ptr).to(g.dtype))
+        if messages is not None:
+            read.append(segment_sum(messages, graphs.edge_ptr, scale).to(g.dtype))
         return super().forward(torch.cat(read, 1))
+
+
+class Stream(NamedTuple):
+    """Edge features, a residual stream that no norm bounds.
+
+    Attributes
+    ----------
+    wide
+        Added up in float32 if products are in 16 bits.
+    narrow
+        The same in the type of products, which read it; or the same.
+    """
+
+    wide: Tensor
+    narrow: Tensor
 
 
 class MessagePassing(nn.Module):
@@ -243,22 +268,17 @@ class MessagePassing(nn.Module):
         self.global_ = GlobalUpdate(config) if config.updates_globals(layer) else None
 
     def forward(
-        self, x: Tensor, e: Tensor | None, g: Tensor | None, graphs: Graphs, drops: Drops
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Compute the update of nodes, and the new edges and globals.
-
-        Edges and globals are residual streams that no norm bounds: they are added up in float32 if
-        products are in 16 bits.
-        """
+        self, x: Tensor, e: Stream | None, g: Tensor | None, graphs: Graphs, drops: Drops
+    ) -> tuple[Tensor, Stream | None, Tensor | None]:
+        """Compute the update of nodes, and the new edges and globals, which are streams too."""
         messages = None
         if self.edge is not None and e is not None:
-            messages = self.edge(x, e, g, graphs)
-            kept = messages if drops.edge is None else messages * drops.edge.to(e.dtype)[:, None]
-            e = e + kept
-        nodes, into = self.node(x, messages, g, graphs, drops.edge)
+            messages = self.edge(x, e.narrow, g, graphs)
+            e = Stream(*scaled_residual(e.wide, messages, drops.edge))
+        nodes = self.node(x, messages, g, graphs, drops.edge)
         if self.global_ is not None and g is not None:
-            update = self.global_(g, nodes, into, graphs)
-            g = g + (update if drops.global_ is None else update * drops.global_.to(g)[:, None])
+            update = self.global_(g, nodes, messages, graphs, drops.edge)
+            g, _ = scaled_residual(g, update, drops.global_)
         return nodes, e, g
 
 
@@ -281,7 +301,7 @@ class Attention(nn.Module):
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
     ) -> Tensor:
         """Compute what is added to the nodes."""
-        qkv = self.qkv(x).unflatten(1, (3, self.num_heads, -1))
+        qkv = linear(x, self.qkv.weight, self.qkv.bias).unflatten(1, (3, self.num_heads, -1))
         found = molecule_attention(
             qkv,
             None,
@@ -293,8 +313,7 @@ class Attention(nn.Module):
             dropout=0.0 if seed is None else self.rate,
             seed=seed,
         )
-        out: Tensor = self.out(found.flatten(1))
-        return out
+        return linear(found.flatten(1), self.out.weight, self.out.bias)
 
 
 class FeedForward(nn.Module):
@@ -308,10 +327,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows."""
-        hidden = norm_gelu(F.linear(x, self.first.weight), None, None, linear_bias=self.first.bias)
+        hidden = norm_gelu(linear(x, self.first.weight), None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
-        out: Tensor = self.second(hidden)
-        return out
+        return linear(hidden, self.second.weight, self.second.bias)
 
 
 class Block(nn.Module):
@@ -333,12 +351,12 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        e: Tensor | None,
+        e: Stream | None,
         g: Tensor | None,
         bias: Tensor | None,
         graphs: Graphs,
         drops: Drops,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Stream | None, Tensor | None]:
         """Compute new nodes, edges and globals."""
         updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
         nodes = x

@@ -23,7 +23,7 @@ from bevatron.models.gpspp.corruption import Inputs, observe
 from bevatron.models.gpspp.encoders import Encoders
 from bevatron.models.gpspp.graphs import Drops, Graphs, draw_drops
 from bevatron.models.gpspp.heads import Decoder, DenoisingHead, NoiseHeads
-from bevatron.models.gpspp.layers import Block
+from bevatron.models.gpspp.layers import Block, Stream
 
 OUTPUTS = (
     "prediction",
@@ -105,8 +105,10 @@ class GPSPlusPlus(nn.Module):
         graphs = Graphs.of(batch)
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
+        stream = None if edges is None else Stream(edges, edges)
         for block, drop in zip(self.blocks, drops, strict=True):
-            nodes, edges, globals_ = block(nodes, edges, globals_, bias, graphs, drop)
+            nodes, stream, globals_ = block(nodes, stream, globals_, bias, graphs, drop)
+        edges = None if stream is None else stream.wide
         outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
         if edges is not None:
             outputs["edge_embedding"] = edges
