@@ -171,7 +171,7 @@ def crossing(rows: list[dict[str, object]]) -> str:
         here = [r for r in rows if r["p"] == world and str(r["graph"]).startswith("uniform d=")]
         local = [float(str(r["d"])) for r in here if r["cheaper"] == "local"]
         other = [float(str(r["d"])) for r in here if r["cheaper"] == "global"]
-        if not local and not other:
+        if not other:
             continue
         low = f"{max(local):.2g}" if local else "none"
         high = f"{min(other):.2g}" if other else "none"

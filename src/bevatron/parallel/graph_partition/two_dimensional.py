@@ -2,18 +2,18 @@ r"""Attention over a Px x Py grid: one all-gather and one reduce-scatter per lay
 
 Rank (i, j) stores block A_ij and owns piece (i, j) of the vertices (see `grid`). Forward, GAT:
 
-1. [X | r] of column block j is gathered over ranks (*, j); l of row block i over ranks (i, *).
+1. X and r of column block j are gathered over ranks (*, j); l of row block i over ranks (i, *).
 2. The block is summed up with a softmax of its own (largest logit m, sums relative to it).
-3. The largest m over ranks (i, *) is found, sums are rescaled to it, and [Z | s] is reduced and
+3. The largest m over ranks (i, *) is found, the sums Z and s are rescaled to it, reduced and
    scattered over ranks (i, *): each rank gets its own piece and divides.
 
-Backward: [G | delta, L] is gathered over ranks (i, *); the gradients of x and r are reduced and
+Backward: G, delta and L are gathered over ranks (i, *); the gradients of x and r are reduced and
 scattered over ranks (*, j), that of l, u = (1 - alpha)(<G, Z+> - delta p+), over ranks (i, *). The
-sums over entries with positive logit Z+, p+ are this block's own part and never move.
+sums over entries with positive logit, Z+ and p+, are this block's own part and never move.
 
 Volume, in words a rank sends and with k = heads x channels: 2 [n k / Py (1 - 1/Px) + n k / Px
-(1 - 1/Py)] and a few scalars. The features are cut into chunks of channels: chunk c + 1 is on
-its way while chunk c is computed, and its sums leave while the next is computed.
+(1 - 1/Py)] and a few scalars for each head. The features are cut into chunks of channels: chunk
+c + 1 is on its way while chunk c is computed, and its sums leave while the next is computed.
 """
 
 from typing import Any
