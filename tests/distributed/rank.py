@@ -19,6 +19,7 @@ from bevatron.parallel import collectives
 from bevatron.parallel.mesh import open_mesh
 from bevatron.train import captured_step
 from bevatron.train.loop import fit
+from bevatron.train.optim import FusedAdamEMA
 
 SIZES = [1, 9, 7, 8, 8, 1, 5, 9, 3, 2, 9, 1, 6]
 """Clouds that make unequal batches, some of a single point."""
@@ -133,7 +134,29 @@ def mace(folder: Path):
     )
 
 
+def clip_from_buckets(folder: Path) -> int:
+    """Train with norms of DDP's buckets; write the weights and the norms."""
+    torch.manual_seed(0)
+    with open_mesh("cpu") as mesh:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 400), torch.nn.Tanh(), torch.nn.Linear(400, 2)
+        )
+        model = torch.nn.parallel.DistributedDataParallel(model.double(), bucket_cap_mb=0.004)
+        optimizer = FusedAdamEMA(model.parameters(), lr=0.01, clip=0.3)
+        optimizer.clip_from_buckets(model)
+        norms = []
+        for step in range(4):
+            x = torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * step + mesh.rank))
+            model(x.double()).square().mean().backward()
+            optimizer.step()
+            norms.append(float(optimizer.grad_norm))
+        weights = [p.detach().clone() for p in model.parameters()]
+    torch.save({"weights": weights, "norms": norms}, folder / f"clipped{mesh.rank}")
+    return 0
+
+
 MODES = {
+    "clip": clip_from_buckets,
     "mace": lambda folder: attempt(mace(folder)),
     "talk": talk,
     "train": train,

@@ -281,3 +281,24 @@ def test_a_rank_that_fails_on_a_gpu_ends_the_others(tmp_path, mode):
     assert code != 0
     assert "error: the dog ate sample 3" in output
     assert time.monotonic() - begin < 60
+
+
+def test_norms_of_ddp_buckets_clip_as_the_norm_of_all_gradients_would(tmp_path):
+    assert start("clip", tmp_path).codes == [0, 0]
+    found = [torch.load(tmp_path / f"clipped{rank}") for rank in range(2)]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 400), torch.nn.Tanh(), torch.nn.Linear(400, 2))
+    model = model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    norms = []
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            x = torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * step + rank))
+            (model(x.double()).square().mean() / 2).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
+        optimizer.step()
+    for one in found:
+        assert one["norms"] == pytest.approx(norms, rel=1e-5)
+        for weight, expected in zip(one["weights"], model.parameters(), strict=True):
+            assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)

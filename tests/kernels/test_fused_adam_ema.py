@@ -182,6 +182,41 @@ def test_an_unsound_step_changes_nothing(choice, wrong):
     assert not tensors.gradient.any()
 
 
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+def test_parameters_without_gradient_stay_copies_follow_and_known_norms_are_used(choice):
+    tensors, _ = make(torch.float32)
+    plain, _ = make(torch.float32)
+    for one, other in zip(tensors.parameters, plain.parameters, strict=True):
+        one.copy_(other)
+    idle = 3
+    active = torch.ones(len(SHAPES), dtype=torch.float64, device=DEVICE)
+    active[idle] = 0.0
+    twin = torch.full_like(tensors.gradient, float("nan"), dtype=torch.float16)
+    squares = torch.zeros(3, device=DEVICE)
+    values = {**vars(tensors), "active": active, "copy": twin, "squares": squares, "kept": {}}
+    tensors = AdamTensors(**values)
+    tensors.average.zero_()
+    starts = starts_of(tensors.parameters)
+    before = [weight.clone() for weight in tensors.parameters]
+    for seed in range(2):
+        for one in (tensors, plain):
+            set_gradient(one, seed)
+        squares.copy_(torch.tensor([0.0, 1.0, 3.0]) * tensors.gradient.square().sum() / 4)
+        with kernels.use(choice):
+            fused_adam_ema(tensors, AdamSettings(clip=0.1))
+        with kernels.use("reference"):
+            fused_adam_ema(plain, AdamSettings(clip=0.1))
+    assert tensors.steps.tolist() == [2.0, 2.0, 2.0, 0.0, 2.0, 2.0]
+    for i, (weight, start) in enumerate(zip(tensors.parameters, starts, strict=False)):
+        span = slice(start, start + weight.numel())
+        expected = before[i] if i == idle else plain.parameters[i]
+        assert torch.allclose(weight, expected, rtol=1e-5, atol=1e-6)
+        assert tensors.first[span].any() == (i != idle)
+        assert torch.equal(twin[span].view(weight.shape), weight.half())
+    span = slice(starts[idle], starts[idle] + before[idle].numel())
+    assert torch.allclose(tensors.average[span], 0.19 * before[idle].flatten(), rtol=1e-5)
+
+
 def test_two_runs_give_equal_bits():
     found = []
     for _ in range(2):

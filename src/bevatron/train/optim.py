@@ -9,7 +9,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError, ConfigError
+from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.settings import OptimConfig
+
+__all__ = [
+    "AveragedWeights",
+    "FusedAdamEMA",
+    "averaged",
+    "clip_gradients",
+    "load_optimizer_tensors",
+    "make_optimizer",
+    "optimizer_tensors",
+    "set_lr",
+    "trained_parameters",
+]
 
 
 @runtime_checkable

@@ -131,6 +131,14 @@ class AdamTensors:
     verdict : [3] float64
         Whether something was unsound, now or before (then nothing but the gradient changes); global
         norm of the gradient before clipping; whether the weights were changed.
+    active : [P] float64
+        1 for parameters that have a gradient, 0 for those that keep weights, moments and count of
+        updates as they are; None = all have one.
+    copy : [n]
+        The weights once more in another type, written with them; None = none.
+    squares : [b]
+        Numbers that add up to the square of the gradient's norm, where they are known already, as
+        from the buckets of a sum over ranks; None = the norm is computed.
     kept
         What an implementation makes of their addresses once.
     """
@@ -147,13 +155,16 @@ class AdamTensors:
     controls: Float[Tensor, "3"]
     loss: Float[Tensor, ""]
     verdict: Float[Tensor, "3"]
+    active: Float[Tensor, " P"] | None = None
+    copy: Float[Tensor, " n"] | None = None
+    squares: Float[Tensor, " b"] | None = None
     kept: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not all(parameter.is_contiguous() for parameter in self.parameters):
             raise ValueError("fused_adam_ema: parameters must be contiguous")
         end = starts_of(self.parameters)[-1]
-        flat = (self.gradient, self.first, self.second, self.largest, self.average)
+        flat = (self.gradient, self.first, self.second, self.largest, self.average, self.copy)
         for tensor in flat:
             if tensor is not None and tensor.shape != (end,):
                 raise ValueError(

@@ -11,11 +11,15 @@ from bevatron.kernels.fused_adam_ema import AdamSettings, AdamTensors, starts_of
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     """Judge the step, then update every parameter if all is sound."""
     lr, largest_loss, new_share = tensors.controls.unbind()
-    norm = torch.linalg.vector_norm(tensors.gradient).double()
+    if tensors.squares is None:
+        norm = torch.linalg.vector_norm(tensors.gradient).double()
+    else:
+        norm = tensors.squares.double().sum().sqrt()
     loss, before = tensors.loss, tensors.verdict[0] == 0
     fine = torch.isfinite(norm) & torch.isfinite(loss) & (loss <= largest_loss) & before
     tensors.verdict.copy_(torch.stack([(~fine).double(), norm, fine.double()]))
-    tensors.steps.add_(fine)
+    active = torch.ones_like(tensors.lr_scale) if tensors.active is None else tensors.active
+    tensors.steps.add_(fine * active)
     clip = inf if settings.clip is None else settings.clip
     scale = (clip / (norm + 1e-6)).clamp(max=1.0)
     beta1, beta2 = settings.betas
@@ -35,17 +39,21 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
             gradient = gradient + decay * weight
         first = torch.lerp(part(tensors.first), gradient, 1 - beta1)
         second = beta2 * part(tensors.second) + (1 - beta2) * gradient.square()
-        news = [(part(tensors.first), first), (part(tensors.second), second)]
+        moves = fine & (active[i] > 0)
+        news = [(part(tensors.first), first, moves), (part(tensors.second), second, moves)]
         if tensors.largest is not None:
             second = torch.maximum(part(tensors.largest), second)
-            news.append((part(tensors.largest), second))
+            news.append((part(tensors.largest), second, moves))
         size = (rate / (1 - beta1**step)).to(weight)
         root = (1 - beta2**step).sqrt().to(weight)
         kept = weight * (1 - rate.to(weight) * decay) if settings.decoupled else weight
         moved = kept - size * first / (second.sqrt() / root + settings.eps)
         if tensors.average is not None:
             average = part(tensors.average)
-            news.append((average, torch.lerp(average, moved, new_share.to(weight))))
-        for old, new in [*news, (weight, moved)]:
-            old.copy_(torch.where(fine, new, old))
+            present = torch.where(moves, moved, weight)
+            news.append((average, torch.lerp(average, present, new_share.to(weight)), fine))
+        for old, new, changes in [*news, (weight, moved, moves)]:
+            old.copy_(torch.where(changes, new, old))
+        if tensors.copy is not None:
+            part(tensors.copy).copy_(weight)
     tensors.gradient.zero_()

@@ -47,6 +47,9 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         tensors.controls,
         tensors.loss,
         tensors.verdict,
+        tensors.active,
+        tensors.copy,
+        tensors.squares,
         tensors.kept["chunks"],
         tensors.kept["first_chunks"],
         [*settings.betas, settings.eps, clip],
@@ -77,6 +80,7 @@ def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
         "average",
         "steps",
         "verdict",
+        "copy",
     ),
 )
 def update(
@@ -92,6 +96,9 @@ def update(
     controls: Tensor,
     loss: Tensor,
     verdict: Tensor,
+    active: Tensor | None,
+    copy: Tensor | None,
+    known_squares: Tensor | None,
     table: Tensor,
     first_chunks: Tensor,
     numbers: list[float],
@@ -103,13 +110,16 @@ def update(
     beta1, beta2, eps, clip = numbers
     wide = gradient.dtype == torch.float64
     num_tiles = len(table) if per_tensor else triton.cdiv(gradient.numel(), TILE)
-    squares = torch.empty(num_tiles, dtype=gradient.dtype, device=gradient.device)
+    if known_squares is not None and not per_tensor:
+        squares, num_tiles = known_squares, len(known_squares)
+    else:
+        squares = torch.empty(num_tiles, dtype=gradient.dtype, device=gradient.device)
     num_rates = (4 if per_tensor else 3) * len(steps) + 1
     rates = torch.empty(num_rates, dtype=torch.float64, device=gradient.device)
     if per_tensor:
         _chunk_norms[(num_tiles,)](table, gradient, squares, CHUNK=chunk)
         _clips[(len(steps),)](squares, first_chunks, rates, len(steps), CLIP=clip, BLOCK=256)
-    else:
+    elif known_squares is None:
         _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
     _judge[(1,)](
         squares,
@@ -117,6 +127,7 @@ def update(
         steps,
         lr_scale,
         weight_decay,
+        lr_scale if active is None else active,
         len(steps),
         controls,
         loss,
@@ -127,6 +138,7 @@ def update(
         CLIP=clip,
         DECOUPLED=decoupled,
         PER_TENSOR=per_tensor,
+        SOME_IDLE=active is not None,
         BLOCK=1024,
     )
     _adam[(len(table),)](
@@ -136,7 +148,9 @@ def update(
         second,
         gradient if largest is None else largest,
         gradient if average is None else average,
+        gradient if copy is None else copy,
         rates,
+        lr_scale if active is None else active,
         len(steps),
         controls,
         verdict,
@@ -147,6 +161,8 @@ def update(
         AVERAGED=average is not None,
         DECOUPLED=decoupled,
         PER_TENSOR=per_tensor,
+        SOME_IDLE=active is not None,
+        COPIED=copy is not None,
         ALIGNED=all(parameter.data_ptr() % 16 == 0 for parameter in parameters),
         ACCUMULATOR=tl.float64 if wide else tl.float32,
         CHUNK=chunk,
@@ -204,6 +220,7 @@ def _judge(
     steps,
     lr_scale,
     weight_decay,
+    active,
     num_parameters,
     controls,
     loss,
@@ -214,6 +231,7 @@ def _judge(
     CLIP: tl.constexpr,
     DECOUPLED: tl.constexpr,
     PER_TENSOR: tl.constexpr,
+    SOME_IDLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the verdict, count the step, and write what the step of each parameter needs.
@@ -239,7 +257,10 @@ def _judge(
     for start in range(0, num_parameters, BLOCK):
         at = start + lane
         mask = at < num_parameters
-        step = tl.load(steps + at, mask=mask, other=1.0).to(tl.float64) + tl.where(fine, 1.0, 0.0)
+        count = tl.where(fine, 1.0, 0.0)
+        if SOME_IDLE:
+            count = count * tl.load(active + at, mask=mask, other=0.0).to(tl.float64)
+        step = tl.load(steps + at, mask=mask, other=1.0).to(tl.float64) + count
         tl.store(steps + at, step.to(tl.float32), mask=mask)
         scaled = rate * tl.load(lr_scale + at, mask=mask, other=0.0).to(tl.float64)
         decay = tl.load(weight_decay + at, mask=mask, other=0.0).to(tl.float64)
@@ -264,7 +285,9 @@ def _adam(
     second,
     largest,
     average,
+    copy,
     rates,
+    active,
     num_parameters,
     controls,
     verdict,
@@ -275,6 +298,8 @@ def _adam(
     AVERAGED: tl.constexpr,
     DECOUPLED: tl.constexpr,
     PER_TENSOR: tl.constexpr,
+    SOME_IDLE: tl.constexpr,
+    COPIED: tl.constexpr,
     ALIGNED: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -305,6 +330,7 @@ def _adam(
     sound = offset < tl.where(tl.load(verdict + 2) > 0.5, count, 0)
     g = tl.load(gradient + at, mask=sound, other=0.0).to(ACCUMULATOR) * scale
     w = tl.load(weights + offset, mask=sound, other=0.0).to(ACCUMULATOR)
+    old = w
     if DECOUPLED:
         w = w * (1.0 - decay)
     else:
@@ -313,13 +339,21 @@ def _adam(
     v = tl.load(second + at, mask=sound, other=0.0).to(ACCUMULATOR)
     m = m + (1.0 - BETA1) * (g - m)
     v = BETA2 * v + (1.0 - BETA2) * g * g
-    tl.store(first + at, m, mask=sound)
-    tl.store(second + at, v, mask=sound)
+    moves = sound
+    if SOME_IDLE:
+        moves = offset < tl.where(tl.load(active + parameter) > 0.0, count, 0)
+        moves = moves & sound
+    tl.store(first + at, m, mask=moves)
+    tl.store(second + at, v, mask=moves)
     if AMSGRAD:
         v = tl.maximum(tl.load(largest + at, mask=sound, other=0.0).to(ACCUMULATOR), v)
-        tl.store(largest + at, v, mask=sound)
+        tl.store(largest + at, v, mask=moves)
     w = w - size * m / (tl.sqrt(v) / root + EPS)
-    tl.store(weights + offset, w, mask=sound)
+    if SOME_IDLE:
+        w = tl.where(moves, w, old)
+    tl.store(weights + offset, w, mask=moves)
+    if COPIED:
+        tl.store(copy + at, w.to(copy.dtype.element_ty), mask=sound)
     if AVERAGED:
         a = tl.load(average + at, mask=sound, other=0.0).to(ACCUMULATOR)
         share = tl.load(controls + 2).to(ACCUMULATOR)

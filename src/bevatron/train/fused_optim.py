@@ -1,0 +1,337 @@
+"""`FusedAdamEMA`: clipping, Adam and averaged weights in a few launches, as torch optimises."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, no_type_check
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from bevatron.kernels.fused_adam_ema import (
+    AdamSettings,
+    AdamTensors,
+    FlatTensors,
+    fused_adam_ema,
+)
+from bevatron.train.transfers import NumberFeed
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class FusedAdamEMA(torch.optim.Optimizer):
+    r"""Adam, AdamW or AMSGrad with clipping and averaged weights, see `fused_adam_ema`.
+
+    All gradients, moments and averages lie one after the other, so that a step is three launches
+    however many parameters there are, and never waits for the device. The gradients stay where
+    they are: ``zero_grad`` is part of the step, and backward adds to them. A step whose gradient is
+    not finite changes nothing.
+
+    A parameter takes part if backward has reached it, or its ``grad`` was assigned, since the last
+    step; any other keeps weight, moments and count of steps, as with torch's optimisers.
+
+    Parameters
+    ----------
+    params
+        Parameters, named parameters or groups of them, float32 or float64 on one device. A group
+        may have its own ``lr`` and ``weight_decay``.
+    lr, betas, eps, weight_decay, amsgrad
+        As those of `torch.optim.AdamW`.
+    decoupled
+        Weight decay acts on the weights (AdamW), not on the gradient (Adam).
+    clip
+        Largest norm of the gradient; None = any.
+    clip_per_tensor
+        That is each parameter's norm, not that of all together.
+    average
+        ``ema``: :math:`a \leftarrow d a + (1 - d) w`, after step n with
+        :math:`d = \min(decay, (1 + n)/(10 + n))`; ``swa``: the mean of the weights after every
+        step (Izmailov et al. 2018); None.
+    decay
+        Of ``ema``.
+    copies
+        Also keep the weights in this type, written in the same pass (`copies_of_weights`).
+
+    Raises
+    ------
+    ValueError
+        For parameters of several types or devices, and settings out of range.
+
+    Notes
+    -----
+    In a CUDA graph record ``step()`` and call `advance` before every replay, which sends the
+    learning rates and the average's share to the device.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = FusedAdamEMA(model.parameters(), lr=0.1, clip=1.0, decay=0.9)
+    >>> for _ in range(2):
+    ...     model(torch.ones(4, 3)).square().mean().backward()
+    ...     optimizer.step()
+    >>> float(optimizer.grad_norm) > 0
+    True
+    >>> with optimizer.averaged():
+    ...     averaged = model.weight.clone()
+    >>> torch.equal(averaged, model.weight)
+    False
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        amsgrad: bool = False,
+        decoupled: bool = True,
+        clip: float | None = None,
+        clip_per_tensor: bool = False,
+        average: Literal["ema", "swa"] | None = "ema",
+        decay: float = 0.999,
+        copies: torch.dtype | None = None,
+    ) -> None:
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            if not value >= 0:
+                raise ValueError(f"FusedAdamEMA: {name} is {value}, expected 0 or more")
+        for name, value in {"betas[0]": betas[0], "betas[1]": betas[1], "decay": decay}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"FusedAdamEMA: {name} is {value}, expected 0 <= {name} < 1")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "updates": 0,
+        }
+        super().__init__(params, defaults)
+        self._kind, self._decay = average, decay
+        self._parameters = [p for group in self.param_groups for p in group["params"]]
+        self._check_alike()
+        self._settings = AdamSettings(betas, eps, decoupled, clip, clip_per_tensor)
+        self._make_tensors(amsgrad, copies)
+        self._touched: set[int] = set()
+        self._sent: tuple[Any, ...] = ()
+        for i, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(self._note(i))
+
+    def _check_alike(self) -> None:
+        """Refuse what one launch cannot reach."""
+        kinds = {(p.dtype, p.device) for p in self._parameters}
+        if len(kinds) > 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise ValueError(f"FusedAdamEMA: parameters of one type on one device, got {found}")
+
+    def _make_tensors(self, amsgrad: bool, copies: torch.dtype | None) -> None:
+        """Lay out gradients, moments and averages."""
+        named = {str(i): p.detach() for i, p in enumerate(self._parameters)}
+        device, number = self._parameters[0].device, len(named)
+        self._gradients = FlatTensors.zeros(named)
+        kept = MOMENTS if amsgrad else MOMENTS[:2]
+        self._flat = {name: FlatTensors.zeros(named) for name in kept}
+        if self._kind is not None:
+            self._flat["average"] = FlatTensors.copy(named)
+        self._copies: FlatTensors | None = None
+        if copies is not None:
+            typed = {name: weight.to(copies) for name, weight in named.items()}
+            self._copies = FlatTensors.copy(typed)
+        # Of each parameter: rate, decay, whether it has a gradient; then what all share.
+        self._feed = NumberFeed(3 * number + 3, device)
+        values = self._feed.values
+        self._steps = torch.zeros(number, dtype=torch.float32, device=device)
+        largest, average = self._flat.get(MOMENTS[2]), self._flat.get("average")
+        self._tensors = AdamTensors(
+            parameters=list(named.values()),
+            gradient=self._gradients.flat,
+            first=self._flat[MOMENTS[0]].flat,
+            second=self._flat[MOMENTS[1]].flat,
+            largest=None if largest is None else largest.flat,
+            average=None if average is None else average.flat,
+            steps=self._steps,
+            lr_scale=values[:number],
+            weight_decay=values[number : 2 * number],
+            controls=values[3 * number :],
+            loss=torch.zeros((), dtype=torch.float64, device=device),
+            verdict=torch.zeros(3, dtype=torch.float64, device=device),
+            active=values[2 * number : 3 * number],
+            copy=None if self._copies is None else self._copies.flat,
+        )
+        for i, parameter in enumerate(self._parameters):
+            parameter.grad = self._gradients.parts[str(i)]
+            self._link_state(i)
+
+    def _link_state(self, i: int) -> None:
+        """Show the moments of a parameter where torch's optimisers have them."""
+        state = {name: flat.parts[str(i)] for name, flat in self._flat.items()}
+        self.state[self._parameters[i]] = {"step": self._steps[i], **state}
+
+    def _note(self, i: int) -> Callable[[Tensor], None]:
+        touched = self._touched_by
+
+        def note(_parameter: Tensor) -> None:
+            touched(i)
+
+        return note
+
+    def _touched_by(self, i: int) -> None:
+        self._touched.add(i)
+
+    @property
+    def grad_norm(self) -> Float[Tensor, ""]:
+        """Global norm of the last step's gradient before clipping, on the device."""
+        return self._tensors.verdict[1]
+
+    @property
+    def skipped(self) -> Float[Tensor, ""]:
+        """1 if the last step's gradient was not finite and nothing was changed, else 0."""
+        return self._tensors.verdict[0]
+
+    @property
+    def copies_of_weights(self) -> list[Tensor]:
+        """The weights in the type ``copies``, in the order of the parameters; empty without."""
+        return [] if self._copies is None else list(self._copies.parts.values())
+
+    @property
+    def averages(self) -> list[Tensor]:
+        """The averaged weights, in the order of the parameters; empty without."""
+        return list(self._flat["average"].parts.values()) if "average" in self._flat else []
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002  torch's signature
+        """Forget the gradients; they stay where they are."""
+        self._gradients.flat.zero_()
+        self._touched.clear()
+        for i, parameter in enumerate(self._parameters):
+            parameter.grad = self._gradients.parts[str(i)]
+
+    def advance(self) -> None:
+        """Send what changes from step to step; `step` does it unless it is being recorded."""
+        updates = self.param_groups[0]["updates"] + 1
+        self.param_groups[0]["updates"] = updates
+        share = 0.0
+        if self._kind == "ema":
+            share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
+        elif self._kind == "swa":
+            share = 1.0 / updates
+        rates, decays = [], []
+        for group in self.param_groups:
+            rates += [float(group["lr"])] * len(group["params"])
+            decays += [float(group["weight_decay"])] * len(group["params"])
+        active = [float(i in self._touched) for i in range(len(self._parameters))]
+        numbers = (*rates, *decays, *active, 1.0, float("inf"), share)
+        if numbers != self._sent:
+            self._feed.send(torch.tensor(numbers, dtype=torch.float64))
+            self._sent = numbers
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient, then forget the gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._take_gradients()
+        recording = self._steps.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not recording:
+            self.advance()
+        self._tensors.verdict[0].zero_()
+        fused_adam_ema(self._tensors, self._settings)
+        if not recording:
+            self._touched.clear()
+        return loss
+
+    def _take_gradients(self) -> None:
+        """Copy gradients that were put elsewhere to where the kernel reads them."""
+        there, here = [], []
+        for i, parameter in enumerate(self._parameters):
+            own = self._gradients.parts[str(i)]
+            if parameter.grad is own:
+                continue
+            if parameter.grad is None:
+                own.zero_()
+            elif parameter.grad.data_ptr() != own.data_ptr():
+                there.append(parameter.grad)
+                here.append(own)
+                self._touched.add(i)
+            parameter.grad = own
+        if there:
+            torch._foreach_copy_(here, there)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the parameters their averaged weights for the length of a ``with`` block."""
+        averages = self.averages
+        kept = [parameter.detach().clone() for parameter in self._parameters] if averages else []
+        with torch.no_grad():
+            for parameter, average in zip(self._parameters, averages, strict=bool(averages)):
+                parameter.copy_(average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, before in zip(self._parameters, kept, strict=bool(kept)):
+                    parameter.copy_(before)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state of this class, or of torch's Adam or AdamW.
+
+        Without averages in it they begin at the present weights.
+        """
+        super().load_state_dict(dict(state_dict))
+        for group in self.param_groups:
+            group.setdefault("updates", 0)
+        for i, parameter in enumerate(self._parameters):
+            loaded = dict(self.state[parameter])
+            self._steps[i] = torch.as_tensor(loaded.get("step", 0.0))
+            for name, flat in self._flat.items():
+                part = flat.parts[str(i)]
+                if name in loaded:
+                    part.copy_(loaded[name])
+                elif name == "average":
+                    part.copy_(parameter)
+                else:
+                    part.zero_()
+            if self._copies is not None:
+                self._copies.parts[str(i)].copy_(parameter)
+            self._link_state(i)
+        self._sent = ()
+
+    def clip_from_buckets(self, model: DistributedDataParallel) -> None:
+        """Take the global norm from DDP's buckets, each added up while others still travel.
+
+        The squares of a bucket are summed as soon as its sum over the ranks is there, so that
+        nothing is left to be read again before the step.
+
+        Raises
+        ------
+        ValueError
+            If each parameter is clipped by itself, which no bucket's norm can serve.
+        """
+        if self._settings.per_tensor:
+            raise ValueError("FusedAdamEMA: buckets have no norms of single parameters")
+        squares = torch.zeros(
+            len(self._parameters), dtype=self._steps.dtype, device=self._steps.device
+        )
+        object.__setattr__(self._tensors, "squares", squares)
+        model.register_comm_hook(squares, _mean_and_square)
+
+
+@no_type_check  # DDP asks for just these annotations, and gives a future of another class
+def _mean_and_square(
+    squares: Tensor, bucket: distributed.GradBucket
+) -> torch.futures.Future[Tensor]:
+    """Average a bucket over the ranks, and keep the sum of its squares."""
+    buffer = bucket.buffer().div_(distributed.get_world_size())
+    work = distributed.all_reduce(buffer, async_op=True)
+
+    def note(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        mean = future.value()[0]
+        squares[bucket.index()] = mean.square().sum(dtype=squares.dtype)
+        return mean
+
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(note)
+    return averaged
