@@ -1,6 +1,8 @@
 """Node classifiers: stacks, features, batches, learning."""
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -231,6 +233,14 @@ def test_a_compiled_model_gives_the_same():
     model, batch = NodeClassifier(config_of("gat")).eval(), batch_of(communities())
     compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(compiled(batch)["logits"], model(batch)["logits"])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_models_are_copied_and_pickled(copied):
+    model, batch = NodeClassifier(config_of("gat")).eval(), batch_of(communities())
+    again = copied(model)
+    assert torch.equal(again(batch)["logits"], model(batch)["logits"])
+    assert again.explain() == model.explain()
 
 
 def test_a_model_folder_brings_the_model_back(tmp_path):

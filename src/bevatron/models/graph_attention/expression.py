@@ -61,6 +61,18 @@ class Expression:
 
     __array_priority__: ClassVar[float] = 1000.0
 
+    def __post_init__(self) -> None:
+        # Formulas are looked up in every pass of a model; each lookup would hash the whole tree.
+        found = hash((self.op, self.operands, self.kind.name, self.options))
+        object.__setattr__(self, "_hash", found)
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined,no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The hash of text differs from process to process.
+        return Expression, (self.op, self.operands, self.kind, self.options)
+
     def __add__(self, other: Any) -> "Expression":
         return _elementwise("add", self, _lift(other))
 

@@ -5,6 +5,7 @@ the kernel whose form Psi has, or else the passes over the edges that the compos
 chooses whether Phi or the aggregation comes first by the numbers read per edge.
 """
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -177,7 +178,8 @@ def virtual_nodes(psi: Expression) -> tuple[tuple[Expression, Expression], ...]:
     return tuple(found.items())
 
 
-def regions(psi: Expression) -> list[Expression]:
+@functools.lru_cache(maxsize=256)
+def regions(psi: Expression) -> tuple[Expression, ...]:
     """Sparse nodes that are computed in one pass over the edges, each with all that it samples.
 
     A region ends where something other than an elementwise operation uses its result, or where
@@ -191,13 +193,13 @@ def regions(psi: Expression) -> list[Expression]:
             users[operand] = users.get(operand, 0) + 1
             if node.op in ELEMENTWISE and node.kind is Kind.SPARSE:
                 inside.add(operand)
-    return [
+    return tuple(
         node
         for node in nodes
         if node.kind is Kind.SPARSE
         and node.op in ELEMENTWISE
         and (node not in inside or users[node] > 1)
-    ]
+    )
 
 
 def _obstacle(form: Form, aggregate: Aggregate, weighted: bool) -> str:
