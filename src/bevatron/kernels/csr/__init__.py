@@ -227,6 +227,7 @@ class Csr:
                 "every entry in the order of rows"
             )
         if values is not None:
+            values = values.contiguous()
             self.position  # noqa: B018  found once, for all that share it
         kept = {k: v for k, v in self._made.items() if k in {"rows", "columns", "position"}}
         return replace(self, values=values, _made=kept)
