@@ -21,6 +21,7 @@ from bevatron.kernels.graph_blocks import (
     weighted_sum,
 )
 from bevatron.kernels.graph_blocks import pieces as parts
+from bevatron.kernels.graph_blocks.products import by_head
 
 N, M, K, HEADS = 6, 5, 3, 2
 
@@ -90,6 +91,23 @@ def test_one_set_of_values_serves_all_heads_and_one_set_of_features_too():
     assert gradcheck(lambda v, x: weighted_sum(csr, v, x), (values, x))
     x, y = numbers(N, 1, K), numbers(M, HEADS, K)
     assert gradcheck(lambda x, y: sddmm(csr, x, y), (x, y))
+
+
+@pytest.mark.parametrize(("given", "held"), [(HEADS, HEADS), (1, HEADS), (HEADS, 1), (0, HEADS)])
+def test_head_by_head_through_the_fused_product_is_the_same(given, held):
+    csr, _ = rectangle()
+    values = numbers(csr.nnz, given) if given else None
+    x = numbers(M, held, K)
+    inputs = [tensor for tensor in (values, x) if tensor is not None]
+    ours, theirs = by_head(csr, values, x), weighted_sum(csr, values, x)
+    torch.testing.assert_close(ours, theirs)
+    probe = torch.randn_like(ours)
+    for one, other in zip(
+        torch.autograd.grad((ours * probe).sum(), inputs),
+        torch.autograd.grad((theirs * probe).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("wide", [2, 4], ids=["narrower after", "wider after"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph_blocks import products
 from bevatron.kernels.graph_blocks.pieces import piece_elements
 from bevatron.kernels.graph_blocks.sampled import Formula, Leaf, sampled
 
@@ -69,10 +70,10 @@ def sddmm(
     _check_rows("sddmm: x", x, csr.shape[0])
     _check_rows("sddmm: y", y, csr.shape[1])
     plain = x.ndim == 2
-    products: Tensor = registry.dispatch("sddmm", x)(csr, _headed(x), _headed(y))
+    sampled_products: Tensor = registry.dispatch("sddmm", x)(csr, _headed(x), _headed(y))
     if csr.values is not None:
-        products = products * csr.values[:, None]
-    return products[:, 0] if plain else products
+        sampled_products = sampled_products * csr.values[:, None]
+    return sampled_products[:, 0] if plain else sampled_products
 
 
 def weighted_sum(
@@ -95,7 +96,7 @@ def weighted_sum(
     if values is not None:
         _check_rows("weighted_sum: values", values, csr.nnz)
     held = values[:, None] if values is not None and values.ndim == 1 else values
-    result: Tensor = registry.dispatch("weighted_sum", x)(csr, held, _headed(x))
+    result = products.weighted_sum(csr, held, _headed(x))
     return result[:, 0] if x.ndim == 2 and result.shape[1] == 1 else result
 
 

@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.graph_blocks.pieces import accumulator, pieces
-from bevatron.kernels.graph_blocks.reference import column_sum, row_sum, weighted_sum
+from bevatron.kernels.graph_blocks.products import weighted_sum
+from bevatron.kernels.graph_blocks.reference import column_sum, row_sum
 
 # Signatures of autograd.Function are as torch wants them.
 # mypy: disable-error-code="no-untyped-call"
