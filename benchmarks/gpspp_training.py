@@ -1,0 +1,154 @@
+"""GPS++ in real training on one and on many GPUs: molecules a second, the loader included.
+
+    torchrun --nproc-per-node 8 benchmarks/gpspp_training.py molecules.npz --out rows
+    python benchmarks/gpspp_training.py --collect rows
+
+`bevatron.train.loop.fit` walks two epochs of the real molecules, seen under many indices, as
+often for each GPU (weak scaling): loader workers, padding, copies, captured steps with all dropouts
+and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
+The second epoch counts.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpspp_molecules import load
+from report import write_result
+
+from bevatron.models.gpspp import GPSPlusPlusTask, build
+from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.recipes.molecules import molecule_sizes
+from bevatron.train.journal import read_journal
+from bevatron.train.loop import fit
+from bevatron.train.run import Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+LIMITS = {"atoms": 1.0, "edges": 2.15, "pairs": 17.5}
+"""Room of a batch by atoms: a little more than molecules of PCQM4Mv2 need on average."""
+
+
+class Molecules:
+    """Some different molecules, each seen under several indices."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self._samples, self._length = load(path), length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._samples[index % len(self._samples)]
+
+    def describe(self, index: int) -> str:
+        """Name a sample."""
+        return f"molecule {index % len(self._samples)}"
+
+    def lengths(self, field: str) -> Any:
+        """Return the length of a field of every sample."""
+        of_each = np.array([len(sample[field]) for sample in self._samples])
+        return of_each[np.arange(self._length) % len(self._samples)]
+
+
+def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train two epochs; return the rates of the second."""
+    torch.manual_seed(0)
+    data = Molecules(arguments.molecules, arguments.number * mesh.world)
+    model = build(name)
+    on_gpu = arguments.device != "cpu"
+    settings = Settings(
+        optim=OptimConfig(
+            algorithm="adam", lr=1e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
+        ),
+        schedule=ScheduleConfig(kind="constant"),
+        batch=BatchConfig(
+            capacity={key: round(value * arguments.atoms) for key, value in LIMITS.items()}
+        ),
+        loader=LoaderConfig(workers=arguments.workers),
+        checkpoint=CheckpointConfig(every_epochs=None),
+        train=TrainConfig(
+            epochs=2,
+            dtype="float32",
+            device=arguments.device,
+            autocast="bfloat16" if on_gpu else None,
+            explode_factor=None,
+        ),
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if mesh.world == 1 else Path(arguments.out) / f"run-{mesh.world}"
+        folder = folder / name
+        run = Run(
+            model, GPSPlusPlusTask(model.config), data, molecule_sizes(data), folder, settings
+        )
+        fit(run)
+        steps = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "step"]
+    steady = steps[len(steps) // 2 :]
+    seconds = np.array([record["time"]["seconds"] for record in steady])
+    waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
+    return {
+        "model": name,
+        "GPUs": mesh.world,
+        "molecules": len(data),
+        "steps": len(steady),
+        "ms/step": round(1e3 * float(seconds.mean()), 2),
+        "median": round(1e3 * float(np.median(seconds)), 2),
+        "molecules/s": round(len(data) / float(seconds.sum())),
+        "waited %": round(100 * waited / float(seconds.sum()), 1),
+    }
+
+
+def collect(folder: Path) -> None:
+    """Join the rows of all numbers of GPUs and write the result."""
+    files = sorted(folder.glob("rows-*.json"))
+    rows = [row for path in files for row in json.loads(path.read_text())]
+    rows.sort(key=lambda row: (row["model"], row["GPUs"]))
+    single = {row["model"]: row["molecules/s"] for row in rows if row["GPUs"] == 1}
+    for row in rows:
+        if row["model"] in single:
+            ideal = single[row["model"]] * row["GPUs"]
+            row["efficiency %"] = round(100 * row["molecules/s"] / ideal, 1)
+    write_result("gpspp_training", rows, (__doc__ or "").split("\n\n")[-1], device="cuda")
+
+
+def main() -> None:
+    """Train, or put together what was measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("molecules", nargs="?", type=Path)
+    parser.add_argument("--models", nargs="*", default=["gpspp-16", "gpspp-16-mpnn"])
+    parser.add_argument("--number", type=int, default=200_000, help="molecules for each GPU")
+    parser.add_argument("--atoms", type=int, default=30_000, help="of a batch")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("gpspp-rows"))
+    parser.add_argument("--collect", type=Path)
+    arguments = parser.parse_args()
+    if arguments.collect:
+        collect(arguments.collect)
+        return
+    with open_mesh(arguments.device) as mesh:
+        rows = []
+        for name in arguments.models:
+            rows.append(measured(name, mesh, arguments))
+            if mesh.is_main:
+                print(rows[-1], flush=True)
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                (arguments.out / f"rows-{mesh.world}.json").write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
