@@ -22,10 +22,12 @@ from bevatron.kernels.rows import processors
 from bevatron.kernels.segment_sum.triton import launch_sum
 
 LARGEST_WIDTH = 8192
-FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
-FORWARD_WARPS, BACKWARD_WARPS = 4, 8
-PROGRAMS_PER_PROCESSOR = 2
-"""Of the backward kernel: each leaves a share of the vectors' gradients."""
+CHANNELS_PER_WARP, MOST_WARPS = 256, 16
+"""A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
+exchange; few rows, so that several programs fit a multiprocessor."""
+ELEMENTS_PER_WARP = 512
+WARPS_PER_PROCESSOR = 16
+"""Of the backward kernel, whose programs each leave a share of the vectors' gradients."""
 SUM_BLOCK, SUM_BLOCK_C = 512, 8
 """Shares that are added at once, and columns of a program."""
 
@@ -87,15 +89,14 @@ def normalise(
     y = x.new_empty(x.shape)
     mean, rstd = _new_statistics(x, weight)
     if x.numel():
-        pad = triton.next_power_of_2(x.shape[1])
-        block = max(1, FORWARD_ELEMENTS // pad)
+        pad, block, warps = shape_of_block(x.shape[1])
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
         with on_device(x):
             norm_gelu_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-                num_warps=FORWARD_WARPS,
+                num_warps=warps,
             )
     return y, mean, rstd
 
@@ -226,9 +227,9 @@ def _launch_backward(
     if not x.numel():
         return
     width = x.shape[1]
-    pad = triton.next_power_of_2(width)
-    block = max(1, BACKWARD_ELEMENTS // pad)
-    programs = min(triton.cdiv(len(x), block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+    pad, block, warps = shape_of_block(width)
+    most = WARPS_PER_PROCESSOR // warps * processors(x.device)
+    programs = min(triton.cdiv(len(x), block), most)
     parts = x.new_empty((programs, 3, width), dtype=_wide(x))
     atoms, rows, linear_bias, weight = given[:4]
     with on_device(x):
@@ -236,9 +237,16 @@ def _launch_backward(
             *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
             *(dz, parts, len(x)),
             **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-            num_warps=BACKWARD_WARPS,
+            num_warps=warps,
         )
         add_shares(parts, sums)
+
+
+def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:
+    """Return the width rounded up to a power of two, the rows of a block, and warps."""
+    pad = int(triton.next_power_of_2(width))
+    warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
+    return pad, max(1, elements * warps // pad), warps
 
 
 def add_shares(parts: Tensor, sums: Tensor) -> None:

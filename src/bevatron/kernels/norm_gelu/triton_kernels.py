@@ -99,10 +99,10 @@ def norm_gelu_backward(
     if NORM:
         weight = load_vector(Weight, col, C, WIDE)
         bias = load_vector(Bias, col, C, WIDE)
-        dweight = tl.zeros([BLOCK, C_PAD], WIDE)
-        dbias = tl.zeros([BLOCK, C_PAD], WIDE)
+        dweight = tl.zeros([C_PAD], WIDE)
+        dbias = tl.zeros([C_PAD], WIDE)
     if HAS_LINEAR:
-        dlinear = tl.zeros([BLOCK, C_PAD], WIDE)
+        dlinear = tl.zeros([C_PAD], WIDE)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         at = row[:, None] * C + col[None, :]
@@ -124,21 +124,22 @@ def norm_gelu_backward(
             g = dy * (s + u * s * (1.0 - s) * (SLOPE + 3.0 * CUBIC * u * u))
         dz = g
         if NORM:
-            dweight += g * xhat
-            dbias += g
+            # A thread has all rows of its channels: nothing is exchanged here.
+            dweight += tl.sum(g * xhat, 0)
+            dbias += tl.sum(g, 0)
             h = g * weight
             mean_h = tl.sum(h, 1) / C
             mean_hx = tl.sum(h * xhat, 1) / C
             dz = (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
         if HAS_LINEAR:
-            dlinear += tl.where(inside, dz, 0.0)
+            dlinear += tl.sum(tl.where(inside, dz, 0.0), 0)
         tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside)
     part = Parts + tl.program_id(0).to(tl.int64) * 3 * C + col
     if HAS_LINEAR:
-        tl.store(part, tl.sum(dlinear, 0), mask=col < C)
+        tl.store(part, dlinear, mask=col < C)
     if NORM:
-        tl.store(part + C, tl.sum(dweight, 0), mask=col < C)
-        tl.store(part + 2 * C, tl.sum(dbias, 0), mask=col < C)
+        tl.store(part + C, dweight, mask=col < C)
+        tl.store(part + 2 * C, dbias, mask=col < C)
 
 
 @triton.jit

@@ -9,16 +9,21 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device
-from bevatron.kernels.norm_gelu.triton import add_shares, check_width, contiguous
+from bevatron.kernels.norm_gelu.triton import (
+    add_shares,
+    check_width,
+    contiguous,
+    shape_of_block,
+)
 from bevatron.kernels.residual_norm.triton_kernels import (
     residual_norm_backward,
     residual_norm_forward,
 )
 from bevatron.kernels.rows import processors
 
-FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
-FORWARD_WARPS, BACKWARD_WARPS = 4, 8
-PROGRAMS_PER_PROCESSOR = 2
+FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
+"""Of a warp: the backward kernel has two branches and three sums in registers."""
+WARPS_PER_PROCESSOR = 16
 
 
 def residual_norm(
@@ -55,15 +60,14 @@ def merge(
     y = x.new_empty(x.shape)
     mean, rstd = _new_statistics(x, branch_2)
     if x.numel():
-        pad = triton.next_power_of_2(x.shape[1])
-        block = max(1, FORWARD_ELEMENTS // pad)
+        pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         with on_device(x):
             residual_norm_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=FORWARD_WARPS,
+                num_warps=warps,
             )
     return y, mean, rstd
 
@@ -104,9 +108,9 @@ def merge_backward(
     dbranch_2 = x.new_empty(0 if branch_2 is None else x.shape)
     sums = x.new_zeros((3, width), dtype=_wide(x))
     if x.numel():
-        pad = triton.next_power_of_2(width)
-        block = max(1, BACKWARD_ELEMENTS // pad)
-        programs = min(triton.cdiv(len(x), block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+        pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
+        most = WARPS_PER_PROCESSOR // warps * processors(x.device)
+        programs = min(triton.cdiv(len(x), block), most)
         parts = x.new_empty((programs, 3, width), dtype=_wide(x))
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
         with on_device(x):
@@ -114,7 +118,7 @@ def merge_backward(
                 *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=BACKWARD_WARPS,
+                num_warps=warps,
             )
         add_shares(parts, sums)
     return dx, dbranch_1, dbranch_2, sums

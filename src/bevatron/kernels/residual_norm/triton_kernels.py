@@ -86,32 +86,32 @@ def residual_norm_backward(
     """
     col = tl.arange(0, C_PAD)
     weight_1 = load_vector(W1, col, C, WIDE)
-    dbias = tl.zeros([BLOCK, C_PAD], WIDE)
-    dweight_1 = tl.zeros([BLOCK, C_PAD], WIDE)
+    dbias = tl.zeros([C_PAD], WIDE)
+    dweight_1 = tl.zeros([C_PAD], WIDE)
     if TWO:
         weight_2 = load_vector(W2, col, C, WIDE)
-        dweight_2 = tl.zeros([BLOCK, C_PAD], WIDE)
+        dweight_2 = tl.zeros([C_PAD], WIDE)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         at = row[:, None] * C + col[None, :]
         inside = (row < count)[:, None] & (col < C)[None, :]
         x = tl.load(X + at, mask=inside, other=0.0).to(WIDE)
         dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
-        dbias += dy
+        dbias += tl.sum(dy, 0)
         dx, product = _backward(
             x, dy, U1, S1, weight_1, Mean, Rstd, DU1, row, at, inside, count, C, SCALED_1, WIDE
         )  # fmt: skip
-        dweight_1 += product
+        dweight_1 += tl.sum(product, 0)
         if TWO:
             dx_2, product = _backward(
                 x, dy, U2, S2, weight_2, Mean + count, Rstd + count, DU2, row, at, inside, count,
                 C, SCALED_2, WIDE,
             )  # fmt: skip
             dx += dx_2
-            dweight_2 += product
+            dweight_2 += tl.sum(product, 0)
         tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
     part = Parts + tl.program_id(0).to(tl.int64) * 3 * C + col
-    tl.store(part, tl.sum(dbias, 0), mask=col < C)
-    tl.store(part + C, tl.sum(dweight_1, 0), mask=col < C)
+    tl.store(part, dbias, mask=col < C)
+    tl.store(part + C, dweight_1, mask=col < C)
     if TWO:
-        tl.store(part + 2 * C, tl.sum(dweight_2, 0), mask=col < C)
+        tl.store(part + 2 * C, dweight_2, mask=col < C)
