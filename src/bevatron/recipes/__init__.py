@@ -6,6 +6,7 @@ from typing import Any
 from bevatron.errors import ConfigError
 
 RECIPES = {
+    "gpspp": ("bevatron.recipes.gpspp", "GpsppRun"),
     "graph": ("bevatron.recipes.graph", "GraphRun"),
     "mace": ("bevatron.recipes.mace", "MaceRun"),
 }
