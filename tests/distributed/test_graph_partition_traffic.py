@@ -95,12 +95,14 @@ def test_columns_nobody_refers_to_are_not_sent(tmp_path):
         few = EdgeList(row, torch.arange(n // 3).repeat(n) * 3, n)
         found = []
         for source in (few, Uniform(n, 100 * n)):
-            graph = DistributedGraph.build(source, mesh, scheme="two_dimensional", grid=Grid(2, 1))
-            found.append(layer_words(graph, "gat"))
+            for scheme in ("two_dimensional", "feature_parallel"):
+                graph = DistributedGraph.build(source, mesh, scheme=scheme, grid=Grid(2, 1))
+                found.append(layer_words(graph, "gat"))
         return found
 
-    for few, all_columns in run_ranks(2, work, tmp_path):
-        assert few / all_columns == pytest.approx(1 / 3, abs=0.1)
+    for blocks, features, all_blocks, all_features in run_ranks(2, work, tmp_path):
+        assert blocks / all_blocks == pytest.approx(1 / 3, abs=0.1)
+        assert features / all_features == pytest.approx(2 / 3, abs=0.1), "rows are sent whole"
 
 
 def test_features_in_bfloat16_halve_the_bytes_and_keep_three_digits(tmp_path):

@@ -59,6 +59,13 @@ def test_weights_go_with_their_entries_and_duplicates_add_up():
     assert found == {22: 5.0, 2: 2.0, 42: 8.0}
 
 
+def test_an_entry_that_is_there_twice_is_refused_in_the_files_own_numbers():
+    row, col = torch.tensor([3, 0, 3, 6]), torch.tensor([1, 2, 1, 0])
+    for values in (None, torch.ones(4)):
+        with pytest.raises(DataError, match="entry of row 3 and column 1 is there twice"):
+            list(all_blocks(EdgeList(row, col, 7, values), Grid(2, 2)))
+
+
 class Recorded:
     """A source that notes the most entries it gave at once."""
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bevatron.data.graphs.generators_randomness import RandomOrder
+from bevatron.errors import DataError
 from bevatron.parallel.graph_partition.grid import Split
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.sources import EdgeSource
@@ -71,6 +72,11 @@ class Numbering:
             torch.arange(start, start + self.split.length(piece), device=device)
         )
 
+    def vertex(self, place: int, pieces: Sequence[int]) -> int:
+        """Original number of what lies at a place of the block's rows or columns."""
+        slot, offset = divmod(place, self.split.padded)
+        return int(self.order.inverse(torch.tensor([self.split.start(pieces[slot]) + offset])))
+
 
 def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.device) -> Entries:
     """Walk through a source once and keep the entries of one block."""
@@ -107,20 +113,42 @@ def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.devi
             part = filled[slot * padded : slot * padded + len(own)]
             empty = own[~part]
             keep(empty, source.fill_empty_row(empty), None)
+    found: Tensor | None = None
     if values:
-        return _with_values(torch.cat(keys), torch.cat(values), cols, source.merge_duplicates)
-    key = _merge(keys, rows * cols, device, unique=source.merge_duplicates)
-    return Entries(key // cols, key.remainder_(cols), None)
+        key, found = _with_values(torch.cat(keys), torch.cat(values), source.merge_duplicates)
+    else:
+        key = _merge(keys, rows * cols, device, unique=source.merge_duplicates)
+    if not source.merge_duplicates:
+        _refuse_duplicates(key, numbering)
+    return Entries(key // cols, key.remainder_(cols), found)
 
 
-def _with_values(key: Tensor, values: Tensor, cols: int, merge: bool) -> Entries:
+def _refuse_duplicates(key: Tensor, numbering: Numbering) -> None:
+    for start in range(0, len(key), SORTED_AT_ONCE):
+        part = key[start : start + SORTED_AT_ONCE + 1]
+        twice = (part[1:] == part[:-1]).nonzero()
+        if len(twice):
+            place = divmod(int(part[int(twice[0])]), numbering.shape[1])
+            row, col = (
+                numbering.vertex(number, pieces)
+                for number, pieces in zip(
+                    place, (numbering.row_pieces, numbering.col_pieces), strict=True
+                )
+            )
+            raise DataError(
+                f"graph: the entry of row {row} and column {col} is there twice; merge duplicates "
+                "first, or ask for it (merge_duplicates)"
+            )
+
+
+def _with_values(key: Tensor, values: Tensor, merge: bool) -> tuple[Tensor, Tensor]:
     if merge:
         key, place = key.unique(return_inverse=True)
         values = values.new_zeros(len(key)).index_add_(0, place, values)
     else:
         key, order = key.sort(stable=True)
         values = values[order]
-    return Entries(key // cols, key % cols, values)
+    return key, values
 
 
 def _merge(keys: list[Tensor], bound: int, device: torch.device, *, unique: bool) -> Tensor:
@@ -185,6 +213,30 @@ def order_by_demand(
     _renumber(entries.row, padded, padded, row_places)
     _renumber(entries.col, padded, prefix, col_places)
     return entries, Prefixes(old[:own_length], prefix)
+
+
+def order_all_by_demand(entries: Entries, numbering: Numbering) -> tuple[Tensor, int]:
+    """Do the same where the block is the whole matrix: every rank knows all counts.
+
+    Returns
+    -------
+    tuple
+        [pieces, padded] place in the old order of each vertex, padding last; and the prefix.
+    """
+    split, device = numbering.split, entries.row.device
+    counts = torch.zeros(numbering.shape[1], dtype=torch.int64, device=device)
+    for part in entries.col.split(SORTED_AT_ONCE):
+        counts += torch.bincount(part, minlength=len(counts))
+    counts = counts.view(split.pieces, split.padded)
+    for piece in range(split.pieces):
+        counts[piece, split.length(piece) :] = -1
+    old = torch.argsort(counts, dim=1, descending=True, stable=True)
+    places = torch.arange(split.padded, device=device).expand_as(old)
+    place = torch.empty_like(old).scatter_(1, old, places)
+    prefix = max(int((counts > 0).sum(1).max()), 1)
+    _renumber(entries.row, split.padded, split.padded, place.view(-1))
+    _renumber(entries.col, split.padded, prefix, place.view(-1))
+    return old, prefix
 
 
 def _renumber(ids: Tensor, padded: int, width: int, places: Tensor) -> None:

@@ -12,6 +12,7 @@ from bevatron.parallel.graph_partition.blocks import (
     Entries,
     Numbering,
     collect_entries,
+    order_all_by_demand,
     order_by_demand,
 )
 from bevatron.parallel.graph_partition.feature_parallel import FeatureParallel
@@ -82,10 +83,17 @@ def build_feature_parallel(
     pieces = list(range(mesh.world))
     numbering = Numbering(split, pieces, pieces, RandomOrder(n, seed))
     entries = collect_entries(source, numbering, mesh.device)
-    vertices = numbering.own_vertices(mesh.rank, mesh.device)
+    old, prefix = order_all_by_demand(entries, numbering)
+    own = old[mesh.rank, : split.length(mesh.rank)]
+    vertices = numbering.own_vertices(mesh.rank, mesh.device)[own]
     ids = everyone.all_gather(pad_rows(vertices, split.padded)).wait()
+    col_ids = ids.view(mesh.world, split.padded)[:, :prefix].reshape(-1)
     return FeatureParallel(
-        _matrix(entries, ids, ids), vertices, everyone, padded=split.padded, wire=wire
+        _matrix(entries, ids, col_ids),
+        *(vertices, everyone),
+        padded=split.padded,
+        prefix=prefix,
+        wire=wire,
     )
 
 

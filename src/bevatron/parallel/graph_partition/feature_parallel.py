@@ -27,13 +27,15 @@ class FeatureParallel(Scheme):
     Parameters
     ----------
     block
-        The whole matrix; rows and columns are the padded pieces one after another.
+        The whole matrix; rows are the padded pieces one after another, columns their prefixes.
     vertices
         Of the rank's own piece.
     everyone
         All ranks.
     padded
         Length of every piece with its padding.
+    prefix
+        Rows of each piece that any edge refers to: only these are sent.
     wire
         Type of features between ranks.
     """
@@ -47,10 +49,11 @@ class FeatureParallel(Scheme):
         everyone: Group,
         *,
         padded: int,
+        prefix: int,
         wire: Wire | None = None,
     ) -> None:
         self.block, self.vertices, self.everyone = block, vertices, everyone
-        self.padded, self.wire = padded, wire or Wire()
+        self.padded, self.prefix, self.wire = padded, prefix, wire or Wire()
 
     def graph_attention(
         self,
@@ -70,30 +73,28 @@ class FeatureParallel(Scheme):
         parts, heads = self.everyone.size, x.shape[1]
         by_heads = heads % parts == 0 and dropout == 0
         if by_heads:
-            row, col = (self._turn(rows[:, :, None])[:, :, 0] for rows in (row_score, col_score))
-            found = graph_attention(self.block, self._turn(x), row, col, negative_slope)
+            row = self._turn(row_score[:, :, None], self.padded)[:, :, 0]
+            col = self._turn(col_score[:, :, None], self.prefix)[:, :, 0]
+            found = graph_attention(
+                self.block, self._turn(x, self.prefix), row, col, negative_slope
+            )
             return self._turn_back(found)
-        both = torch.cat([pad_rows(row_score, self.padded), pad_rows(col_score, self.padded)], 1)
-        row, col = gather_rows(both, self.everyone).split(heads, 1)
+        row = gather_rows(pad_rows(row_score, self.padded), self.everyone)
+        col = gather_rows(pad_rows(col_score, self.padded)[: self.prefix], self.everyone)
         missing = -x.shape[2] % parts
         wide = torch.nn.functional.pad(x, (0, missing)).transpose(1, 2)
-        mine = self._turn(wide).transpose(1, 2)
-        found = graph_attention(
-            self.block,
-            *(mine.contiguous(), row.contiguous(), col.contiguous()),
-            *(negative_slope, dropout),
-            seed=seed,
-        )
+        mine = self._turn(wide, self.prefix).transpose(1, 2).contiguous()
+        found = graph_attention(self.block, mine, row, col, negative_slope, dropout, seed=seed)
         back = self._turn_back(found.transpose(1, 2)).transpose(1, 2)
         kept: Tensor = back[:, :, : x.shape[2]]
         return kept
 
-    def _turn(self, rows: Tensor) -> Tensor:
-        """Give [T, p * s, c] up for [p * T, s, c]: all vertices, this rank's s."""
+    def _turn(self, rows: Tensor, count: int) -> Tensor:
+        """Give the first ``count`` of [T, p * s, c] up for [p * count, s, c]: this rank's s."""
         parts = self.everyone.size
-        pieces = pad_rows(rows, self.padded).unflatten(1, (parts, -1)).transpose(0, 1)
+        pieces = pad_rows(rows, self.padded)[:count].unflatten(1, (parts, -1)).transpose(0, 1)
         sent = self._narrow(pieces.flatten(0, 1).contiguous())
-        counts = [self.padded] * parts
+        counts = [count] * parts
         return send_rows(sent, self.everyone, counts, counts).to(rows.dtype)
 
     def _turn_back(self, slices: Tensor) -> Tensor:
