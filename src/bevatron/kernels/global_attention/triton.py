@@ -72,7 +72,9 @@ def sigmoid_gate_backward(dy: Tensor, gate: Tensor, value: Tensor) -> tuple[Tens
     """Return both gradients."""
     dgate, dvalue = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
     launch_backward(dy, gate, value[:, None].expand(gate.shape), dgate, dvalue, silu=False)
-    return dgate, dvalue.sum(1, dtype=torch.float32).to(value.dtype)
+    # As a product, which reads long columns faster than a sum does; it adds in float32 too.
+    ones = dy.new_ones(1, dy.shape[1])
+    return dgate, torch.matmul(ones, dvalue.flatten(2)).view(value.shape).to(value.dtype)
 
 
 @sigmoid_gate_backward.register_fake

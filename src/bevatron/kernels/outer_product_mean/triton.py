@@ -1,7 +1,7 @@
 """The outer product mean: two custom operators that work a few rows of the pair at a time.
 
-Norms are the LayerNorm's kernels, products the device library's. The backward pass makes the outer
-products again.
+Norms are the LayerNorm's kernels, products the device library's, with a kernel that orders outer
+products between them. The backward pass makes the outer products again.
 """
 
 from typing import Any
@@ -11,10 +11,14 @@ from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
+from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.outer_product_mean.triton_kernels import regroup_kernel
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
+BLOCK = 4096
+"""Elements that a program of `regroup_kernel` copies."""
 
 
 def outer_product_mean(
@@ -197,12 +201,21 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 def _by_pair(outer: Tensor, H: int) -> Tensor:
     """Order [i H, N H] as [i N, H H]."""
     lines, length = outer.shape[0] // H, outer.shape[1] // H
-    return outer.view(lines, H, length, H).transpose(1, 2).reshape(-1, H * H)
+    return _regroup(outer, outer.new_empty((lines * length, H * H)), lines, length, H, back=False)
 
 
 def _by_channel(pairs: Tensor, length: int, H: int) -> Tensor:
     """Order [i N, H H] as [i H, N H]."""
-    return pairs.view(-1, length, H, H).transpose(1, 2).reshape(-1, length * H)
+    lines = len(pairs) // length
+    return _regroup(pairs, pairs.new_empty((lines * H, length * H)), lines, length, H, back=True)
+
+
+def _regroup(source: Tensor, target: Tensor, lines: int, length: int, H: int, back: bool) -> Tensor:
+    with on_device(source):
+        regroup_kernel[(-(-length * H * H // BLOCK), lines)](
+            source, target, length, H=H, BLOCK=BLOCK, BACK=back
+        )
+    return target
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
