@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.config import from_dict, to_dict
+from bevatron.data.samples.graphs import PARTS
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import KernelConfig, use
@@ -18,7 +20,15 @@ from bevatron.models.common import model_folder
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
 from bevatron.models.graph_attention.storage import KIND
-from bevatron.recipes.graph_data import GraphDataConfig, GraphSet, graph_sizes, load_graphs
+from bevatron.parallel.mesh import ranks_from_environment
+from bevatron.recipes.graph_data import (
+    GraphData,
+    GraphDataConfig,
+    describe_vertices,
+    graph_sizes,
+    load_graphs,
+)
+from bevatron.recipes.graph_parts import PartedGraph, PartSet, Scheme, load_vertices
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run
 from bevatron.train.settings import (
@@ -30,6 +40,7 @@ from bevatron.train.settings import (
     Settings,
     TrainConfig,
 )
+from bevatron.train.sharing import SamplesApart, SamplesTogether
 
 READ_FILE = "graph_options.json"
 """Beside a model's weights: how graphs for it are read."""
@@ -81,6 +92,10 @@ class GraphRun:
         Hyper-parameters.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See there. One graph is one batch; of several graphs, ``batch.capacity`` counts nodes.
+    partition
+        How one graph is cut over several processes of torchrun: ``2d`` blocks of the matrix,
+        ``feature`` (each has all edges and a part of the heads' features; GAT), ``rows``, or the
+        one that sends least (``auto``).
     report
         Write report.html and the pictures at the end.
     """
@@ -100,6 +115,7 @@ class GraphRun:
     )
     train: TrainConfig = field(default_factory=lambda: TrainConfig(**_FULL_BATCH["train"]))
     kernels: KernelConfig = field(default_factory=KernelConfig)
+    partition: Scheme = "auto"
     report: bool = True
 
     @classmethod
@@ -161,17 +177,19 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         For data that must not be trained on and settings that contradict each other.
     """
     use(config.kernels)
-    data = load_graphs(config.data)
+    ranks = ranks_from_environment(os.environ)[1]
     settings = config.settings
+    apart = ranks == 1 or config.data.inductive
+    data = load_graphs(config.data) if apart else load_parts(config)
     torch.manual_seed(config.train.seed)
-    complete = config.model.with_data(
-        inputs=data.inputs, outputs=data.outputs, labels=data.questions
-    )
+    complete = _complete(config, data)
     model = NodeClassifier(complete).to(dtype_of(config.train.dtype))
     from bevatron.recipes.graph_report import report_of_run
 
     def on_end(result: FitResult, folder: Path) -> None:
-        report_of_run(folder, model, data, settings, result)
+        # What needs all processes cannot be computed by the one that writes the report.
+        measured = None if apart else {"valid": result.metrics}
+        report_of_run(folder, model, data, settings, result, measured)
 
     return Run(
         model=model,
@@ -179,7 +197,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         train=data.train,
         sizes=graph_sizes(data.train),
         valid=data.valid,
-        valid_sizes=_sizes(data.valid),
+        valid_sizes=None if data.valid is None else graph_sizes(data.valid),
         folder=config.output,
         settings=settings,
         config={"recipe": config.recipe, **to_dict(config)},
@@ -193,7 +211,37 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
         on_end=on_end if config.report else None,
         notes=data.report,
+        sharing=SamplesApart() if apart else SamplesTogether(),
     )
+
+
+def load_parts(config: GraphRun) -> GraphData:
+    """Make data sets of which each process holds its part, see `bevatron.recipes.graph_parts`.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on, or models that do not run on several processes.
+    """
+    vertices = load_vertices(config.data)
+    found = describe_vertices(vertices, config.data)
+    graph = PartedGraph(
+        config.data.train[0],
+        vertices,
+        config.data,
+        _complete(config, found),
+        config.partition,
+        config.train.device,
+        config.train.seed,
+    )
+    sets = {role: PartSet(graph, role) for role in PARTS if vertices.mask(role).any()}
+    return dataclasses.replace(
+        found, train=sets["train"], valid=sets.get("valid"), test=sets.get("test")
+    )
+
+
+def _complete(config: GraphRun, data: GraphData) -> GraphAttentionConfig:
+    return config.model.with_data(inputs=data.inputs, outputs=data.outputs, labels=data.questions)
 
 
 @dataclass(frozen=True)
@@ -209,10 +257,6 @@ class _Saver:
         read = {key: value for key, value in to_dict(self.data.read).items() if key in kept}
         write_text_atomically(folder / READ_FILE, json.dumps(read, indent=1) + "\n", ConfigError)
         model_folder.save_model(folder, KIND, to_dict(self.config), state)
-
-
-def _sizes(dataset: GraphSet | None) -> dict[str, Any] | None:
-    return None if dataset is None else graph_sizes(dataset)
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

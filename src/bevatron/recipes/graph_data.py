@@ -106,9 +106,9 @@ class GraphData:
         Of edges, features, labels and parts.
     """
 
-    train: GraphSet
-    valid: GraphSet | None
-    test: GraphSet | None
+    train: Dataset
+    valid: Dataset | None
+    test: Dataset | None
     inputs: int
     outputs: int
     questions: LabelKind
@@ -142,10 +142,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
         sets = _parts_of_one(graphs[0], questions)
     train = sets["train"]
     if train is None:
-        raise DataError(
-            f"{graphs[0].name}: has no labelled vertices to train on; give splits (data.splits) or "
-            "draw them (data.read.random_split)"
-        )
+        raise DataError(_nothing_to_train_on(graphs[0].name))
     classes = max(graph.num_classes for graph in everything)
     binary = questions == "yes_no" and _columns(everything[0]) == 1
     return GraphData(
@@ -158,6 +155,47 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
         report=[line for graph in everything for line in graph.report()],
         fingerprint=_fingerprint(everything, config),
     )
+
+
+def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphData:
+    """Say what the model must fit, of a graph whose edges are read elsewhere; without data sets.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As of `load_graphs`.
+    """
+    _check_learnable(vertices, Path(vertices.name))
+    questions = _questions(config, [vertices])
+    if not vertices.mask("train").any():
+        raise DataError(_nothing_to_train_on(vertices.name))
+    binary = questions == "yes_no" and _columns(vertices) == 1
+    digest = xxhash.xxh3_128(_fingerprint([vertices], config).encode())
+    digest.update(repr([(p.name, p.stat().st_size) for p in config.train]).encode())
+    return GraphData(
+        train=GraphSet([], []),
+        valid=None,
+        test=None,
+        inputs=vertices.num_features,
+        outputs=1 if binary else vertices.num_classes,
+        questions=questions,
+        report=[line for line in vertices.report() if "features" in line],
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _nothing_to_train_on(name: str) -> str:
+    return (
+        f"{name}: has no labelled vertices to train on; give splits (data.splits) or draw them "
+        "(data.read.random_split)"
+    )
+
+
+def _check_learnable(graph: GraphArrays, path: Path) -> None:
+    if not graph.num_features:
+        raise DataError(f"{path}: has no features; give them with data.features FILE.npy")
+    if graph.labels is None:
+        raise DataError(f"{path}: has no labels; give them with data.labels FILE.npy")
 
 
 def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArrays:
@@ -181,10 +219,7 @@ def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArra
     if several and options.random_split is not None:
         raise ConfigError("data.read.random_split: divides one graph, but several are given")
     graph = read_graph(path, options, **beside)
-    if not graph.num_features:
-        raise DataError(f"{path}: has no features; give them with data.features FILE.npy")
-    if graph.labels is None:
-        raise DataError(f"{path}: has no labels; give them with data.labels FILE.npy")
+    _check_learnable(graph, path)
     return graph
 
 

@@ -10,8 +10,9 @@ import yaml
 from matplotlib.figure import Figure
 from torch import nn
 
+from bevatron.data.dataset import Dataset
 from bevatron.models.graph_attention import NodeTask
-from bevatron.recipes.graph_data import GraphData, GraphSet, graph_sizes
+from bevatron.recipes.graph_data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
 from bevatron.train.journal import read_journal
 from bevatron.train.plots import Curve, Panel, curves
@@ -26,7 +27,12 @@ MOST_CLASSES_DRAWN = 40
 
 
 def report_of_run(
-    folder: Path, model: nn.Module, data: GraphData, settings: Settings, result: FitResult
+    folder: Path,
+    model: nn.Module,
+    data: GraphData,
+    settings: Settings,
+    result: FitResult,
+    measured: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """Evaluate the model of a finished run and write report.html and ``plots/``.
 
@@ -40,6 +46,8 @@ def report_of_run(
         Of the run.
     result
         What the trainer says of it.
+    measured
+        Metrics by part, if the model cannot be evaluated here.
 
     Returns
     -------
@@ -48,18 +56,18 @@ def report_of_run(
     """
     config = yaml.safe_load((folder / "config.yaml").read_text())
     records = list(read_journal(folder / "metrics.jsonl"))
-    metrics: dict[str, dict[str, float]] = {}
+    metrics: dict[str, Mapping[str, float]] = dict(measured or {})
     confused: dict[str, IntArray] = {}
     sets = {"train": data.train, "valid": data.valid, "test": data.test}
     for role, dataset in sets.items():
-        if dataset is not None:
+        if measured is None and dataset is not None:
             metrics[role], confused[role] = _evaluate(model, data, dataset, settings)
-    chosen = next(role for role in ("test", "valid", "train") if role in metrics)
+    chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
     layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
     report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
     report.section("Result").highlights(
         {
-            **{f"{chosen} {name}": value for name, value in metrics[chosen].items()},
+            **{f"{chosen} {name}": value for name, value in metrics.get(chosen, {}).items()},
             "epochs": result.epochs,
             "best epoch": result.best_epoch + 1 if result.best is not None else None,
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -69,7 +77,7 @@ def report_of_run(
     rows = [[role, *(each.get(name) for name in names)] for role, each in metrics.items()]
     report.table(["part", *names], rows)
     _learning_curves(report, records)
-    if data.questions == "classes":
+    if data.questions == "classes" and chosen in confused:
         _classes(report, confused[chosen], chosen)
     report.section("Data").details("What was found in the files", "\n".join(data.report))
     report.section("How it was made").config(config).versions(("bevatron", "torch", "numpy"))
@@ -77,7 +85,7 @@ def report_of_run(
 
 
 def _evaluate(
-    model: nn.Module, data: GraphData, dataset: GraphSet, settings: Settings
+    model: nn.Module, data: GraphData, dataset: Dataset, settings: Settings
 ) -> tuple[dict[str, float], IntArray]:
     """Compute metrics, and how often each class was taken for which, [true, said]."""
     task = NodeTask(data.questions, data.outputs)

@@ -45,10 +45,17 @@ def read_npz(path: Path) -> RawGraph:
             cols=cols,
             weights=weights,
             num_nodes=_count(file, size),
-            features=_features(file),
-            labels=_first(file, LABELS),
-            splits=read_splits(file),
+            **npz_vertices(file),
         )
+
+
+def npz_vertices(file: NpzFile) -> dict[str, Any]:
+    """Read features, labels and splits."""
+    return {
+        "features": _features(file),
+        "labels": _first(file, LABELS),
+        "splits": read_splits(file),
+    }
 
 
 def read_splits(file: NpzFile) -> dict[str, Array]:

@@ -7,6 +7,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,16 +46,28 @@ def read_ogb(folder: Path) -> RawGraph:
             "raw/data.npz"
         )
     edges = read_edge_list(raw / "edge.csv.gz")
-    features, labels = raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
     return RawGraph(
         name=str(folder),
         rows=edges.rows,
         cols=edges.cols,
         num_nodes=_single_count(_table(raw / "num-node-list.csv.gz", np.int64), folder),
-        features=_table(features, np.float32) if features.is_file() else None,
-        labels=_table(labels, np.float32) if labels.is_file() else None,
-        splits=read_ogb_splits(folder),
+        **ogb_vertices(folder),
     )
+
+
+def ogb_vertices(folder: Path) -> dict[str, Any]:
+    """Read features (mapped where they are not compressed), labels and splits."""
+    table, features = folder / "raw" / "node-feat.csv.gz", None
+    if (folder / "raw" / "data.npz").is_file():
+        with NpzFile(folder / "raw" / "data.npz") as file:
+            features = file.optional("node_feat")
+    elif table.is_file():
+        features = _table(table, np.float32)
+    return {
+        "features": features,
+        "labels": read_ogb_labels(folder),
+        "splits": read_ogb_splits(folder),
+    }
 
 
 def read_ogb_splits(folder: Path) -> dict[str, Array]:
@@ -88,9 +101,7 @@ def _read_binary(folder: Path, raw: Path) -> RawGraph:
             rows=destinations,
             cols=sources,
             num_nodes=_single_count(file.read("num_nodes_list"), folder),
-            features=file.optional("node_feat"),
-            labels=read_ogb_labels(folder),
-            splits=read_ogb_splits(folder),
+            **ogb_vertices(folder),
         )
 
 

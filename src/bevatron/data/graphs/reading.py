@@ -8,8 +8,8 @@ import numpy as np
 
 from bevatron.data.graphs.edge_list import read_edge_list
 from bevatron.data.graphs.graph import GraphArrays
-from bevatron.data.graphs.npz import read_npz, read_splits
-from bevatron.data.graphs.ogb import read_ogb
+from bevatron.data.graphs.npz import npz_vertices, read_npz, read_splits
+from bevatron.data.graphs.ogb import ogb_vertices, read_ogb
 from bevatron.data.graphs.options import GraphOptions
 from bevatron.data.graphs.pyg import raw_from_pyg, read_pt
 from bevatron.data.graphs.raw import RawGraph, finish
@@ -60,6 +60,49 @@ def read_graph(
     """
     options = options or GraphOptions()
     raw = _raw(Path(source)) if isinstance(source, str | Path) else raw_from_pyg(source)
+    raw = _with_files(raw, features, labels, splits)
+    return finish(raw, options)
+
+
+def read_vertices(
+    path: Path,
+    num_nodes: int,
+    options: GraphOptions | None = None,
+    *,
+    features: Path | None = None,
+    labels: Path | None = None,
+    splits: Path | None = None,
+) -> GraphArrays:
+    """Read what a file says of the vertices, without the edges, which are read in pieces.
+
+    Parameters
+    ----------
+    path, options, features, labels, splits
+        As of `read_graph`.
+    num_nodes
+        Number of vertices.
+
+    Raises
+    ------
+    DataError
+        As of `read_graph`, for features, labels and splits.
+    """
+    options = options or GraphOptions()
+    nothing = np.zeros(0, dtype=np.int64)
+    raw = RawGraph(name=str(path), rows=nothing, cols=nothing, num_nodes=num_nodes)
+    if path.is_dir():
+        raw = replace(raw, **ogb_vertices(path))
+    elif path.suffix == ".npz":
+        with NpzFile(path) as file:
+            raw = replace(raw, **npz_vertices(file))
+    raw = _with_files(raw, features, labels, splits)
+    plain = replace(options, self_loops="keep", symmetrise=False, num_nodes=num_nodes)
+    return finish(raw, plain)
+
+
+def _with_files(
+    raw: RawGraph, features: Path | None, labels: Path | None, splits: Path | None
+) -> RawGraph:
     if features is not None:
         raw = replace(raw, features=_array(features))
     if labels is not None:
@@ -73,7 +116,7 @@ def read_graph(
                     f"{', '.join(file.names)})"
                 )
             raw = replace(raw, splits=found)
-    return finish(raw, options)
+    return raw
 
 
 def _raw(path: Path) -> RawGraph:
