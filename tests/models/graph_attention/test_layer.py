@@ -240,11 +240,23 @@ def test_attention_dropout_repeats_with_the_seed_and_ends_with_training():
         assert torch.equal(layer(csr, hidden), layer(csr, hidden))
 
 
-def test_zero_rows_have_no_direction_and_no_gradient_blows_up():
-    layer = Layer(IN, OUT, psi=KNOWN["AGNN"][0]).double()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "psi",
+    [
+        KNOWN["AGNN"][0],
+        A * exp(H @ H.T / outer(norm(H), norm(H))),
+        A * exp(normalize(H) @ normalize(H).T),
+    ],
+    ids=["AGNN", "composed", "composed of directions"],
+)
+def test_zero_rows_have_no_direction_and_no_gradient_blows_up(psi, dtype):
+    layer = Layer(IN, OUT, psi=psi).to(dtype)
     csr, _ = graph(weighted=False)
-    hidden = torch.zeros(N, IN, dtype=torch.float64, requires_grad=True)
-    layer(csr, hidden).sum().backward()
+    hidden = torch.zeros(N, IN, dtype=dtype, requires_grad=True)
+    result = layer(csr, hidden)
+    result.sum().backward()
+    assert result.isfinite().all()
     assert hidden.grad.isfinite().all()
 
 
