@@ -76,7 +76,7 @@ def compare(name: str, batch: MoleculeBatch, shape: Any) -> dict[str, float]:
         with kernels.use(implementation), torch.autocast("cuda", torch.bfloat16, narrow):
             loss = task.loss(model, moved, normalisers).total
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        return float(loss), torch.cat([g.flatten() for g in found])
+        return float(loss.detach()), torch.cat([g.flatten() for g in found])
 
     exact, gradient = run("reference", narrow=False)
     result = {}

@@ -11,6 +11,7 @@ from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
+from bevatron.kernels.gaussian_basis import gaussian_basis
 from bevatron.kernels.global_attention import global_attention
 from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.graph_blocks import (
@@ -67,6 +68,7 @@ __all__ = [
     "dot_attention",
     "explain",
     "fused_adam_ema",
+    "gaussian_basis",
     "global_attention",
     "graph_attention",
     "graph_attention_v2",

@@ -1,6 +1,5 @@
 """From chemical features, encodings and positions to the first nodes, edges, globals and bias."""
 
-from math import pi, sqrt
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bevatron.data.samples import UNREACHABLE, MoleculeBatch
-from bevatron.kernels import norm_gelu, segment_sum
+from bevatron.kernels import gaussian_basis, linear, norm_gelu, segment_sum
 from bevatron.models.gpspp.config import MEAN_DISTANCE, GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs
 from bevatron.models.gpspp.graphs import Graphs
@@ -96,42 +95,14 @@ class GaussianKernels(nn.Module):
 
     def forward(self, distances: Float[Tensor, " P"]) -> Float[Tensor, "P K"]:
         """Evaluate all kernels, in the type that products are computed in."""
-        psi: Tensor = _Gaussian.apply(distances, self.mean, self.std, compute_dtype(self.mean))
-        return psi
-
-
-class _Gaussian(torch.autograd.Function):
-    """Keeps the distances alone for the backward pass: kernels are many numbers per pair."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, distances: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.save_for_backward(distances, mean, std)
-        return _kernels(distances, mean, std)[0].to(dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        distances, mean, std = ctx.saved_tensors
-        psi, z, width = _kernels(distances, mean, std)
-        weighted = psi.mul_(gradient)
-        by_mean = (weighted * z).sum(0) / width
-        by_width = (weighted * (z.square() - 1.0)).sum(0) / width
-        by_distance = None
-        if ctx.needs_input_grad[0]:
-            by_distance = -(weighted * z / width).sum(1).to(distances.dtype)
-        signs = torch.where(std < 0, -1.0, 1.0)
-        return by_distance, by_mean.to(mean.dtype), (by_width * signs).to(std.dtype), None
-
-
-def _kernels(distances: Tensor, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return kernels, reduced distances and widths."""
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    width = std.to(wide).abs() + KERNEL_EPSILON
-    z = (distances.to(wide)[:, None] - mean.to(wide)) / width
-    psi = (z * z).mul_(-0.5).exp_().mul_(KERNEL_SCALE / sqrt(2 * pi) / width)
-    return psi, z, width
+        return gaussian_basis(
+            distances,
+            self.mean,
+            self.std,
+            scale=KERNEL_SCALE,
+            epsilon=KERNEL_EPSILON,
+            dtype=compute_dtype(self.mean),
+        )
 
 
 class PairBias(nn.Module):
@@ -166,7 +137,7 @@ class PairBias(nn.Module):
             parts.append(self.paths.transposed(index, keep_2d))
         if self.distances is not None and psi is not None:
             first, second = self.distances.first, self.distances.second
-            hidden = norm_gelu(F.linear(psi, first.weight), None, None, linear_bias=first.bias)
+            hidden = norm_gelu(linear(psi, first.weight), None, None, linear_bias=first.bias)
             found = torch.mm(second.weight, hidden.t()) + second.bias[:, None].to(hidden.dtype)
             parts.append(found * keep_3d.to(found.dtype))
         if not parts:
@@ -232,7 +203,8 @@ class Encoders(nn.Module):
         bias = None
         if self.bias is not None and self.config.has_bias:
             bias = self._bias(self.bias, batch, inputs, pairs, psi)
-        nodes = self.nodes(torch.cat(self._node_parts(batch, inputs, graphs, psi), 1))
+        parts = self._node_parts(batch, inputs, graphs, psi)
+        nodes = linear(torch.cat(parts, 1), self.nodes.weight, self.nodes.bias)
         edges = self._edges(inputs, graphs) if self.bonds is not None else None
         wide = self.nodes.weight.dtype
         globals_ = None
@@ -306,8 +278,7 @@ class Encoders(nn.Module):
                 found = self._dropped(self.bond_lengths(self.bond_kernels(lengths)))
                 kept = inputs.keep_3d.to(found.dtype)[graphs.edge_graph]
                 parts.append(found * kept[:, None])
-        out: Tensor = self.edges(torch.cat(parts, 1))
-        return out
+        return linear(torch.cat(parts, 1), self.edges.weight, self.edges.bias)
 
     def _dropped(self, rows: Tensor) -> Tensor:
         """Drop whole rows in training."""

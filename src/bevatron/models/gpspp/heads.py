@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.data.samples import MoleculeBatch
-from bevatron.kernels import segment_sum
+from bevatron.kernels import linear, segment_sum
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs
 from bevatron.models.gpspp.encoders import pair_rows
@@ -73,9 +73,9 @@ class NoiseHeads(nn.Module):
         """Compute the logits, all features of a row side by side."""
         logits: dict[str, Tensor] = {}
         if self.nodes is not None:
-            logits["node_logits"] = self.nodes(nodes)
+            logits["node_logits"] = linear(nodes, self.nodes.weight, self.nodes.bias)
         if self.edges is not None and edges is not None:
-            logits["edge_logits"] = self.edges(edges)
+            logits["edge_logits"] = linear(edges, self.edges.weight, self.edges.bias)
         return logits
 
 
