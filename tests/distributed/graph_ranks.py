@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bevatron.data.graphs.generators import Kronecker
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
 from bevatron.kernels.graph_attention import graph_attention
-from bevatron.parallel.graph_partition import DistributedGraph, EdgeList, Grid
+from bevatron.parallel.graph_partition import DistributedGraph, EdgeList
 from bevatron.parallel.mesh import Mesh, open_mesh
 
 STEPS = 20
@@ -184,6 +183,3 @@ def cut_losses(mesh: Mesh, kind: str, graph: str, scheme: str, *, heads=2, **opt
         cut.sum_gradients,
         heads=heads,
     )
-
-
-__all__ = ["Grid", "Kronecker", "cut_losses", "fork_ranks", "run_ranks", "whole_losses"]
