@@ -1,0 +1,64 @@
+"""Several processes train one graph as one process does, whatever the partition."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
+import graph_recipe_rank
+from graph_data_sets import write
+
+from bevatron.errors import ConfigError
+from bevatron.recipes.graph import GraphRun, build
+from bevatron.recipes.graph_use import evaluate_graphs
+from bevatron.train.journal import read_journal
+
+
+def losses(folder):
+    records = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "epoch"]
+    found = [value for r in records for value in (r["loss"], r.get("valid", {}).get("loss"))]
+    return [value for value in found if value is not None]
+
+
+def torchrun(ranks, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", str(ranks), *map(str, arguments)]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=environment, check=False
+    )
+
+
+def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
+    file = write(tmp_path / "g.npz")
+    done = torchrun(3, graph_recipe_rank.__file__, file, tmp_path / "several")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "two_dimensional over 3 ranks: 90 vertices" in done.stdout
+    for scheme in graph_recipe_rank.LAYERS:
+        graph_recipe_rank.run(file, tmp_path / "one", scheme)
+        one, several = losses(tmp_path / "one" / scheme), losses(tmp_path / "several" / scheme)
+        assert len(one) == 24
+        assert several == pytest.approx(one, rel=1e-9)
+        assert (tmp_path / "several" / scheme / "report.html").exists()
+        found, ours = (evaluate_graphs(tmp_path / w / scheme, [file]) for w in ("several", "one"))
+        assert found["test"] == pytest.approx(ours["test"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"layer": "gin"}}, "model.layer: 'gin' does not run on several processes"),
+        ({"model": {"norm": "batch"}}, "model.norm: 'batch' averages over all vertices"),
+    ],
+)
+def test_what_needs_the_whole_graph_is_refused(changes, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    file = write(tmp_path / "g.npz")
+    config = GraphRun.from_values({"data": {"train": [str(file)]}, **changes})
+    with pytest.raises(ConfigError, match=message):
+        build(config)
