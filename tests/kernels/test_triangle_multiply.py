@@ -75,7 +75,7 @@ def check(inputs, **options):
 @pytest.fixture
 def small_blocks():
     """End blocks, and parts of rows, anywhere even in a small pair."""
-    small = Tiles(32, 16, 4, 1, per_processor=4)
+    small = Tiles(32, 16, 4, 1, per_processor=64)
     with replaced(**dict.fromkeys(MEASURED, small)):
         yield
 

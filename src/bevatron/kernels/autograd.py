@@ -1,8 +1,10 @@
 """What operators' backward formulas ask the autograd engine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def is_wanted(ctx: Any, position: int) -> bool:
@@ -31,3 +33,29 @@ def is_wanted(ctx: Any, position: int) -> bool:
     except (AttributeError, RuntimeError):
         # A leaf, of which the engine does not tell, or a torch that does not offer this.
         return True
+
+
+def empty_gradients(like: Tensor, *given: Tensor | None) -> list[Tensor]:
+    """Allocate the gradient of every tensor; one that is not given gets one without elements.
+
+    Parameters
+    ----------
+    like
+        Where the gradients are allocated.
+    given
+        Of whose shapes and types they are.
+    """
+    return [
+        like.new_empty(0) if tensor is None else like.new_empty(tensor.shape, dtype=tensor.dtype)
+        for tensor in given
+    ]
+
+
+def of_given(
+    given: Sequence[Tensor | None], gradients: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Put None for gradients of tensors that are not given, as autograd wants it."""
+    return tuple(
+        None if tensor is None else gradient
+        for tensor, gradient in zip(given, gradients, strict=True)
+    )

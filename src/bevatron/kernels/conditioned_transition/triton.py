@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
+from bevatron.kernels.layer_norm.triton import normalised
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.swiglu.triton import launch_forward as gate_forward
@@ -101,12 +103,7 @@ def condition_backward(
 @condition_backward.register_fake
 def _(dy: Tensor, x: Tensor, s: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
     del dy
-    weights = weights_and_rest[:9]
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(s.shape),
-        *(x.new_empty(weight.shape, dtype=weight.dtype) for weight in weights),
-    )
+    return tuple(empty_gradients(x, x, s, *weights_and_rest[:9]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -182,8 +179,7 @@ class Made:
 
 
 def _make(x: Tensor, s: Tensor, weights: Weights, numbers: Tensor, eps: float) -> Made:
-    condition = s.new_empty(s.shape)
-    norm_forward(s, weights.norm, None, None, None, condition, numbers[2], numbers[3], eps)
+    condition = normalised(s, weights.norm, None, numbers[2], numbers[3], eps)
     scale = linear(condition, weights.scale, weights.scale_bias)
     normed = linear(condition, weights.shift)
     # In place: the shift becomes the normalised rows.

@@ -176,6 +176,20 @@ def launch_forward(
         )
 
 
+def normalised(
+    rows: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> Tensor:
+    """Return the normalised rows of a matrix; write their statistics."""
+    normed = rows.new_empty(rows.shape)
+    launch_forward(rows, weight, bias, None, None, normed, mean, rstd, eps)
+    return normed
+
+
 def launch_backward(
     dy: Tensor,
     x: Tensor,

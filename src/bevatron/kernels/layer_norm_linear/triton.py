@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
+from bevatron.kernels.layer_norm.triton import normalised
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 
 
@@ -43,7 +44,7 @@ def project(
     matrix = weight.to(x.dtype)
     vector = None if bias is None else bias.to(x.dtype)
     for part in chunks(len(rows), x.shape[-1] * x.element_size()):
-        normed = _normed(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
+        normed = normalised(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
         linear(normed, matrix, vector, out=y_rows[part])
     return y, mean, rstd
 
@@ -74,13 +75,13 @@ def project_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
-    dx, dnorm_weight, dnorm_bias = x.new_empty(x.shape), _new(x, norm_weight), _new(x, norm_bias)
+    dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).contiguous()
     dx_rows, means, rstds = dx.view(rows.shape), mean.view(-1), rstd.view(-1)
     matrix = weight.to(x.dtype)
     dweight, dbias = WeightGradient(weight), BiasGradient(bias, x)
     for part in chunks(len(rows), x.shape[-1] * x.element_size()):
-        normed = _normed(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
+        normed = normalised(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
         dweight.add(dy[part], normed)
         dbias.add(dy[part])
         torch.mm(dy[part], matrix, out=dx_rows[part])
@@ -103,15 +104,9 @@ def _(
     mean: Tensor,
     rstd: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     del dy, mean, rstd, eps
-    return (
-        x.new_empty(x.shape),
-        _new(x, norm_weight),
-        _new(x, norm_bias),
-        _new(x, weight),
-        _new(x, bias),
-    )
+    return tuple(empty_gradients(x, x, norm_weight, norm_bias, weight, bias))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -127,31 +122,13 @@ def _backward(
     if dy is None:
         return (None,) * 6
     found = project_backward(dy, *ctx.saved_tensors, ctx.eps)
-    given = ctx.saved_tensors[:5]
-    return *(None if t is None else d for t, d in zip(given, found, strict=True)), None
+    return *of_given(ctx.saved_tensors[:5], found), None
 
 
 project.register_autograd(_backward, setup_context=_save)
-
-
-def _normed(
-    rows: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> Tensor:
-    normed = rows.new_empty(rows.shape)
-    norm_forward(rows, weight, bias, None, None, normed, mean, rstd, eps)
-    return normed
 
 
 def _new_outputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return y, mean, torch.empty_like(mean)
-
-
-def _new(x: Tensor, like: Tensor | None) -> Tensor:
-    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.layer_norm.triton import normalised, on_device
 from bevatron.kernels.outer_product_mean.triton_kernels import regroup_kernel
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 
@@ -145,11 +145,7 @@ def mean_of_products_backward(
 @mean_of_products_backward.register_fake
 def _(dy: Tensor, m: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     del dy, mask
-    new = [
-        m.new_empty(0) if like is None else m.new_empty(like.shape, dtype=like.dtype)
-        for like in rest[:6]
-    ]
-    return m.new_empty(m.shape), *new
+    return tuple(empty_gradients(m, m, *rest[:6]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -164,7 +160,7 @@ def _backward(ctx: Any, dy: Tensor | None, dstatistics: Tensor | None) -> tuple[
         return (None,) * 10
     given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:8]) if i != 1]
     found = mean_of_products_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.mask_eps)
-    dm, *others = (None if t is None else d for t, d in zip(given, found, strict=True))
+    dm, *others = of_given(given, found)
     return dm, None, *others, None, None
 
 
@@ -183,9 +179,8 @@ def _projections(
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised rows, and a and b as [batch, S, N, 2 H]."""
     rows = m.reshape(-1, m.shape[-1])
-    normed = m.new_empty(rows.shape)
     mean, rstd = statistics.view(2, -1)
-    norm_forward(rows, norm_weight, norm_bias, None, None, normed, mean, rstd, eps)
+    normed = normalised(rows, norm_weight, norm_bias, mean, rstd, eps)
     bias = None if joint_bias is None else joint_bias.to(m.dtype)
     ab = linear(normed, joint_weight.to(m.dtype), bias)
     ab *= mask.reshape(-1, 1)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
+from bevatron.kernels.layer_norm.triton import normalised
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.swiglu.triton import launch_forward as swiglu_forward
@@ -96,8 +97,7 @@ def widen_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
-    dx = x.new_empty(x.shape)
-    dnorm_weight, dnorm_bias = _new(x, norm_weight), _new(x, norm_bias)
+    dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).contiguous()
     run: Callable[..., Any] = (
         fused.backward if fused.fits(x, up_weight, down_weight) else _backward_in_chunks
@@ -124,18 +124,10 @@ def _(
     mean: Tensor,
     rstd: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     del dy, mean, rstd, eps
-    return (
-        x.new_empty(x.shape),
-        _new(x, norm_weight),
-        _new(x, norm_bias),
-        _new(x, up_weight),
-        _new(x, down_weight),
-        _new(x, gate_weight),
-        _new(x, up_bias),
-        _new(x, down_bias),
-    )
+    given = (norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias)
+    return tuple(empty_gradients(x, x, *given))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -151,8 +143,7 @@ def _backward(
     if dy is None:
         return (None,) * 9
     found = widen_backward(dy, *ctx.saved_tensors, ctx.eps)
-    given = ctx.saved_tensors[:8]
-    return *(None if t is None else d for t, d in zip(given, found, strict=True)), None
+    return *of_given(ctx.saved_tensors[:8], found), None
 
 
 widen.register_autograd(_backward, setup_context=_save)
@@ -173,10 +164,7 @@ def _forward_in_chunks(
     eps: float,
 ) -> None:
     for part in chunks(len(x), _bytes_per_row(x, up_weight, 2)):
-        normed = x.new_empty(x[part].shape)
-        norm_forward(
-            x[part], norm_weight, norm_bias, None, None, normed, mean[part], rstd[part], eps
-        )
+        normed = normalised(x[part], norm_weight, norm_bias, mean[part], rstd[part], eps)
         hidden, _ = _hidden(normed, up_weight, gate_weight, up_bias)
         linear(hidden, down_weight, down_bias, out=y[part])
 
@@ -205,10 +193,7 @@ def _backward_in_chunks(
     dgate = WeightGradient(up_weight if gate_weight is None else gate_weight)
     dup_bias, ddown_bias = BiasGradient(up_bias, x), BiasGradient(down_bias, x)
     for part in chunks(len(x), _bytes_per_row(x, up_weight, 3)):
-        normed = x.new_empty(x[part].shape)
-        norm_forward(
-            x[part], norm_weight, norm_bias, None, None, normed, mean[part], rstd[part], eps
-        )
+        normed = normalised(x[part], norm_weight, norm_bias, mean[part], rstd[part], eps)
         dhidden = torch.mm(dy[part], down)
         ddown_bias.add(dy[part])
         if gate is None:
@@ -259,7 +244,3 @@ def _new_outputs(x: Tensor, down_weight: Tensor) -> tuple[Tensor, Tensor, Tensor
     y = x.new_empty((*x.shape[:-1], down_weight.shape[0]))
     mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return y, mean, torch.empty_like(mean)
-
-
-def _new(x: Tensor, like: Tensor | None) -> Tensor:
-    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import KernelError
+from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.triangle_multiply.triton_launch import (
     LARGEST_WIDTH,
     Pair,
@@ -183,7 +184,7 @@ def _backward(
         return (None,) * 13
     given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:11]) if i != 1]
     found = multiply_backward(dy, *ctx.saved_tensors, ctx.outgoing, ctx.eps)
-    dz, *others = (None if t is None else d for t, d in zip(given, found, strict=True))
+    dz, *others = of_given(given, found)
     return dz, None, *others, None, None
 
 
@@ -230,8 +231,4 @@ def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _new_gradients(z: Tensor, *weights: Tensor | None) -> Ten:
-    made = [z.new_empty(z.shape)]
-    for weight in weights:
-        shape = 0 if weight is None else weight.shape
-        made.append(z.new_empty(shape, dtype=None if weight is None else weight.dtype))
-    return cast("Ten", tuple(made))
+    return cast("Ten", tuple(empty_gradients(z, z, *weights)))
