@@ -7,7 +7,16 @@ from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.csr import Csr
-from bevatron.models.graph_attention import agnn, agnn_paper, gat, gatv2, gcn, va
+from bevatron.models.graph_attention import (
+    GraphAttentionConfig,
+    NodeClassifier,
+    agnn,
+    agnn_paper,
+    gat,
+    gatv2,
+    gcn,
+    va,
+)
 from bevatron.parallel.graph_partition import DistributedGraph, EdgeList
 
 STACKS = {
@@ -63,6 +72,31 @@ def test_layers_train_on_a_cut_graph_as_on_a_matrix(tmp_path):
         expected = losses(name, csr, *task(n), lambda x: x, lambda _: None)
         for found in ranks:
             assert found[number] == pytest.approx(expected, rel=0, abs=1e-10), (name, kind)
+
+
+@pytest.mark.parametrize("preset", ["gat", "agnn", "residual"])
+def test_a_node_classifiers_stack_takes_a_cut_graph(tmp_path, preset):
+    config = {
+        "gat": GraphAttentionConfig(layer="gat", heads=2, hidden=4, residual=True, norm="layer"),
+        "agnn": GraphAttentionConfig(layer="agnn", hidden=6, num_layers=3),
+        "residual": GraphAttentionConfig(layer="va_softmax", stack="residual", hidden=6),
+    }[preset].with_data(inputs=5, outputs=4)
+
+    def stack():
+        torch.manual_seed(6)
+        return NodeClassifier(config).double().eval().stack
+
+    def work(mesh):
+        source, _, _ = graph_edges("plain")
+        cut = DistributedGraph.build(source, mesh, scheme="two_dimensional")
+        features = task(source.num_vertices)[0]
+        return cut.gather(stack()(cut, cut.scatter(features))).tolist()
+
+    source, row, col = graph_edges("plain")
+    n = source.num_vertices
+    expected = stack()(Csr.from_coo(row, col, (n, n)), task(n)[0]).detach()
+    for found in run_ranks(2, work, tmp_path):
+        assert torch.allclose(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10)
 
 
 def test_layers_that_are_not_attention_of_known_form_are_refused():

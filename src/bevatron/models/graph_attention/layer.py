@@ -30,6 +30,9 @@ Activation = Callable[[Tensor], Tensor]
 Features = Tensor | Csr
 """Node features: dense [n, in], or a sparse matrix n x in with its values."""
 
+Matrix = Csr | DistributedGraph
+"""A graph's matrix, or a graph that is cut over processes."""
+
 
 class Layer(nn.Module):
     r"""One layer of a graph neural network, composed of Psi, a semiring, Phi and an activation.

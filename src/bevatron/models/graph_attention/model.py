@@ -22,6 +22,7 @@ from bevatron.models.graph_attention.layer import (
     Activation,
     Features,
     Layer,
+    Matrix,
     dense_features,
     sparse_product,
 )
@@ -179,7 +180,7 @@ class PlainStack(nn.Module):
         self.skips = nn.ModuleList(nn.Identity() if s is None else s for s in skips)
         self._has_skip = [s is not None for s in skips]
 
-    def forward(self, csr: Csr, features: Features) -> Tensor:
+    def forward(self, csr: Matrix, features: Features) -> Tensor:
         """Compute logits."""
         x = features
         for number, layer in enumerate(self.layers):
@@ -213,7 +214,7 @@ class PropagationStack(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, csr: Csr, features: Features) -> Tensor:
+    def forward(self, csr: Matrix, features: Features) -> Tensor:
         """Compute logits."""
         x = self.activation(self.embed(self.dropout(features)))
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -230,7 +231,7 @@ class SgcStack(nn.Module):
         self.dropout = FeatureDropout(config.dropout)
         self.layer = Sgc(config.inputs, config.outputs, hops=config.num_layers)
 
-    def forward(self, csr: Csr, features: Features) -> Tensor:
+    def forward(self, csr: Matrix, features: Features) -> Tensor:
         """Compute logits."""
         return cast("Tensor", self.layer(csr, self.dropout(features)))
 
@@ -247,7 +248,7 @@ class ResidualStack(nn.Module):
         self.norm = _norm(config.norm, config.hidden)
         self.read_out = nn.Linear(config.hidden, config.outputs)
 
-    def forward(self, csr: Csr, features: Features) -> Tensor:
+    def forward(self, csr: Matrix, features: Features) -> Tensor:
         """Compute logits."""
         x = self.activation(self.dropout(self.embed(features)))
         for block in self.blocks:
@@ -270,7 +271,7 @@ class ResidualBlock(nn.Module):
             nn.Linear(inner, width), nn.Dropout(config.dropout),
         )  # fmt: skip
 
-    def forward(self, csr: Csr, x: Tensor) -> Tensor:
+    def forward(self, csr: Matrix, x: Tensor) -> Tensor:
         """Compute the block's result, [N, hidden]."""
         return cast("Tensor", x + self.mlp(self.layer(csr, self.norm(x))))
 
