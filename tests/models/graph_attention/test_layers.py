@@ -1,0 +1,127 @@
+"""Known layers: what their names promise, on directed graphs with empty rows and edge values."""
+
+import pytest
+import torch
+from torch import nn
+
+from bevatron.kernels.csr import Csr
+from bevatron.models.graph_attention import agnn, agnn_paper, gat, gatv2, gcn, gin, va
+
+N, WIDTH = 8, 4
+
+
+def graph(weighted=True):
+    """A directed graph with an empty row and an empty column; and the same as a dense matrix."""
+    edges = torch.rand(N, N) < 0.4
+    edges[3], edges[:, 5], edges[6, 0] = False, False, True
+    row, col = edges.nonzero(as_tuple=True)
+    values = torch.rand(len(row), dtype=torch.float64) + 0.5 if weighted else None
+    dense = torch.zeros(N, N, dtype=torch.float64)
+    dense[row, col] = 1.0 if values is None else values
+    return Csr.from_coo(row, col, (N, N), values), dense
+
+
+def softmax(scores, dense):
+    """Softmax over the edges, times their values."""
+    scores = scores.masked_fill(dense == 0, -torch.inf)
+    return scores.softmax(1).nan_to_num(0.0) * dense
+
+
+def expected(name, h, dense):
+    products = h @ h.T
+    lengths = h.norm(dim=1)
+    degree = (dense != 0).double().sum(1, keepdim=True).clamp(min=1.0)
+    scale = torch.where(dense.sum(1) > 0, dense.sum(1), torch.inf) ** -0.5
+    return {
+        "va": dense * products,
+        "va scaled": dense * products / degree / WIDTH,
+        "va softmax": softmax(products / WIDTH**0.5, dense),
+        "agnn of the paper": dense * products / torch.outer(lengths, lengths),
+        "agnn": softmax(1.5 * products / torch.outer(lengths, lengths), dense),
+        "gcn": dense * torch.outer(scale, scale),
+    }[name]
+
+
+MAKERS = {
+    "va": lambda: va(WIDTH, WIDTH),
+    "va scaled": lambda: va(WIDTH, WIDTH, form="scaled"),
+    "va softmax": lambda: va(WIDTH, WIDTH, form="softmax"),
+    "agnn of the paper": lambda: agnn_paper(WIDTH, WIDTH),
+    "agnn": lambda: agnn(WIDTH, beta=1.5),
+    "gcn": lambda: gcn(WIDTH, WIDTH, bias=False),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_formulas(name, weighted):
+    csr, dense = graph(weighted)
+    layer = MAKERS[name]().double()
+    with torch.no_grad():
+        for parameter in layer.learned.values():
+            parameter.fill_(1.5)
+    h = torch.randn(N, WIDTH, dtype=torch.float64, requires_grad=True)
+    weight = torch.eye(WIDTH).double() if layer.weight is None else layer.weight[0]
+    want = expected(name, h, dense) @ h @ weight
+    got = layer(csr, h)
+    torch.testing.assert_close(got, want)
+    probe = torch.randn_like(got)
+    ours = torch.autograd.grad((got * probe).sum(), h)[0]
+    theirs = torch.autograd.grad((want * probe).sum(), h)[0]
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_plain_va_overflows_within_three_layers_and_the_scaled_form_does_not():
+    n, width = 256, 16
+    everywhere = torch.ones(n, n).nonzero()
+    csr = Csr.from_coo(everywhere[:, 0], everywhere[:, 1], (n, n))
+    results = {}
+    for form in ("plain", "scaled", "softmax"):
+        torch.manual_seed(0)
+        h = 100 * (torch.rand(n, width) - 0.5)
+        for _ in range(3):
+            h = va(width, width, form=form)(csr, h)
+        results[form] = h
+    assert not results["plain"].isfinite().all()
+    assert results["scaled"].isfinite().all()
+    assert results["softmax"].isfinite().all()
+
+
+@pytest.mark.parametrize("make", [gat, gatv2])
+def test_edge_values_multiply_the_attention_after_the_softmax(make):
+    csr, _ = graph(weighted=True)
+    layer = make(WIDTH, 3, heads=2, bias=False).double()
+    h = torch.randn(N, WIDTH, dtype=torch.float64)
+    doubled = layer(csr.with_values(2 * csr.values), h)
+    torch.testing.assert_close(doubled, 2 * layer(csr, h))
+    ones = layer(csr.with_values(torch.ones_like(csr.values)), h)
+    torch.testing.assert_close(ones, layer(csr.with_values(None), h))
+
+
+def test_trained_edge_values_get_a_gradient():
+    csr, _ = graph(weighted=True)
+    h = torch.randn(N, WIDTH, dtype=torch.float64)
+    for layer in (gat(WIDTH, 3), gcn(WIDTH, 3), va(WIDTH, 3), agnn(WIDTH)):
+        values = csr.values.clone().requires_grad_()
+        layer.double()(csr.with_values(values), h).square().sum().backward()
+        assert values.grad.abs().sum() > 0
+
+
+def test_gin_counts_each_vertex_itself():
+    csr, dense = graph(weighted=False)
+    mlp = nn.Linear(WIDTH, 3).double()
+    layer = gin(mlp, WIDTH, 3, eps=0.25).double()
+    h = torch.randn(N, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer(csr, h), mlp(1.25 * h + dense @ h))
+    assert not layer.learned["eps"].requires_grad
+
+
+def test_activation_and_combination_of_heads():
+    csr, _ = graph()
+    h = torch.randn(N, WIDTH)
+    csr = csr.with_values(None)
+    beside = gat(WIDTH, 3, heads=2, bias=False)
+    mean = gat(WIDTH, 3, heads=2, combine="mean", bias=False, activation=torch.relu)
+    mean.load_state_dict(beside.state_dict())
+    expected_mean = beside(csr, h).reshape(N, 2, 3).mean(1).relu()
+    torch.testing.assert_close(mean(csr, h), expected_mean)
