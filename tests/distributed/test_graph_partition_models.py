@@ -1,8 +1,12 @@
 """Models of graph attention on a graph that is cut over processes."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from graph_ranks import graph_edges, run_ranks
+from graph_ranks import fork_ranks, graph_edges, run_ranks
 from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
@@ -105,3 +109,18 @@ def test_layers_that_are_not_attention_of_known_form_are_refused():
     for layer in (gcn(3, 2), va(3, 2, form="scaled"), gatv2(3, 2)):
         with pytest.raises(ConfigError, match="not computed on a graph that is cut"):
             layer(graph, torch.ones(2, 3))
+
+
+def test_the_example_trains(tmp_path, monkeypatch):
+    example = Path(__file__).parents[2] / "examples" / "distributed_graph.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "--kronecker", "64", "600", "--steps", "4"])
+
+    def work(mesh):
+        runpy.run_path(str(example), run_name="__main__")
+        return 0
+
+    codes, output = fork_ranks(2, work, tmp_path)
+    assert codes == [0, 0], output
+    assert "over 2 ranks: 64 vertices" in output
+    losses = [float(line.split()[3][:-1]) for line in output.splitlines() if "loss" in line]
+    assert losses[3] < losses[0]
