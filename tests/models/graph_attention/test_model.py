@@ -220,6 +220,17 @@ def test_autocast_reaches_sparse_features(layer):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("layer", ["gat", "gcn"])
+def test_what_prediction_left_behind_serves_training(layer, sparse):
+    model = NodeClassifier(config_of(layer))
+    graph = WholeGraph(communities(sparse=sparse)).part("train")
+    with torch.inference_mode():
+        model(graph.batch().to("cpu", torch.float32))
+    batch = graph.batch().to("cpu", torch.float32)
+    NodeTask("classes", 2).loss(model, batch, {"cross_entropy": torch.tensor(1.0)}).total.backward()
+
+
 def test_dropout_repeats_with_the_seed():
     model, batch = NodeClassifier(config_of("gat", dropout=0.5)), batch_of(communities())
     torch.manual_seed(3)

@@ -143,7 +143,9 @@ class Graph:
     def derived(self, key: Hashable, build: Callable[["Graph"], T]) -> T:
         """Return what ``build`` made of this graph the first time ``key`` was asked for."""
         if key not in self._derived:
-            self._derived[key] = build(self)
+            # What is remembered must serve training too, whoever asks first.
+            with torch.inference_mode(mode=False):
+                self._derived[key] = build(self)
         found: T = self._derived[key]
         return found
 
@@ -151,12 +153,13 @@ class Graph:
         """Apply a function to all tensors, once for every key."""
         if key not in self._copies:
             features, values = self.features, self.edge_values
-            self._copies[key] = Graph(
-                function(self.edges),
-                self.num_nodes,
-                function(features) if isinstance(features, Tensor) else features.map(function),
-                None if values is None else function(values),
-            )
+            with torch.inference_mode(mode=False):
+                self._copies[key] = Graph(
+                    function(self.edges),
+                    self.num_nodes,
+                    function(features) if isinstance(features, Tensor) else features.map(function),
+                    None if values is None else function(values),
+                )
         return self._copies[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -243,16 +246,17 @@ class GraphBatch:
 
     def _map(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> Self:
         if key not in self._copies:
-            self._copies[key] = replace(
-                self,
-                graph=self.graph.map(key, function),
-                labels=function(self.labels),
-                mask=function(self.mask),
-                masks=function(self.masks),
-                owner=function(self.owner),
-                graph_ptr=function(self.graph_ptr),
-                _copies={},
-            )
+            with torch.inference_mode(mode=False):
+                self._copies[key] = replace(
+                    self,
+                    graph=self.graph.map(key, function),
+                    labels=function(self.labels),
+                    mask=function(self.mask),
+                    masks=function(self.masks),
+                    owner=function(self.owner),
+                    graph_ptr=function(self.graph_ptr),
+                    _copies={},
+                )
         return self._copies[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
