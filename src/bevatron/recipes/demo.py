@@ -13,6 +13,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.recipes.evaluation import evaluate_dataset, print_tables
+from bevatron.recipes.graph_demo import graph_demo
 from bevatron.recipes.mace import MaceRun, build
 from bevatron.recipes.potential import Potential
 from bevatron.recipes.structures import load_structures
@@ -72,13 +73,16 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
     print_tables(evaluation)
     _say("3. molecular dynamics of a water cluster, 0.5 ps at constant energy, through ASE")
     drift = run_dynamics(calculator(config.output), data.test, out)
+    _say(f"   drift of the total energy: {drift * 1e3:.3f} meV/atom/ps")
+    if stopped := graph_demo(out):
+        return stopped
     _say(
-        f"   drift of the total energy: {drift * 1e3:.3f} meV/atom/ps",
         f"done in {time.monotonic() - began:.0f} s; everything is in {out}:",
         "   run/report.html   learning curves, parity plots, errors, batch balance, timing",
         "   run/plots/*.png   the same pictures",
         "   run/              configuration, metrics, log, weights, checkpoints",
         "   dynamics.extxyz   the trajectory;  dynamics.png   energies and temperature",
+        "   graph/            attention on a graph: report.html, classes.csv, times.csv, times.png",
         "use it: from bevatron.ase import BevatronCalculator; "
         f'atoms.calc = BevatronCalculator("{out / "run"}")',
     )

@@ -229,6 +229,12 @@ def test_weights_follow_their_edges(tmp_path):
     assert (both == mirrored).all()
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "uint64"])
+def test_indices_of_any_width(kind, tmp_path):
+    path = saved(tmp_path, edge_src=SRC.astype(kind), edge_dst=DST.astype(kind))
+    assert (matrix(read_graph(path)) == DENSE).all()
+
+
 def test_isolated_vertices_are_counted_without_their_loops(tmp_path):
     path = saved(tmp_path, num_nodes=np.array(7), x=None, y=None, train=None, val=None, test=None)
     assert (

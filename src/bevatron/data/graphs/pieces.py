@@ -20,6 +20,7 @@ from bevatron.data.graphs.normalise import check_indices
 from bevatron.data.graphs.npz import COUNTS, PAIRS, WEIGHTS, check_indptr, sparse_format
 from bevatron.data.graphs.ogb import is_ogb_folder
 from bevatron.data.graphs.options import GraphOptions
+from bevatron.data.graphs.raw import raw_edges
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array
@@ -220,4 +221,4 @@ def _compressed_pieces(file: NpzFile, prefix: str, size: int) -> Iterator[Edges]
 
 
 def _edges(rows: Array, cols: Array) -> Edges:
-    return Edges(rows, cols)  # type: ignore[arg-type]
+    return raw_edges("edges", rows, cols, None)

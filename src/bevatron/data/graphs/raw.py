@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -97,8 +98,15 @@ def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first:
             weights = weights.astype(np.float32, copy=False)
         if not first and (weights == 1).all():
             weights = None
-    signed = [v.astype(np.int64) if v.dtype.kind == "u" else v for v in (rows, cols)]
-    return Edges(signed[0], signed[1], weights)  # type: ignore[arg-type]
+    return Edges(_signed(rows), _signed(cols), weights)  # type: ignore[arg-type]
+
+
+def _signed(values: Array) -> Any:
+    """Return int32 or int64, whatever the file has."""
+    if values.dtype in {np.dtype(np.int32), np.dtype(np.int64)}:
+        return values
+    small = values.dtype.kind == "i" or values.dtype.itemsize < 4
+    return values.astype(np.int32 if small else np.int64)
 
 
 def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
