@@ -71,6 +71,20 @@ def test_under_autocast_gradients_keep_the_type_of_the_weights():
         assert_close(ours, theirs, 2e-2)
 
 
+def test_weights_rounded_together_are_those_rounded_one_by_one():
+    from bevatron.kernels.linear.rounding import round_all, rounded
+
+    weights = [draw(7, 5), draw(12, 6, seed=3)]
+    before = [rounded(weights[0], HALF), rounded(weights[1][:, 2:4], HALF)]
+    with round_all(weights, HALF):
+        weights[0].zero_()
+        weights[1].zero_()
+        found = [rounded(weights[0], HALF), rounded(weights[1][:, 2:4], HALF)]
+        assert not rounded(weights[0], torch.float64).any()
+    assert all(map(torch.equal, found, before))
+    assert not rounded(weights[0], HALF).any()
+
+
 def test_the_custom_operator_is_well_formed():
     from bevatron.kernels.linear.triton import sum_rows
 

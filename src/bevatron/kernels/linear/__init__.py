@@ -4,6 +4,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.linear.rounding import rounded_together
+
+__all__ = ["linear", "rounded_together"]
 
 registry.register("linear", "reference", "bevatron.kernels.linear.reference:linear")
 registry.register("linear", "triton", "bevatron.kernels.linear.triton:linear")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.linear.rounding import rounded
 from bevatron.kernels.norm_gelu.triton import add_shares
 from bevatron.kernels.products import linear as product
 from bevatron.kernels.rows import processors
@@ -34,7 +35,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        narrow_x, narrow_weight = x.to(dtype), weight.to(dtype)
+        narrow_x, narrow_weight = x.to(dtype), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         return product(narrow_x, narrow_weight, None if bias is None else bias.to(dtype))
@@ -65,9 +66,9 @@ def sum_rows(rows: Tensor) -> Tensor:
     """Return the sum of all rows, in float32 at least."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     count, width = rows.shape
-    sums = rows.new_zeros(width, dtype=wide)
     if not rows.numel():
-        return sums
+        return rows.new_zeros(width, dtype=wide)
+    sums = rows.new_empty(width, dtype=wide)
     block = min(LARGEST_BLOCK_C, int(triton.next_power_of_2(width)))
     columns = -(-width // block)
     most = -(-PROGRAMS_PER_PROCESSOR * processors(rows.device) // columns)

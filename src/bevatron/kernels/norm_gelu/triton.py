@@ -148,7 +148,7 @@ def normalise_backward(
     """
     dx = x.new_empty(x.shape)
     datoms, drows = _new(x, atoms), _new(x, rows)
-    sums = x.new_zeros((3, x.shape[1]), dtype=_wide(x))
+    sums = new_sums(x, 3, x.shape[1])
     given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
     _launch_backward(dy, x, given, mean, rstd, dx, sums, relu)
     if atoms is not None:
@@ -247,6 +247,14 @@ def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, 
     pad = int(triton.next_power_of_2(width))
     warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
     return pad, max(1, elements * warps // pad), warps
+
+
+def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
+    """Make room for sums of rows that `add_shares` will write; zeros if there are no rows."""
+    wide = _wide(rows)
+    if rows.numel():
+        return rows.new_empty((count, width), dtype=wide)
+    return rows.new_zeros((count, width), dtype=wide)
 
 
 def add_shares(parts: Tensor, sums: Tensor) -> None:

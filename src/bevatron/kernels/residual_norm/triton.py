@@ -13,6 +13,7 @@ from bevatron.kernels.norm_gelu.triton import (
     add_shares,
     check_width,
     contiguous,
+    new_sums,
     shape_of_block,
 )
 from bevatron.kernels.residual_norm.triton_kernels import (
@@ -106,7 +107,7 @@ def merge_backward(
     width = x.shape[1]
     dx, dbranch_1 = x.new_empty(x.shape), x.new_empty(x.shape)
     dbranch_2 = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = x.new_zeros((3, width), dtype=_wide(x))
+    sums = new_sums(x, 3, width)
     if x.numel():
         pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
         most = WARPS_PER_PROCESSOR // warps * processors(x.device)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import MoleculeBatch
 from bevatron.errors import ConfigError, DataError
+from bevatron.kernels.linear import rounded_together
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs, observe
 from bevatron.models.gpspp.encoders import Encoders
@@ -106,8 +107,9 @@ class GPSPlusPlus(nn.Module):
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
         stream = None if edges is None else Stream(edges, edges)
-        for block, drop in zip(self.blocks, drops, strict=True):
-            nodes, stream, globals_ = block(nodes, stream, globals_, bias, graphs, drop)
+        with rounded_together(self.blocks.parameters()):
+            for block, drop in zip(self.blocks, drops, strict=True):
+                nodes, stream, globals_ = block(nodes, stream, globals_, bias, graphs, drop)
         edges = None if stream is None else stream.wide
         outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
         if edges is not None:

@@ -1,0 +1,68 @@
+"""Weights rounded to the type of products, all of them in a few launches."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_copies: dict[int, Tensor] = {}
+"""Copies by the address of the parameter's memory."""
+
+
+@contextmanager
+def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Round parameters to autocast's type at once, for `linear` within a ``with`` block.
+
+    A large model has hundreds of weights, and rounding each where it is used is a launch of its
+    own. Without autocast, or not on a GPU, nothing happens. The copies are those of the moment:
+    weights must not change within.
+
+    Parameters
+    ----------
+    parameters
+        Of one device. Also parts of them (views) are found.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> with rounded_together(layer.parameters()):
+    ...     pass
+    """
+    found = [p.detach() for p in parameters if p.dtype == torch.float32 and p.numel()]
+    found = [p for p in found if p.is_contiguous() and p.storage_offset() == 0]
+    kind = found[0].device.type if found else "cpu"
+    if kind != "cuda" or not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with round_all(found, torch.get_autocast_dtype(kind)):
+        yield
+
+
+@contextmanager
+def round_all(parameters: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
+    """Round contiguous parameters to a type; nested blocks see the inner one's."""
+    before = dict(_copies)
+    sizes = [-(-p.numel() // 8) * 8 for p in parameters]  # every copy begins at 16 bytes
+    flat = parameters[0].new_empty(sum(sizes), dtype=dtype)
+    parts = [part[: p.numel()].view(p.shape) for part, p in zip(flat.split(sizes), parameters)]  # noqa: B905
+    torch._foreach_copy_(parts, parameters)
+    _copies.update(zip((_address(p) for p in parameters), parts, strict=True))
+    try:
+        yield
+    finally:
+        _copies.clear()
+        _copies.update(before)
+
+
+def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a weight, or a part of one, in a type: from the copies if there is one."""
+    copy = _copies.get(_address(weight)) if _copies else None
+    if copy is None or copy.dtype != dtype or weight.dtype != torch.float32:
+        return weight.to(dtype)
+    start = copy.storage_offset() + weight.storage_offset()
+    return copy.as_strided(weight.shape, weight.stride(), start)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
