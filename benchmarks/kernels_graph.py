@@ -373,8 +373,10 @@ def sizes(texts: list[str], args: argparse.Namespace, device: str) -> list[Row]:
         options = [(text, k, op) for text in texts for k in args.k for op in args.ops]
         jobs = [
             subprocess.Popen(
-                [sys.executable, __file__, "--compile-only", "--sizes", text, "--k", str(k)]
-                + ["--ops", op]
+                [
+                    *(sys.executable, __file__, "--compile-only", "--sizes", text),
+                    *("--k", str(k), "--ops", op),
+                ]
             )
             for text, k, op in options
         ]

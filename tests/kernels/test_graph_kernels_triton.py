@@ -24,6 +24,7 @@ from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
 
 pytest.importorskip("triton")
 
+from bevatron.kernels.csr import triton_merge  # noqa: E402
 from bevatron.kernels.dot_attention import triton_launch as dot_launch  # noqa: E402
 from bevatron.kernels.graph_attention import triton_launch as gat_launch  # noqa: E402
 from bevatron.kernels.spmm import triton as spmm_launch  # noqa: E402
@@ -73,6 +74,8 @@ def _rows_are_cut_and_steps_are_short(monkeypatch):
     """Take several parts for a row of the hub, and several steps for a part."""
     monkeypatch.setattr(work, "SMALLEST_CHUNK", 16)
     monkeypatch.setattr(work, "ROWS_PER_PART", 4.0)
+    for module in (dot_launch, gat_launch, triton_merge):
+        monkeypatch.setattr(module, "MERGED_AT_ONCE", 1)
     small = Tile(128, 32)
     with contextlib.ExitStack() as stack:
         for module in (dot_launch, gat_launch, spmm_launch):

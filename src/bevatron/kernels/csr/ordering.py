@@ -18,8 +18,15 @@ def index_type(count: int) -> torch.dtype:
 
 def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
     """List the segment of every entry: 0 for the first ``ptr[1]``, and so on."""
-    number = torch.arange(len(ptr) - 1, device=ptr.device, dtype=dtype)
-    return torch.repeat_interleave(number, ptr.diff())
+    count = int(ptr[-1])
+    if count <= PIECE:
+        number = torch.arange(len(ptr) - 1, device=ptr.device, dtype=dtype)
+        return torch.repeat_interleave(number, ptr.diff(), output_size=count)
+    segment = torch.empty(count, dtype=dtype, device=ptr.device)
+    for start in range(0, count, PIECE):
+        entry = torch.arange(start, min(start + PIECE, count), device=ptr.device)
+        segment[start : start + PIECE] = torch.searchsorted(ptr, entry, right=True) - 1
+    return segment
 
 
 def check_indices(name: str, index: Tensor, count: int) -> None:

@@ -7,8 +7,9 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.wide import wide
+from bevatron.kernels.dot_attention import partial
 
-__all__ = ["dot_attention", "inverse_norm"]
+__all__ = ["dot_attention", "inverse_norm", "partial"]
 
 registry.register(
     "dot_attention", "reference", "bevatron.kernels.dot_attention.reference:dot_attention"

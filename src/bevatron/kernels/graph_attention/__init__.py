@@ -6,8 +6,9 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.dropout import as_seed
+from bevatron.kernels.graph_attention import partial
 
-__all__ = ["graph_attention", "graph_attention_v2"]
+__all__ = ["graph_attention", "graph_attention_v2", "partial"]
 
 for _name in ("graph_attention", "graph_attention_v2"):
     registry.register(_name, "reference", f"bevatron.kernels.graph_attention.reference:{_name}")

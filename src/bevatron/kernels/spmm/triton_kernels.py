@@ -63,7 +63,7 @@ def sum_kernel(
 @triton.jit
 def better(value, column, best, arg):
     """Take the larger value, and of equal ones the lower column; NaN is larger than all."""
-    nan, best_nan = value != value, best != best
+    nan, best_nan = value != value, best != best  # noqa: PLR0124  NaN alone differs from itself
     more = (value > best) | (nan & ~best_nan)
     same = (value == best) | (nan & best_nan)
     take = more | (same & (column < arg))
@@ -81,7 +81,7 @@ def write_extreme(best, arg, place, mask, out, arg_out, SIGN: tl.constexpr):
 @triton.jit
 def largest_of(candidate, column, axis: tl.constexpr):
     """Return the largest of some candidates along an axis, and the lowest column that has it."""
-    nan = candidate != candidate
+    nan = candidate != candidate  # noqa: PLR0124  NaN alone differs from itself
     top = tl.max(tl.where(nan, float("inf"), candidate), axis)
     has_nan = tl.max(nan.to(tl.int32), axis) > 0
     is_top = (candidate == tl.expand_dims(top, axis)) & ~tl.expand_dims(has_nan, axis)
