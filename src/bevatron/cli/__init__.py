@@ -36,6 +36,7 @@ from bevatron.cli.commands import (
     relax,
 )
 from bevatron.cli.graph import bench_graph, evaluate_graph, predict_graph
+from bevatron.cli.molecules import embed, evaluate_molecules, predict_molecules
 from bevatron.cli.words import say
 from bevatron.errors import BevatronError, ConfigError
 
@@ -55,6 +56,9 @@ bevatron {version}: training scientific graph and structure models at the speed 
   bevatron bench store|loader|packing STORE         rates on this machine and these data
   bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
   bevatron bench profile RUN                        where a step's time and memory go
+  bevatron train gpspp --data FILE --output RUN     properties of molecules from SMILES
+  bevatron predict RUN FILE OUT [RUN...]            of molecules: one model or an ensemble
+  bevatron embed RUN FILE OUT.npz                   what a model makes of molecules
   bevatron train graph --data FILE --output RUN     attention (GAT, AGNN, VA) on one large graph
   bevatron bench graph --vertices N --edges M       times of attention on random graphs and files
   bevatron env                                      versions, devices, what runs and why not
@@ -139,13 +143,14 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         "evaluate": evaluate,
         "predict": predict,
         "relax": relax,
+        "embed": embed,
         "inspect": inspect,
         "env": env,
         "demo": demo,
     }
     of_kind: dict[str, dict[str | None, Callable[..., int | None]]] = {
-        "evaluate": {"graph_attention": evaluate_graph},
-        "predict": {"graph_attention": predict_graph},
+        "evaluate": {"graph_attention": evaluate_graph, "gpspp": evaluate_molecules},
+        "predict": {"graph_attention": predict_graph, "gpspp": predict_molecules},
     }
     if command in of_kind:
         from bevatron.recipes.kinds import kind_of_model

@@ -128,6 +128,11 @@ class TableFile:
                 )
         return np.array([_SPLITS[word.lower()] for word in words], dtype=np.int8)
 
+    def everything(self) -> Any:
+        """Give all columns as an Arrow table; those of a text file as text."""
+        self.state.refuse_change()
+        return self._read(_column_names(self.path))
+
     def report(self) -> list[str]:
         """Say which columns were taken and how many labels are missing."""
         lines = [f"{self.name}: {self.num_rows} rows, SMILES in '{self.column}'"]
