@@ -6,6 +6,7 @@ On one process nothing is sent and the result is there at once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed
@@ -154,6 +155,22 @@ class Group:
         return self.all_to_all(rows, counts, counts)
 
 
+class _Known:
+    """Groups made before: each holds buffers on the device, so graphs of one shape share them."""
+
+    world: ClassVar[Any] = None
+    made: ClassVar[dict[tuple[int, ...], Any]] = {}
+
+    @classmethod
+    def get(cls, ranks: tuple[int, ...]) -> Any:
+        """Return the group of these ranks in the present run; a token to those outside."""
+        if cls.world is not distributed.group.WORLD:
+            cls.world, cls.made = distributed.group.WORLD, {}
+        if ranks not in cls.made:
+            cls.made[ranks] = distributed.new_group(list(ranks))
+        return cls.made[ranks]
+
+
 def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh) -> Group:
     """Make a group of each set of ranks and return this process's.
 
@@ -161,8 +178,8 @@ def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh) -> Group:
     """
     mine: Group | None = None
     for ranks in partition:
-        whole = len(ranks) == mesh.world
-        group = None if len(ranks) == 1 or whole else distributed.new_group(list(ranks))
+        alone_or_all = len(ranks) in {1, mesh.world}
+        group = None if alone_or_all else _Known.get(tuple(ranks))
         if mesh.rank in ranks:
             mine = Group(ranks, mesh.rank, group)
     if mine is None:
