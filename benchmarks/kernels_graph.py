@@ -339,8 +339,9 @@ def compile_paper(names: list[str]) -> None:
         for model in ("VA", "AGNN", "GAT")
         for k in widths
     ]
-    if any([job.wait() for job in jobs]):
-        raise SystemExit("a process that compiles failed")
+    failed = [job.args for job in jobs if job.wait()]
+    if failed:
+        raise SystemExit(f"these failed: {failed}")
     print(f"compiled in {time.time() - start:.1f} s", flush=True)
 
 
@@ -428,8 +429,8 @@ def tiled(tile: Tile) -> Any:
     return stack
 
 
-def main() -> None:
-    """Read the options and run."""
+def options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--k", nargs="*", type=int, default=[16, 128])
@@ -446,7 +447,34 @@ def main() -> None:
         "--parallel", action="store_true", help="compare, and compile, in processes of their own"
     )
     parser.add_argument("--out", default=os.environ.get("OUT"))
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def layers(args: argparse.Namespace, device: str) -> list[Row]:
+    """Compare and time single layers."""
+    rows: list[Row] = []
+    if args.parallel:
+        check_in_processes(args)
+    elif not args.checked:
+        for k in args.k:
+            rows += check(k, args.ops, device)
+    if args.memory:
+        rows += memory(device)
+    for case in args.cases:
+        csr = kronecker(*CASES[case], device)
+        for k in args.k:
+            rate = gather_rate(CASES[case][0], k, device)
+            rows.append({"graph": case, "k": k, "op": "gather", "TB/s": rate / 1e12})
+            rows += time_case(case, csr, k, args.ops, rate, args.peers)
+        del csr
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    """Run what the options say."""
+    args = options()
     device = "cuda"
     torch.cuda.init()
     name, rows = "kernels_graph", []
@@ -463,22 +491,7 @@ def main() -> None:
             compile_paper(chosen)
         name, rows = "graph_paper", paper(chosen, device)
     else:
-        if args.parallel:
-            check_in_processes(args)
-        elif not args.checked:
-            for k in args.k:
-                rows += check(k, args.ops, device)
-        if args.memory:
-            rows += memory(device)
-        for case in args.cases:
-            csr = kronecker(*CASES[case], device)
-            for k in args.k:
-                rate = gather_rate(CASES[case][0], k, device)
-                rows.append({"graph": case, "k": k, "op": "gather", "TB/s": rate / 1e12})
-                rows += time_case(case, csr, k, args.ops, rate, args.peers)
-            del csr
-            gc.collect()
-            torch.cuda.empty_cache()
+        rows = layers(args, device)
     if args.compile_only:
         return
     folder = Path(args.out) if args.out else report.RESULTS
