@@ -16,7 +16,6 @@ Figure 6, three layers each.
 import argparse
 import functools
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -496,7 +495,6 @@ def main() -> None:
         return
     folder = Path(args.out) if args.out else report.RESULTS
     report.write_result(name, rows, NOTES, device=device, folder=folder)
-    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
