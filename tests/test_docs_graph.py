@@ -1,0 +1,93 @@
+"""What docs/graph_attention.md tells a user to type works as it is written, on a small graph."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "recipes"))
+from graph_data_sets import write
+
+from bevatron import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "graph_attention.md"
+SHORT = ["--train.epochs", "2", "--train.device", "cpu"]
+
+
+def blocks(language=""):
+    """Fenced blocks of the page."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for kind, text in found if kind == language]
+
+
+def commands():
+    """Every command line of ours, in fenced blocks and in running text."""
+    lines = [line for block in blocks() for line in block.splitlines()]
+    lines += re.findall(r"`(bevatron [^`]+)`", PAGE.read_text())
+    words = [shlex.split(line) for line in lines if "bevatron " in line]
+    return [line[line.index("bevatron") + 1 :] for line in words]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the files that the page speaks of."""
+    folder = tmp_path_factory.mktemp("page")
+    write(folder / "cora.npz")
+    for number, name in enumerate("abc"):
+        write(folder / f"{name}.npz", seed=number, train=None, val=None, test=None)
+    raw = folder / "papers100M" / "raw"
+    raw.mkdir(parents=True)
+    with np.load(folder / "cora.npz") as graph:
+        index = np.stack([graph["edge_src"], graph["edge_dst"]])
+        np.savez(raw / "data.npz", edge_index=index, num_nodes_list=np.array([90]),
+                 node_feat=graph["x"])  # fmt: skip
+        np.savez(raw / "node-label.npz", node_label=graph["y"][:, None].astype(np.float32))
+    return folder
+
+
+def test_all_commands_work_in_the_order_of_the_page(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    seen = []
+    for words in commands():
+        extra = []
+        if words[0] == "train" and "--help" not in words:
+            extra = SHORT
+            if "papers100M" in words:  # here one process, and no folder of splits
+                extra = [*SHORT, "--data.read.random-split", "0.6", "0.2", "0.2"]
+        if words[0] == "bench":
+            extra = ["--repeat", "1", "--warmup", "0", "--device", "cpu", "--shrink", "4096"]
+        if "--help" in words:
+            continue
+        assert cli.main([*words, *extra]) == 0, words
+        seen.append(words[0])
+    assert {"train", "evaluate", "predict", "bench"} <= set(seen)
+    assert len((place / "classes.csv").read_text().splitlines()) == 91
+    for name in ("times.png", "weak.png", "runs/cora/report.html", "runs/many/model.json"):
+        assert (place / name).exists()
+
+
+def test_python_blocks_run(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    training, layer = blocks("python")
+    short = '"preset": "gat-cora", "report": False, "train": {"epochs": 2, "device": "cpu"},'
+    assert training.count('"preset": "gat-cora",') == 1
+    training = training.replace('"preset": "gat-cora",', short)
+    exec(compile(training, "docs/graph_attention.md", "exec"), {"__name__": "page"})
+    exec(compile(layer, "docs/graph_attention.md", "exec"), {"__name__": "page"})
+    out = capsys.readouterr().out
+    assert "kernel: dot_attention" in out
+    assert "kernel: composed" in out
+
+
+def test_batch_script_names_options_that_exist():
+    text = (ROOT / "examples" / "bench_graph.sbatch").read_text()
+    from bevatron.cli.graph import bench_graph
+
+    options = set(re.findall(r"bevatron bench graph(.*?)\|\|", text, flags=re.DOTALL)[0].split())
+    named = {option[2:] for option in options if option.startswith("--")}
+    assert named == {"sweep", "device", "out", "plot"}
+    assert named <= set(bench_graph.__annotations__)
