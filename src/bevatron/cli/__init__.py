@@ -36,7 +36,12 @@ from bevatron.cli.commands import (
     relax,
 )
 from bevatron.cli.graph import bench_graph, evaluate_graph, predict_graph
-from bevatron.cli.molecules import embed, evaluate_molecules, predict_molecules
+from bevatron.cli.molecules import (
+    bench_gpspp_ablation,
+    embed,
+    evaluate_molecules,
+    predict_molecules,
+)
 from bevatron.cli.words import say
 from bevatron.errors import BevatronError, ConfigError
 
@@ -61,6 +66,7 @@ bevatron {version}: training scientific graph and structure models at the speed 
   bevatron embed RUN FILE OUT.npz                   what a model makes of molecules
   bevatron train graph --data FILE --output RUN     attention (GAT, AGNN, VA) on one large graph
   bevatron bench graph --vertices N --edges M       times of attention on random graphs and files
+  bevatron bench gpspp-ablation STORE --out DIR     what each part of GPS++ is worth
   bevatron env                                      versions, devices, what runs and why not
   bevatron demo [OUT]                               all of it in three minutes
 
@@ -167,6 +173,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
             "capacity": bench_capacity,
             "profile": bench_profile,
             "graph": bench_graph,
+            "gpspp-ablation": bench_gpspp_ablation,
         },
     }
     if command in commands:

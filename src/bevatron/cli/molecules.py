@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bevatron.cli.words import Columns, Files, Model, Out, Source, positional, say
+from bevatron.cli.words import Columns, Files, Model, Out, Source, positional, print_rows, say
 from bevatron.data.readers.molecules.base import MoleculeOptions
 
 More = Annotated[tuple[Path, ...], tyro.conf.Positional, positional("[RUN ...]")]
@@ -176,3 +176,89 @@ def embed(
     )
     done = embed_file(predictor, source, out, columns, atoms=atoms)
     say(f"embeddings of {done} rows are in {out}")
+
+
+def bench_gpspp_ablation(
+    data: Files,
+    out: Path,
+    rows: tuple[str, ...] = (),
+    seeds: int = 3,
+    first_seed: int = 0,
+    preset: str = "gpspp-4",
+    minutes: float | None = None,
+    epochs: int | None = None,
+    molecules: int = 1024,
+    train_size: float = 0.0,
+    valid_size: float = 0.1,
+    lr: float = 4e-4,
+    base: Path | None = None,
+    device: str = "auto",
+    jobs: int = 1,
+) -> None:
+    """Train GPS++ without one part after the other and tell what each is worth.
+
+    Parameters
+    ----------
+    data
+        A file of molecules, or prepared stores, one for each feature set.
+    out
+        Folder for results; runs that are there already are not run again.
+    rows
+        Rows, or table3, table4, table6, table7; all by default. The baseline always runs.
+    seeds
+        Runs of each row.
+    first_seed
+        The first seed.
+    preset
+        gpspp-16, gpspp-8, gpspp-4.
+    minutes
+        Of each run, compilation included.
+    epochs
+        Of each run.
+    molecules
+        Of a step, the same for all rows.
+    train_size
+        Molecules to train on: a share or a number; 0 = all that are not set aside.
+    valid_size
+        Molecules to validate with.
+    lr
+        Learning rate; attention without any 3D input has half of it.
+    base
+        A YAML file of the recipe from which every row differs.
+    device
+        auto, cpu or cuda.
+    jobs
+        Runs side by side, each on a GPU of its own where there are some.
+    """
+    from bevatron.recipes.gpspp_ablation import RESULT, Ablation, run_ablation
+
+    ablation = Ablation(
+        data=data,
+        out=out,
+        rows=rows,
+        seeds=seeds,
+        first_seed=first_seed,
+        preset=preset,
+        minutes=minutes,
+        epochs=epochs,
+        molecules=molecules,
+        train_size=train_size,
+        valid_size=valid_size,
+        lr=lr,
+        base=base,
+        device=device,
+    )
+    result = run_ablation(ablation, jobs=jobs, tell=say)
+    shown = ("table", "row", "parameters", "seeds", "valid", "valid_std", "change", "train")
+    print_rows(
+        [
+            {
+                key: "" if row[key] is None
+                else f"{row[key]:.4g}" if isinstance(row[key], float)
+                else row[key]
+                for key in shown
+            }
+            for row in result["rows"]
+        ]
+    )  # fmt: skip
+    say(f"{out / RESULT} and {out / 'gpspp_ablation.png'}")

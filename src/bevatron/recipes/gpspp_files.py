@@ -93,7 +93,7 @@ def predict_file(
     table = pa.table(columns)
     with atomic_write(out, DataError) as file:
         if out.suffix == ".csv":
-            pa.csv.write_csv(table, file)
+            pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))
         else:
             pa.parquet.write_table(table, file)
     asked = predictor.mode != "2d"
