@@ -156,11 +156,11 @@ def collect(folder: Path, out: Path) -> None:
     runs = [run for run in runs if "curve" in run]
     if not runs:
         raise SystemExit(f"{folder}: holds no results")
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, float], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
-        groups[run["model"], run["inputs"], " ".join(run["set"])].append(run)
+        groups[run["model"], run["inputs"], " ".join(run["set"]), run["lr"]].append(run)
     rows = []
-    for (model, inputs, changes), members in sorted(groups.items()):
+    for (model, inputs, changes, lr), members in sorted(groups.items()):
         last = [run["curve"][-1] for run in members]
         rows.append(
             {
@@ -168,6 +168,7 @@ def collect(folder: Path, out: Path) -> None:
                 "trained with": "3D masked 1:3:1" if inputs == "3d" else "no 3D",
                 **({"changes": changes} if any(key[2] for key in groups) else {}),
                 "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
+                "lr": lr,
                 "seeds": len(members),
                 "valid 2D": spread([one.get("valid_mae_2d_mev") for one in last]),
                 "valid 3D": spread([one.get("valid_mae_3d_mev") for one in last]),
