@@ -359,7 +359,7 @@ def test_two_atoms_on_one_spot_are_refused(frames, tmp_path, refused):
 MISTAKES = {
     "command": (["predct"], "did you mean 'predict'"),
     "group": (["bench"], "goes on with one of: store, loader"),
-    "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: mace\)"),
+    "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: .*mace\)"),
     "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
     "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
     "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
