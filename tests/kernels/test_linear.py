@@ -85,6 +85,21 @@ def test_weights_rounded_together_are_those_rounded_one_by_one():
     assert not rounded(weights[0], HALF).any()
 
 
+def test_parameters_that_share_memory_are_rounded_where_they_are_used(monkeypatch):
+    from bevatron.kernels.linear import rounding
+
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
+    monkeypatch.setattr(rounding, "GPUS", (DEVICE,))
+    whole, alone = draw(20), draw(4, 3, seed=5)
+    parts = [whole[:10].view(5, 2), whole[10:].view(5, 2)]
+    with rounding.rounded_together([*parts, alone]):
+        for weight in (*parts, alone):
+            expected = weight.to(torch.bfloat16)
+            weight.zero_()
+            found = rounding.rounded(weight, torch.bfloat16)
+            assert torch.equal(found, expected) == (weight is alone)
+
+
 def test_the_custom_operator_is_well_formed():
     from bevatron.kernels.linear.triton import sum_rows
 

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+GPUS = ("cuda",)
+"""Kinds of devices where a launch costs more than it does."""
+
 _copies: dict[int, Tensor] = {}
 """Copies by the address of the parameter's memory."""
 
@@ -30,9 +33,9 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
     ...     pass
     """
     found = [p.detach() for p in parameters if p.dtype == torch.float32 and p.numel()]
-    found = [p for p in found if p.is_contiguous() and p.storage_offset() == 0]
+    found = [p for p in found if _alone(p)]
     kind = found[0].device.type if found else "cpu"
-    if kind != "cuda" or not torch.is_autocast_enabled(kind):
+    if kind not in GPUS or not torch.is_autocast_enabled(kind):
         yield
         return
     with round_all(found, torch.get_autocast_dtype(kind)):
@@ -62,6 +65,12 @@ def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return weight.to(dtype)
     start = copy.storage_offset() + weight.storage_offset()
     return copy.as_strided(weight.shape, weight.stride(), start)
+
+
+def _alone(tensor: Tensor) -> bool:
+    """Whether a tensor has memory to itself, so that its address names it."""
+    size = tensor.untyped_storage().nbytes()
+    return tensor.is_contiguous() and size == tensor.numel() * tensor.element_size()
 
 
 def _address(tensor: Tensor) -> int:
