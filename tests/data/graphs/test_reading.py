@@ -9,6 +9,7 @@ import scipy.sparse
 import torch
 
 from bevatron.data.graphs import GraphOptions, SparseFeatures, read_graph
+from bevatron.data.graphs.edge_list import edge_list_pieces
 from bevatron.data.samples.graphs import WholeGraph, check_graph
 from bevatron.errors import ConfigError, DataError, TrustError
 
@@ -227,6 +228,27 @@ def test_weights_follow_their_edges(tmp_path):
     mirrored = np.where(expected == 0, expected.T, expected)
     mirrored[np.diag_indices(5)] = np.where(np.diag(expected) == 0, 1, np.diag(expected))
     assert (both == mirrored).all()
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        {"edge_index": np.stack([SRC, DST])},
+        {"edges": np.stack([SRC, DST], axis=1)},
+        {"src": SRC, "dst": DST},
+        {"row": DST, "col": SRC},
+    ],
+    ids=lambda edges: " ".join(edges),
+)
+def test_names_under_which_edges_stand(edges, tmp_path):
+    path = saved(tmp_path, edge_src=None, edge_dst=None, **edges)
+    assert (matrix(read_graph(path)) == DENSE).all()
+
+
+def test_lines_are_counted_over_blocks(tmp_path):
+    (tmp_path / "long.txt").write_text("# first\n" + "0 1\n" * 7 + "\n0 x\n1 2\n")
+    with pytest.raises(DataError, match=r"line 10: '0 x' is no edge"):
+        list(edge_list_pieces(tmp_path / "long.txt", block_bytes=11))
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "uint64"])
