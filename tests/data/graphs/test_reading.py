@@ -238,7 +238,7 @@ def test_weights_follow_their_edges(tmp_path):
         {"src": SRC, "dst": DST},
         {"row": DST, "col": SRC},
     ],
-    ids=lambda edges: " ".join(edges),
+    ids=" ".join,
 )
 def test_names_under_which_edges_stand(edges, tmp_path):
     path = saved(tmp_path, edge_src=None, edge_dst=None, **edges)
