@@ -13,6 +13,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.recipes.evaluation import evaluate_dataset, print_tables
+from bevatron.recipes.gpspp_demo import gpspp_demo
 from bevatron.recipes.graph_demo import graph_demo
 from bevatron.recipes.mace import MaceRun, build
 from bevatron.recipes.potential import Potential
@@ -76,6 +77,8 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
     _say(f"   drift of the total energy: {drift * 1e3:.3f} meV/atom/ps")
     if stopped := graph_demo(out):
         return stopped
+    if stopped := gpspp_demo(out):
+        return stopped
     _say(
         f"done in {time.monotonic() - began:.0f} s; everything is in {out}:",
         "   run/report.html   learning curves, parity plots, errors, batch balance, timing",
@@ -83,6 +86,7 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
         "   run/              configuration, metrics, log, weights, checkpoints",
         "   dynamics.extxyz   the trajectory;  dynamics.png   energies and temperature",
         "   graph/            attention on a graph: report.html, classes.csv, times.csv, times.png",
+        "   molecules/        gaps of molecules from SMILES: report.html, predicted.csv",
         "use it: from bevatron.ase import BevatronCalculator; "
         f'atoms.calc = BevatronCalculator("{out / "run"}")',
     )

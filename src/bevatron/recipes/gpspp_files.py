@@ -1,5 +1,6 @@
 """Molecules in files: predictions written beside them, OGB's format, embeddings, errors."""
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.readers.molecules import (
@@ -21,7 +21,12 @@ from bevatron.data.readers.molecules.ogb import OgbFolder
 from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.data.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import atomic_write, write_bytes_atomically, write_json_atomically
+from bevatron.files import (
+    atomic_write,
+    write_bytes_atomically,
+    write_json_atomically,
+    write_text_atomically,
+)
 from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp_targets import labels_of
 from bevatron.recipes.gpspp_use import MoleculePredictions, MoleculePredictor
@@ -91,15 +96,25 @@ def predict_file(
     found = predictor.predict(molecules)
     columns = {**_given(molecules, found), **columns_of(found, prefix)}
     table = pa.table(columns)
-    with atomic_write(out, DataError) as file:
-        if out.suffix == ".csv":
-            pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))
-        else:
+    if out.suffix == ".csv":
+        write_text_atomically(out, _as_csv(table), DataError)
+    else:
+        with atomic_write(out, DataError) as file:
             pa.parquet.write_table(table, file)
     asked = predictor.mode != "2d"
     without = int(np.isnan(found.values).all(axis=1).sum())
     flat = int((~found.seen_3d).sum()) - without if asked else 0
     return Written(len(found), without, flat)
+
+
+def _as_csv(table: Any) -> str:
+    """Write a table as text, quoted only where need be, nothing for what is absent."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
 
 
 def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
