@@ -183,7 +183,7 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert train("--dry-run") == 0
     said = capsys.readouterr().out
     assert re.search(r"parameters +[\d,]+ \([\d,]+ trained\)", said)
-    for word in ("steps", "memory", "fill", "validation structures"):
+    for word in ("steps", "memory", "fill", "validation samples"):
         assert word in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -258,6 +258,11 @@ def test_command_line_trains_evaluates_and_predicts(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().err == "error: no.npz: there is no such file\n"
     assert cli.main(["train", "graph", "--data", "no.npz", "--output", "other"]) == 2
     assert capsys.readouterr().err == "error: no.npz: there is no such file\n"
+    words = ["train", "graph", "--data", "g.npz", "--output", "dry", "--dry-run"]
+    assert cli.main([*words, "--train.device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "training samples" in said
+    assert "nan" not in said
     assert "graph" in RECIPES
 
 

@@ -1,5 +1,6 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -96,8 +97,8 @@ def _print_description(run: Run) -> None:
         found = describe(run, mesh.world)
         rows = {
             "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
-            "training structures": f"{len(run.train):,}",
-            "validation structures": f"{len(run.valid) if run.valid is not None else 0:,}",
+            "training samples": f"{len(run.train):,}",
+            "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
             "ranks": f"{mesh.world}",
             "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
             "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
@@ -106,6 +107,8 @@ def _print_description(run: Run) -> None:
             "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
             "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
         }
+    if math.isnan(found["fill"]):  # batches of so many samples have no capacity to fill
+        del rows["fill of the batches"]
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")  # noqa: T201
