@@ -32,6 +32,9 @@ def rounded_together(parameters: Iterable[Tensor]) -> Iterator[None]:
     >>> with rounded_together(layer.parameters()):
     ...     pass
     """
+    if torch.compiler.is_compiling():
+        yield  # the compiler places conversions itself
+        return
     found = [p.detach() for p in parameters if p.dtype == torch.float32 and p.numel()]
     found = [p for p in found if _alone(p)]
     kind = found[0].device.type if found else "cpu"
