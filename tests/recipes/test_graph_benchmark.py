@@ -7,6 +7,7 @@ import pytest
 
 from bevatron import cli
 from bevatron.errors import ConfigError, DataError
+from bevatron.recipes import graph_benchmark_plots as plots
 from bevatron.recipes.graph_benchmark import (
     FIELDS,
     GraphCase,
@@ -107,3 +108,26 @@ def test_command_times_a_file_and_adds_rows(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.count("file 9 vertices, 9 entries") == 8
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 9
     assert (tmp_path / "t.png").exists()
+
+
+@pytest.mark.parametrize("kind", ["strong", "weak"])
+def test_pictures_follow_the_number_of_processes(kind, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "_panel", lambda ax, key, rows: drawn.append((key, len(rows))))
+    rows = []
+    for ranks in (1, 2, 4):
+        for case in sweep_cases(kind, GraphCase(), ranks):
+            n = case.vertices
+            if case.dataset == "kronecker":
+                n = 2 ** int(np.log2(n))
+            rows.append({
+                "model": case.model, "dataset": case.dataset, "vertices": n, "edges": case.edges,
+                "nnz": case.edges, "features": case.features, "layers": 3, "ranks": ranks,
+                "mode": "inference" if case.inference else "training",
+                "median_ms": "2", "low_ms": "1", "high_ms": "3",
+            })  # fmt: skip
+    append_rows(tmp_path / "t.csv", rows)
+    plot_times(tmp_path / "t.csv", tmp_path / "t.png")
+    assert {count for _, count in drawn} == {9}  # three models on 1, 2 and 4 processes
+    first = drawn[0][0]
+    assert first[1] == ("131,072 vertices" if kind == "strong" else "density 0.01")
