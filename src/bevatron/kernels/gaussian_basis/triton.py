@@ -133,7 +133,8 @@ def _kernels(distance, mean, std, scale, epsilon):
 
 @triton.jit(do_not_specialize=["count"])
 def gaussian_basis_forward(
-    Distances, Mean, Std, Psi, count, scale, epsilon, K: tl.constexpr, K_PAD: tl.constexpr,
+    Distances, Mean, Std, Psi, count, scale: tl.constexpr, epsilon: tl.constexpr,
+    K: tl.constexpr, K_PAD: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Evaluate all kernels of BLOCK distances."""
@@ -149,7 +150,8 @@ def gaussian_basis_forward(
 
 @triton.jit(do_not_specialize=["count"])
 def gaussian_basis_backward(
-    DPsi, Distances, Mean, Std, DDistances, Parts, count, scale, epsilon, K: tl.constexpr,
+    DPsi, Distances, Mean, Std, DDistances, Parts, count, scale: tl.constexpr,
+    epsilon: tl.constexpr, K: tl.constexpr,
     K_PAD: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Walk every so many blocks of distances; leave shares of the parameters' gradients."""

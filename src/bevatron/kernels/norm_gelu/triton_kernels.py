@@ -56,7 +56,8 @@ def load_sum(
 
 @triton.jit
 def norm_gelu_forward(
-    X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Y, Mean, Rstd, count, eps,
+    X, Atoms, Rows, Linear, Weight, Bias, Receivers, Senders, Graph, Y, Mean, Rstd, count,
+    eps: tl.constexpr,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, BOND: tl.constexpr,
     HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
     WIDE: tl.constexpr,

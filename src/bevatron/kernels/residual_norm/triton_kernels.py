@@ -34,7 +34,7 @@ def _forward(
 
 @triton.jit
 def residual_norm_forward(
-    X, U1, U2, S1, S2, W1, B1, W2, B2, Y, Mean, Rstd, count, eps,
+    X, U1, U2, S1, S2, W1, B1, W2, B2, Y, Mean, Rstd, count, eps: tl.constexpr,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, TWO: tl.constexpr,
     SCALED_1: tl.constexpr, SCALED_2: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
