@@ -12,9 +12,7 @@ def planted(seed=0, num_nodes=90, classes=3, width=12):
     )
     pairs = pairs[pairs[:, 0] < pairs[:, 1]]
     both = np.concatenate([pairs, pairs[:, ::-1]])
-    x = rng.random((num_nodes, width)) < 0.1 + 0.5 * (
-        np.arange(width) % classes == labels[:, None]
-    )
+    x = rng.random((num_nodes, width)) < 0.1 + 0.5 * (np.arange(width) % classes == labels[:, None])
     order = rng.permutation(num_nodes)
     third = num_nodes // 3
     return {

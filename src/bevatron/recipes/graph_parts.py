@@ -171,7 +171,7 @@ class PartSet:
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, index: int) -> Arrays:  # noqa: ARG002  there is one
+    def __getitem__(self, index: int) -> Arrays:
         return PartSample(lambda: self.graph.batch(self.column))
 
     def describe(self, index: int) -> str:  # noqa: ARG002
