@@ -168,6 +168,18 @@ def test_shapes_are_kept_while_they_fit(tmp_path):
     step([collate(run, list(range(10)) * 12)], lr=0.01).result()
 
 
+def test_all_shapes_are_recorded_by_the_first_step_so_that_no_later_one_stalls(tmp_path):
+    run, state = prepared(tmp_path)
+    step = CapturedStep(run, state, MESH)
+    small, large = np.array([0]), np.tile(np.arange(10), 12)
+    step.plan([(small, np.ones(1)), (large, np.ones(120))])
+    assert len(step.buckets.shapes) == 2
+    step([collate(run, small)], lr=1e-9).result()
+    assert set(step._recordings._graphs) == set(step.buckets.shapes)
+    step._recordings._record = pytest.fail
+    step([collate(run, large)], lr=1e-9).result()
+
+
 def test_why_steps_are_not_captured_is_said(tmp_path):
     run, state = prepared(tmp_path)
     assert obstacle(run, state, MESH) == "the device is cpu"

@@ -115,3 +115,16 @@ def test_another_cost_model_balances_otherwise():
 def test_segments_are_plain_numbers():
     segments = [Segment({"capacity": 3}, 2, 5, [[1], []], [[5], []])]
     assert segments_from_json(segments_to_json(segments)) == segments
+
+
+def test_the_batches_of_all_ranks_are_the_same_on_every_rank():
+    found = [plan(world=3, rank=rank).of_all_ranks() for rank in range(3)]
+    for batches in found:
+        assert sorted(i for indices, _ in batches for i in indices) == sorted(
+            i
+            for rank in range(3)
+            for indices, _ in plan(world=3, rank=rank).batches
+            for i in indices
+        )
+    for one, other in zip(found[0], found[2], strict=True):
+        assert np.array_equal(one[0], other[0])

@@ -112,6 +112,9 @@ class CapturedStep:
     def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
         """Choose the shapes for an epoch's batches, keeping the present ones if all fit.
 
+        Given the batches of all ranks, all ranks choose alike and record at the same time; one
+        that records while the others wait for its gradients holds them up.
+
         Returns
         -------
         str or None
@@ -164,6 +167,8 @@ class CapturedStep:
         counts, sizes, totalled = step_totals(run.task, batches, notes or {}, mesh)
         try:
             recordings = self._recordings_for(batches[0], counts)
+            if self.buckets.shapes:
+                recordings.record_all(self.buckets.shapes, self._smallest_batch)
             for place, batch in enumerate(batches):
                 recordings.add_gradients(place, batch, self._shape_of(batch))
         except torch.OutOfMemoryError as error:
@@ -183,6 +188,15 @@ class CapturedStep:
             return StepResult(total, terms, norm, sizes, totalled)
 
         return LaunchedStep(totalled, result)
+
+    def _smallest_batch(self) -> Batch:
+        """Make a batch that fits into every shape: the sample with the fewest edges."""
+        counts = self.run.sizes
+        smallest = int(np.lexsort((counts["atoms"], counts["edges"]))[0])
+        batch: Batch = self.run.task.collate(
+            [self.run.train[smallest]], np.array([smallest]), [0.0]
+        )
+        return batch
 
     def release(self) -> None:
         """Give the optimiser back as it was, for steps of another kind."""
@@ -248,18 +262,31 @@ class _Recordings:
         for shape in set(self._graphs) - set(shapes):
             del self._graphs[shape], self._inputs[shape]
 
+    def record_all(self, shapes: Sequence[BatchShape], some_batch: Callable[[], Batch]) -> None:
+        """Record all shapes that are not yet, with a batch that fits into each."""
+        missing = [shape for shape in shapes if shape not in self._graphs]
+        if missing:
+            batch = some_batch()
+            for shape in missing:
+                self._record(shape, batch)
+
     def add_gradients(self, place: int, batch: Batch, shape: BatchShape) -> None:
         """Add the gradients of one batch; record its shape if this is the first of it."""
-        if shape not in self._inputs:
-            self._inputs[shape] = BatchFeed(shape, self._dtype, self._device, batch)
-        inputs = self._inputs[shape]
-        inputs.send(batch)
         if shape not in self._graphs:
-            before = self._update.gradients.flat.clone()
-            self._graphs[shape] = self._recorder.record(lambda: self._gradients(inputs.batch))
-            self._update.gradients.flat.copy_(before)
+            self._record(shape, batch)
+        else:
+            self._inputs[shape].send(batch)
         self._graphs[shape]()
         self._parts[place].copy_(self._terms)
+
+    def _record(self, shape: BatchShape, batch: Batch) -> None:
+        """Record what adds the gradients of a batch of a shape; they stay as they are."""
+        inputs = BatchFeed(shape, self._dtype, self._device, batch)
+        inputs.send(batch)
+        before = self._update.gradients.flat.clone()
+        graph = self._recorder.record(lambda: self._gradients(inputs.batch))
+        self._update.gradients.flat.copy_(before)
+        self._inputs[shape], self._graphs[shape] = inputs, graph
 
     def add_up(self, num_batches: int) -> Tensor:
         """Return loss and terms of this rank's batches together, on the device."""

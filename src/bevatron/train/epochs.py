@@ -79,6 +79,14 @@ class EpochPlan:
     plan: Plan | None
     changed: bool = False
 
+    def of_all_ranks(self) -> Sequence[IndexedBatch]:
+        """All batches of the last segment, whichever rank walks them; equal on all ranks."""
+        if self.plan is None or not isinstance(self.batches, SampleBatches):
+            return self.batches
+        samples = self.batches.samples
+        ranks = [SampleBatches(self.plan.flat(rank), samples) for rank in range(len(self.plan))]
+        return [batch for rank in ranks for batch in rank]
+
 
 def plan_epoch(
     sizes: Mapping[str, IntArray],

@@ -301,7 +301,7 @@ class Trainer:
                 f"packed anew, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
-            shapes = self.captured.plan(epoch.batches)
+            shapes = self.captured.plan(epoch.of_all_ranks())
             if shapes is not None:
                 self.records.console.say(shapes)
         return epoch
