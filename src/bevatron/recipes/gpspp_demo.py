@@ -64,7 +64,7 @@ def gpspp_demo(out: Path) -> int:
         if result.stopped_by is not None:
             _say("stopped; `bevatron demo` again goes on")
             return result.exit_code
-        _say(*_errors(config))
+        _say(_errors(config))
     table = folder / "unknown.csv"
     table.write_text(UNKNOWN)
     predict_file(MoleculePredictor(folder), table, folder / "predicted.csv")
@@ -74,17 +74,17 @@ def gpspp_demo(out: Path) -> int:
     return 0
 
 
-def _errors(config: GpsppRun) -> list[str]:
+def _errors(config: GpsppRun) -> str:
     """Say how large the errors on the test molecules are, in both modes."""
     data = load_molecules(config.data, config.output / "prepared")
     assert data.test is not None
     found = evaluate_molecules(trained_model(config.output), data.test, ("2d", "3d")).metrics
     labels = labels_of(data.test)
     guess = abs(labels - labels_of(data.train).mean()).mean()
-    return [
+    return (
         f"molecules: error on {len(data.test)} others: {found['gap_mae']:.2f} eV in 2D, "
         f"{found['3d/gap_mae']:.2f} eV in 3D (guessing the mean: {guess:.2f} eV)"
-    ]
+    )
 
 
 def _say(*lines: str) -> None:

@@ -1,5 +1,6 @@
 """Trained GPS++ models in use: properties and embeddings of molecules, one model or several."""
 
+import copy
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -156,7 +157,10 @@ class MoleculePredictor:
         self.device, self.precision, self.dtype = _device(device), precision, dtype
         self.mode, self.capacity, self.workers = mode, capacity, workers
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
-        loaded = [m if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given]
+        # A model that was given is copied: to move it would change it for its owner.
+        loaded = [
+            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given
+        ]
         self.models = [model.to(self.device, dtype).eval() for model in loaded]
         self.targets = self.models[0].config.targets
         for name, model in zip(names, self.models, strict=True):
