@@ -23,6 +23,10 @@ class Tiles:
         Of a program: its warps, and how many blocks its loads run ahead.
     rows
         Rows of a program that share one read of the bias, 1 or 2.
+    registers
+        Of a thread, at most, where all blocks are full and aligned; 0 leaves it to the compiler.
+        Programs that run at once on a processor are what hides how long its loads and products
+        take: 96, 128 and 168 let 5, 4 and 3 of four warps fit on one of NVIDIA's.
     """
 
     block_q: int
@@ -30,13 +34,15 @@ class Tiles:
     warps: int = 4
     stages: int = 2
     rows: int = 1
+    registers: int = 0
 
 
 SMALL_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(128, 32, 4, 3),
-    "dq": Tiles(64, 64, 4, 3),
-    "dkv": Tiles(64, 64, 4, 2),
-    "dbias": Tiles(64, 64, 4, 3),
+    "forward": Tiles(64, 64, 4, 2, registers=96),
+    "dq": Tiles(64, 64, 4, 3, registers=128),
+    "dkv": Tiles(64, 64, 4, 2, registers=128),
+    "dbias": Tiles(64, 64, 4, 3, registers=168),
+    "joint": Tiles(64, 64, 4, 2, registers=168),
 }
 """16-bit types, heads up to 32."""
 
@@ -44,7 +50,8 @@ MEDIUM_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(64, 32, 4, 3),
     "dq": Tiles(64, 32, 4, 3),
     "dkv": Tiles(32, 64, 4, 3),
-    "dbias": Tiles(64, 64, 4, 3),
+    "dbias": Tiles(64, 64, 4, 2, registers=168),
+    "joint": Tiles(64, 64, 4, 2),
 }
 """16-bit types, heads up to 64."""
 
@@ -75,7 +82,7 @@ def choose(
     Parameters
     ----------
     kernel
-        ``forward``, ``dq``, ``dkv`` or ``dbias``.
+        ``forward``, ``dq``, ``dkv``, ``dbias``, or ``joint``: dq, dk and dv in one loop.
     head
         Head size, as padded.
     itemsize
@@ -85,21 +92,26 @@ def choose(
     shared_by
         How many rows share a bias.
     """
-    if itemsize > 2:
-        table = SINGLE
-    elif head <= 32:
-        table = SMALL_HEADS
-    elif head <= 64:
-        table = MEDIUM_HEADS
-    else:
-        table = LARGE_HEADS
-    tiles = _replaced.get(kernel, table[kernel])
+    tiles = _replaced.get(kernel) or _table(head, itemsize)[kernel]
     return replace(
         tiles,
         block_q=min(tiles.block_q, padded(num_queries)),
         block_k=min(tiles.block_k, padded(num_keys)),
         rows=min(tiles.rows, max(shared_by, 1)),
     )
+
+
+def has_joint(head: int, itemsize: int) -> bool:
+    """Tell whether dq, dk and dv are known to be faster in one loop, given enough rows."""
+    return "joint" in _replaced or "joint" in _table(head, itemsize)
+
+
+def _table(head: int, itemsize: int) -> Mapping[str, Tiles]:
+    if itemsize > 2:
+        return SINGLE
+    if head <= 32:
+        return SMALL_HEADS
+    return MEDIUM_HEADS if head <= 64 else LARGE_HEADS
 
 
 def padded(count: int) -> int:

@@ -6,7 +6,7 @@ that rows are aligned to 16 bytes.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bevatron.errors import KernelError
 from bevatron.kernels.pair_attention import LARGEST_HEAD
-from bevatron.kernels.pair_attention.tiles import Tiles, choose, padded
+from bevatron.kernels.pair_attention.tiles import Tiles, choose, has_joint, padded
 from bevatron.kernels.pair_attention.triton_backward import (
     dbias_kernel,
     dkv_kernel,
@@ -22,6 +22,7 @@ from bevatron.kernels.pair_attention.triton_backward import (
     sum_kernel,
 )
 from bevatron.kernels.pair_attention.triton_forward import forward_kernel
+from bevatron.kernels.pair_attention.triton_joint import joint_kernel
 
 LOG2E = 1.4426950408889634
 WIDE = 8
@@ -34,6 +35,10 @@ MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
 SUM_BLOCK = 1024
+JOINT_PROGRAMS = 2
+"""Per processor, at least: with fewer rows and heads the keys and queries are cut up as well."""
+MOST_SLOTS = 4096
+"""Programs of one launch for dq, dk and dv together: what bounds its float32 sums of dq."""
 
 
 def pair_attention(
@@ -138,10 +143,14 @@ def attention_backward(
     dbias = _new_dbias(q, bias, wants_dbias)
     q, k, v, gate, bias, mask = _prepare(q, k, v, gate, bias, mask)
     dout = _rows_contiguous(dout.to(q.dtype))
-    _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, delta, scale)
+    if _fills_device(q):
+        _joint(q, k, v, bias, mask, gate, out, lse, dout, dq, dk, dv, dgate, gated, delta, scale)
+    else:
+        _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, delta, scale)
     if gated is not None:
         dout = gated
-    _dkv(q, k, v, bias, mask, lse, delta, dout, dk, dv, scale)
+    if not _fills_device(q):
+        _dkv(q, k, v, bias, mask, lse, delta, dout, dk, dv, scale)
     if bias is not None and wants_dbias:
         _dbias(q, k, v, bias, mask, lse, delta, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
@@ -195,6 +204,57 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
 
 
 attention.register_autograd(_backward, setup_context=_save)
+
+
+def _fills_device(q: Tensor) -> bool:
+    """Tell whether one program per row and head, for dq, dk and dv together, keeps it busy."""
+    if not has_joint(padded(q.shape[4]), q.element_size()):
+        return False
+    return q.shape[0] * q.shape[1] * q.shape[2] >= JOINT_PROGRAMS * _processors(q.device)
+
+
+def _joint(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dgate: Tensor,
+    gated: Tensor | None,
+    delta: Tensor,
+    scale: float,
+) -> None:
+    B, S, H, Nq, D = q.shape
+    Nk = k.shape[3]
+    tiles = choose("joint", padded(D), q.element_size(), Nq, Nk, _shared_by(bias, S))
+    align, bias_align = _alignment(q, k, v, gate, out, dout, dk), _alignment(bias)
+    items = B * S * H
+    slots = min(items, MOST_SLOTS)
+    sums = q.new_empty((slots, -(-Nq // tiles.block_q), tiles.block_q, padded(D)), dtype=lse.dtype)
+    for first in range(0, items, max(slots, 1)):
+        _launch(
+            joint_kernel,
+            min(slots, items - first),
+            tiles,
+            *(q, k, v, _or(bias, q), _or(mask, q), _or(gate, q), out, lse, dout),
+            *(dq, dk, dv, dgate, _or(gated, q), delta, sums),
+            *_strides(align, q, k, v),
+            *_strides(bias_align, bias),
+            *_mask_strides(mask),
+            *_strides(align, gate, out, dout, dk),
+            *(S, H, Nq, Nk, scale * LOG2E, scale, first),
+            HAS_BIAS=bias is not None,
+            HAS_GATE=gate is not None,
+            STAGES=tiles.stages,
+            **_constants(q, tiles, align, bias_align, Nk, mask),
+        )
 
 
 def _dq(
@@ -312,14 +372,15 @@ def _dbias(
 
 def _rows_of_a_part(blocks: int, shared_by: int, device: torch.device) -> int:
     """Deal the rows that share a bias to programs, so that they fill the device."""
-    processors = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
-    wanted = -(-processors * PROGRAMS_PER_PROCESSOR // max(blocks, 1))
+    wanted = -(-_processors(device) * PROGRAMS_PER_PROCESSOR // max(blocks, 1))
     parts = max(1, min(wanted, MOST_PARTS, shared_by // FEWEST_ROWS))
     return max(1, -(-shared_by // parts))
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _shared_by(bias: Tensor | None, rows: int) -> int:
@@ -429,4 +490,18 @@ def _launch(kernel: Any, programs: int, tiles: Tiles, *arguments: Any, **constan
     device = arguments[0].device
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device:
-        kernel[(programs,)](*arguments, **constants, num_warps=tiles.warps, num_stages=tiles.stages)
+        kernel[(programs,)](
+            *arguments,
+            **constants,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **_registers(tiles, device, constants),
+        )
+
+
+def _registers(tiles: Tiles, device: torch.device, constants: Mapping[str, Any]) -> dict[str, int]:
+    """Limit registers: only NVIDIA's compiler can, and where addresses are simple it does well."""
+    cuda = device.type == "cuda" and torch.version.hip is None
+    simple = all(constants.get(name) for name in ("FULL_Q", "FULL_K"))
+    simple = simple and all(constants.get(name) == WIDE for name in ("ALIGN", "BIAS_ALIGN"))
+    return {"maxnreg": tiles.registers} if cuda and simple and tiles.registers else {}

@@ -25,7 +25,7 @@ from bevatron.kernels.pair_attention.triton_forward import (
 
 
 @triton.jit
-def _delta(
+def gradient_past_gate(
     do_base, out_base, gate_base, dgate_base, dout_base, delta_base, first, do_N, o_N, g_N, e_N,
     Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     FULL: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -112,7 +112,7 @@ def dq_kernel(
     q0 = load_block(
         q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
-    do0, delta0 = _delta(
+    do0, delta0 = gradient_past_gate(
         do_base + s0 * do_S * ALIGN, Out + o0, g_base + s0 * g_S * ALIGN, Dgate + o0, Dgated + o0,
         Delta + line0, first_q, do_N, o_N, g_N, o_N, Nq,
         D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
@@ -127,7 +127,7 @@ def dq_kernel(
         q1 = load_block(
             q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
         )  # fmt: skip
-        do1, delta1 = _delta(
+        do1, delta1 = gradient_past_gate(
             do_base + s1 * do_S * ALIGN, Out + o1, g_base + s1 * g_S * ALIGN, Dgate + o1,
             Dgated + o1, Delta + line1, first_q, do_N, o_N, g_N, o_N, Nq,
             D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
@@ -181,7 +181,7 @@ def _dkv_step(
 
 
 @triton.jit
-def _store_kept(
+def store_kept(
     dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -265,13 +265,13 @@ def dkv_kernel(
                 D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
             )  # fmt: skip
     place0 = dk_head + s0 * dk_S * ALIGN
-    _store_kept(
+    store_kept(
         Dk + place0, Dv + place0, mask_base + s0 * mask_S, dk0, dv0, first_k, dk_N, Nk, scale_dk,
         D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
     )  # fmt: skip
     if ROWS == 2:
         place1 = dk_head + s1 * dk_S * ALIGN
-        _store_kept(
+        store_kept(
             Dk + place1, Dv + place1, mask_base + s1 * mask_S, dk1, dv1, first_k, dk_N, Nk,
             scale_dk, D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
         )  # fmt: skip

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-1e30)
+"""Where the running maximum begins: finite, so that differences from it are never NaN."""
 NUMBERS = (
     *(
         f"{tensor}_{axis}"
@@ -18,7 +20,7 @@ NUMBERS = (
         for axis in "BSHN"
     ),
     *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
-    *("bias_rows", "rows_per_program", "part_size", "size", "parts"),
+    *("bias_rows", "rows_per_program", "part_size", "size", "parts", "first_item"),
 )
 """Arguments for whose values nothing is compiled anew."""
 
@@ -109,9 +111,8 @@ def _step(
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     new_top = tl.maximum(top, tl.max(x, 1))
-    finite = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p = tl.exp2(x * LOG2E - (finite * LOG2E)[:, None])
-    shrink = tl.exp2((top - finite) * LOG2E)
+    p = tl.exp2(x * LOG2E - (new_top * LOG2E)[:, None])
+    shrink = tl.exp2((top - new_top) * LOG2E)
     total = total * shrink + tl.sum(p, 1)
     v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -172,7 +173,7 @@ def forward_kernel(
     q0 = load_block(
         q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
-    top0 = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    top0 = tl.full([BLOCK_Q], LEAST, tl.float32)
     total0 = tl.zeros([BLOCK_Q], tl.float32)
     acc0 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     # The last of an odd number of rows is computed twice and stored twice, the same bits.
@@ -181,7 +182,7 @@ def forward_kernel(
         q1 = load_block(
             q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
         )  # fmt: skip
-        top1 = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+        top1 = tl.full([BLOCK_Q], LEAST, tl.float32)
         total1 = tl.zeros([BLOCK_Q], tl.float32)
         acc1 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
