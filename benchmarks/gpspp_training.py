@@ -98,14 +98,15 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
     steady = steps[len(steps) // 2 :]
     seconds = np.array([record["time"]["seconds"] for record in steady])
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
+    molecules = sum(record["sizes"]["graphs"] for record in steady)
     return {
         "model": name,
         "GPUs": mesh.world,
-        "molecules": len(data),
+        "molecules": molecules,
         "steps": len(steady),
         "ms/step": round(1e3 * float(seconds.mean()), 2),
         "median": round(1e3 * float(np.median(seconds)), 2),
-        "molecules/s": round(len(data) / float(seconds.sum())),
+        "molecules/s": round(molecules / float(seconds.sum())),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
     }
 
