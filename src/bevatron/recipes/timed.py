@@ -6,9 +6,11 @@ end, so that every model is compared at the end of a whole schedule. Nothing is 
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from bevatron.train.evaluate import Interrupted
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import Trainer, fit
 from bevatron.train.run import FitResult, Run
@@ -72,6 +74,8 @@ class Timed:
 def fit_within(run: Run, budget: Budget) -> Timed:
     """Train a run until its budget is used up; its own schedule and epochs do not count.
 
+    It is validated as ``train.evaluate_every`` says, and at the end.
+
     Parameters
     ----------
     run
@@ -99,13 +103,10 @@ def fit_within(run: Run, budget: Budget) -> Timed:
 class _Nothing:
     """Stands in for what saves."""
 
-    def minutes_due(self) -> bool:
+    def time_due(self) -> bool:
         return False
 
     def checkpoint(self) -> None:
-        pass
-
-    def best(self, metrics: Mapping[str, float]) -> None:
         pass
 
 
@@ -115,7 +116,7 @@ class _TimedTrainer(Trainer):
         self.budget, self.ends = budget, ends
         self._writer, self.saver = self.saver, _Nothing()  # type: ignore[assignment]
         self._began = self._from = time.monotonic()
-        self._ready = False
+        self._ready = self._over = False
 
     def walk(self) -> FitResult:
         progress = self.state.progress
@@ -127,6 +128,8 @@ class _TimedTrainer(Trainer):
             self._end_epoch()
         self.state.model.load_state_dict(self._writer.weights())
         signal = None if self.stopped_by == "time" else self.stopped_by
+        if signal is not None:
+            progress.finished = None
         return self._writer.result(signal, self.metrics)
 
     def _train_epoch(self) -> None:
@@ -138,17 +141,26 @@ class _TimedTrainer(Trainer):
             self.stops = stops
 
     def _end_epoch(self) -> None:
-        epoch = self.state.progress.epoch
-        super()._end_epoch()
-        self.ends[epoch] = time.monotonic() - self._began
+        """Validate every so many epochs and after the last."""
+        progress, train = self.state.progress, self.run.settings.train
+        number, began = progress.epoch + 1, time.monotonic()
+        if self.spent() or self.stopped_by is not None:
+            progress.finished, self._over = "time", True
+        elif number == self.budget.epochs:
+            progress.finished, self._over = "epochs", True
+        valid: dict[str, float] = {}
+        if self._over or number % train.evaluate_every == 0:
+            with suppress(Interrupted):
+                valid = self._validate()
+        now = time.monotonic()
+        lr = self._learning_rate(1.0, progress.step)
+        self.records.epoch(progress, lr, valid, now - began, best=False)
+        self.ends[progress.epoch] = now - self._began
+        progress.epoch = number
+        progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
 
     def _is_over(self) -> bool:
-        progress, budget = self.state.progress, self.budget
-        if budget.epochs is not None and progress.epoch >= budget.epochs:
-            progress.finished = "epochs"
-        elif self.spent():
-            progress.finished = "time"
-        return progress.finished is not None
+        return self._over
 
     def spent(self) -> bool:
         """Whether the time is over."""

@@ -229,7 +229,7 @@ class Trainer:
             lr = self._learning_rate(fraction, progress.step + len(under_way))
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
-            asks = {"save": float(self.saver.minutes_due()), "samples": samples}
+            asks = {"save": float(self.saver.time_due()), "samples": samples}
             launched = self._launch([one.batch for one in group], lr, asks)
             waited = sum(one.waited_seconds for one in group)
             under_way.append(StepUnderWay(launched, len(group), lr, waited))
@@ -350,12 +350,11 @@ class Trainer:
             )
         lr = self._learning_rate(1.0, progress.step)
         self.records.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
-        if improved:
-            self.saver.best(valid)
+        save = improved and self.saver.improved(valid)
         progress.epoch += 1
         progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
         every = settings.checkpoint.every_epochs
-        if self._is_over() or improved or (every and number % every == 0):
+        if self._is_over() or save or (every and number % every == 0):
             self.saver.checkpoint()
 
     def _validate(self) -> dict[str, float]:

@@ -3,12 +3,14 @@
 import math
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bevatron.errors import BevatronError
 from bevatron.files import explained
+from bevatron.parallel.collectives import sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import RunRecord, prune_checkpoints, save_checkpoint
@@ -31,15 +33,45 @@ class Saver:
         self._began = self._saved_at = time.monotonic()
         progress = state.progress
         self._saved = (progress.step, progress.epoch, progress.finished)
+        self._improved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._improved_waits = False
 
-    def minutes_due(self) -> bool:
+    def time_due(self) -> bool:
         """Whether rank 0's clock asks for a checkpoint."""
-        minutes = self.run.settings.checkpoint.every_minutes
+        config = self.run.settings.checkpoint
         waited = time.monotonic() - self._saved_at
-        return self.mesh.is_main and minutes is not None and waited >= minutes * 60
+        minutes_over = config.every_minutes is not None and waited >= config.every_minutes * 60
+        improved_over = self._improved_waits and waited >= config.best_seconds
+        return self.mesh.is_main and (minutes_over or improved_over)
+
+    def improved(self, metrics: Mapping[str, float]) -> bool:
+        """Keep the present (averaged) weights as the best ones; tell all ranks whether to save.
+
+        They are in memory until the next checkpoint.
+        """
+        progress = self.state.progress
+        if self.mesh.is_main and self.run.settings.checkpoint.best:
+            note = {
+                "epoch": progress.epoch,
+                "step": progress.step,
+                "value": progress.decisions.best,
+                "metrics": {k: v for k, v in metrics.items() if math.isfinite(v)},
+            }
+            self._improved = self.weights(), note
+        self._improved_waits = True
+        due = sum_scalars({"due": float(self.time_due())}, self.mesh)["due"]
+        return bool(due)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint unless this state is on disk already, and prune older ones."""
+        """Write a checkpoint unless this state is on disk already, and prune older ones.
+
+        The best weights come first: a checkpoint that remembers better ones than are on disk would
+        have nothing to go back to.
+        """
+        self._improved_waits = False
+        if self._improved is not None:
+            self.folder.save_best(self.run.save_model, *self._improved)
+            self._improved = None
         progress, config = self.state.progress, self.run.settings.checkpoint
         now = (progress.step, progress.epoch, progress.finished)
         if now == self._saved:
@@ -56,19 +88,6 @@ class Saver:
         if self.mesh.is_main:
             prune_checkpoints(self.folder.checkpoints, config.keep)
         self._saved, self._saved_at = now, time.monotonic()
-
-    def best(self, metrics: Mapping[str, float]) -> None:
-        """Keep the present (averaged) weights as the best ones."""
-        progress = self.state.progress
-        if not (self.mesh.is_main and self.run.settings.checkpoint.best):
-            return
-        note = {
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "value": progress.decisions.best,
-            "metrics": {k: v for k, v in metrics.items() if math.isfinite(v)},
-        }
-        self.folder.save_best(self.run.save_model, self.weights(), note)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the present weights, averaged if the run averages them."""

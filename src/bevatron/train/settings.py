@@ -245,6 +245,11 @@ class CheckpointConfig:
         How many checkpoints are kept, newest first.
     best
         Whether the weights with the best monitored metric are kept in the folder ``best``.
+    best_seconds
+        An epoch that improves on the best is saved, with a checkpoint, unless the last saving is
+        fewer seconds ago; then it waits in memory until they are over, or until there is another
+        reason to save. So epochs of milliseconds do not wait for the disk, and a kill costs no
+        more than this time beyond the other intervals. 0 = at once.
     final
         Which weights become the run's model: the best validated ones or the last.
     """
@@ -254,6 +259,7 @@ class CheckpointConfig:
     every_minutes: float | None = None
     keep: int = 2
     best: bool = True
+    best_seconds: float = 10.0
     final: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
@@ -262,6 +268,7 @@ class CheckpointConfig:
             value = getattr(self, name)
             _require(value is None or value > 0, f"checkpoint.{name}: expected more than 0")
         _require(self.keep >= 1, "checkpoint.keep: expected 1 or more")
+        _require(self.best_seconds >= 0, "checkpoint.best_seconds: expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -297,7 +304,8 @@ class TrainConfig:
         Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
     autocast
         Matrix products of float32 in this type, weights and sums staying float32, for models that
-        are made for it; None = in float32.
+        are made for it; None = in float32. With float16 the loss is scaled, see
+        `bevatron.train.loss_scale`, and steps are not captured as CUDA graphs.
     compile
         Pass the model through torch.compile.
     cuda_graphs
@@ -329,7 +337,7 @@ class TrainConfig:
     explode_factor: float | None = 1e4
     deterministic: bool = False
     tf32: bool = False
-    autocast: Literal["bfloat16"] | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     compile: bool = False
     cuda_graphs: bool | None = None
     collect_every: int | None = None
