@@ -12,8 +12,11 @@ half the rate, as the paper does. Every run ends with its learning rate at zero 
 """
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -65,6 +68,7 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
             "device": arguments.device,
             "log_every": 10**9,
             "explode_factor": None,
+            "evaluate_every": arguments.evaluate_every,
         },
         "report": False,
     }
@@ -219,6 +223,15 @@ def draw(runs: Sequence[dict[str, Any]]) -> Any:
     return plots.curves(panels, "training time (min)")
 
 
+def workers() -> int:
+    """Return this GPU's share of the cores, eight at most; none on a CPU."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+        gpus = len(listed.stdout.splitlines())
+        return max(1, min(8, (os.cpu_count() or 1) // max(gpus, 1) - 1))
+    return 0
+
+
 def main() -> None:
     """Train one configuration, or join what others have written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -235,9 +248,8 @@ def main() -> None:
     parser.add_argument("--train-size", type=int, default=110_000)
     parser.add_argument("--valid-size", type=int, default=10_000)
     parser.add_argument("--test-size", type=int, default=10_000)
-    parser.add_argument(
-        "--workers", type=int, help="of the loader; as many as the cores by default"
-    )
+    parser.add_argument("--workers", type=int, default=workers(), help="of the loader")
+    parser.add_argument("--evaluate-every", type=int, default=2, help="epochs")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -64,15 +64,17 @@ def test_a_run_ends_with_its_time_and_its_rate_at_zero(tmp_path, store):
     assert rates[-1] < 0.1 * max(rates)
     assert timed.curve[-1]["elapsed"] >= 2.0
     assert all("gap_mae" in record["valid"] for record in timed.curve)
+    assert len(timed.curve) > 2
     assert not (run.folder / "checkpoints").exists() or not any(
         (run.folder / "checkpoints").iterdir()
     )
 
 
 def test_a_number_of_epochs_is_a_budget_too(tmp_path, store):
-    run = run_of(tmp_path, store)
+    run = run_of(tmp_path, store, evaluate_every=2)
     timed = fit_within(run, Budget(epochs=3))
     assert [record["epoch"] for record in timed.curve] == [0, 1, 2]
+    assert [bool(record["valid"]) for record in timed.curve] == [False, True, True]
     assert timed.result.finished == "epochs"
     with pytest.raises(ValueError, match="seconds or epochs"):
         fit_within(run, Budget())

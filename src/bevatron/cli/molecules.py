@@ -193,6 +193,7 @@ def bench_gpspp_ablation(
     lr: float = 4e-4,
     base: Path | None = None,
     device: str = "auto",
+    evaluate_every: int = 2,
     jobs: int = 1,
 ) -> None:
     """Train GPS++ without one part after the other and tell what each is worth.
@@ -227,6 +228,8 @@ def bench_gpspp_ablation(
         A YAML file of the recipe from which every row differs.
     device
         auto, cpu or cuda.
+    evaluate_every
+        Epochs between validations.
     jobs
         Runs side by side, each on a GPU of its own where there are some.
     """
@@ -247,6 +250,7 @@ def bench_gpspp_ablation(
         lr=lr,
         base=base,
         device=device,
+        evaluate_every=evaluate_every,
     )
     result = run_ablation(ablation, jobs=jobs, tell=say)
     shown = ("table", "row", "parameters", "seeds", "valid", "valid_std", "change", "train")

@@ -130,6 +130,8 @@ class Ablation:
         A YAML file of the recipe ``gpspp`` from which every row differs.
     device
         auto, cpu, cuda.
+    evaluate_every
+        Epochs between validations; the end of a run is always validated.
     """
 
     data: tuple[Path, ...]
@@ -146,6 +148,7 @@ class Ablation:
     lr: float = 4e-4
     base: Path | None = None
     device: str = "auto"
+    evaluate_every: int = 2
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -168,8 +171,8 @@ def chosen_rows(names: Sequence[str]) -> list[str]:
 
     Examples
     --------
-    >>> chosen_rows(["table7"])[:2]
-    ['baseline', 'no-3d-centrality']
+    >>> chosen_rows(["table4"])[:2]
+    ['baseline', 'original']
     """
     tables = {f"table{row.table}" for row in ROWS.values() if row.table}
     unknown = [name for name in names if name not in ROWS and name not in tables]
@@ -246,6 +249,7 @@ def run_cell(ablation: Ablation, name: str, seed: int, stores: dict[str, Path]) 
             "valid_3d": record["valid"].get(f"3d/{metric}"),
         }
         for record in timed.curve
+        if record["valid"]
     ]
     result = {
         "row": name,
@@ -256,7 +260,7 @@ def run_cell(ablation: Ablation, name: str, seed: int, stores: dict[str, Path]) 
         "parameters": sum(p.numel() for p in model.parameters()),
         "molecules": ablation.molecules,
         "lr": config.optim.lr,
-        "epochs": len(curve),
+        "epochs": timed.result.epochs,
         "steps": timed.result.steps,
         "curve": curve,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -283,6 +287,7 @@ def configuration(
     groups["data"] |= {"train_size": ablation.train_size, "valid_size": ablation.valid_size}
     groups["train"] |= {
         "seed": seed, "device": ablation.device, "log_every": 10**9, "explode_factor": None,
+        "evaluate_every": ablation.evaluate_every,
     }  # fmt: skip
     values |= {
         **groups,
