@@ -12,6 +12,7 @@ ended before the fastest run of that seed was over.
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ def configuration(
     values: dict[str, Any] = {
         "output": str(folder / f"{batching}-{lr:g}-{seed}"),
         "preset": arguments.preset,
+        "model": {"num_channels": arguments.channels} if arguments.channels else {},
         "data": {"heads": heads, "prepared": str(folder / "prepared")},
         "loss": {"energy_weight": 1.0, "forces_weight": 100.0},
         "optim": {"lr": lr, "ema": 0.99, "clip": 10.0},
@@ -93,11 +95,12 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def at_time(points: list[dict[str, float]], seconds: float) -> float:
-    """Return the force error of the last epoch that ended before ``seconds``."""
-    return [p["meV/A"] for p in points if p["seconds"] <= seconds * 1.001][-1]
+    """Return the force error of the last epoch that ended before ``seconds``; NaN if none did."""
+    ended = [p["meV/A"] for p in points if p["seconds"] <= seconds * 1.001]
+    return ended[-1] if ended else math.nan
 
 
-def collect(folder: Path) -> None:
+def collect(folder: Path, device: str) -> None:
     """Join all curves and write means and spreads over seeds."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     fastest = {
@@ -122,7 +125,7 @@ def collect(folder: Path) -> None:
             }
         )
     notes = (__doc__ or "").split("\n\n")[-1]
-    write_result("mace_batching", rows, notes, device="cuda", extra={"curves": runs})
+    write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
 
 
 def main() -> None:
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=1024)
     parser.add_argument("--size", type=int, default=29, help="structures of a fixed-count batch")
     parser.add_argument("--preset", default="paper")
+    parser.add_argument("--channels", type=int, help="instead of those of the preset")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scratch", type=Path, help="kept: data are prepared once for all")
@@ -145,7 +149,7 @@ def main() -> None:
     parser.add_argument("--collect", type=Path)
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect)
+        collect(arguments.collect, arguments.device)
     else:
         measure(arguments)
 
