@@ -236,6 +236,16 @@ def test_infinite_bias_hides_keys():
     assert inputs["bias"].grad[..., 3].eq(0).all()
 
 
+def test_a_bias_within_a_larger_tensor_is_read_alone():
+    inputs = make(S=3, Nq=20, Nk=20)
+    wider = torch.full((1, 1, 1, 24, 40), float("nan"), device=DEVICE)
+    wider[..., :20, :20] = inputs["bias"]
+    with kernels.use(pair_attention="triton"):
+        within = pair_attention(**inputs | {"bias": wider[..., :20, :20]})
+        alone = pair_attention(**inputs)
+    assert torch.equal(within, alone)
+
+
 def test_heads_it_cannot_take_are_refused():
     with kernels.use(pair_attention="triton"), pytest.raises(KernelError, match="multiple of 8"):
         pair_attention(**make(D=12))

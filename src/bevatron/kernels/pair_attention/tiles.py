@@ -24,7 +24,8 @@ class Tiles:
     rows
         Rows of a program that share one read of the bias, 1 or 2.
     registers
-        Of a thread, at most, where all blocks are full and aligned; 0 leaves it to the compiler.
+        Of a thread, at most, where the bias needs no mask and all is aligned; 0 leaves it to the
+        compiler.
         Programs that run at once on a processor are what hides how long its loads and products
         take: 96, 128 and 168 let 5, 4 and 3 of four warps fit on one of NVIDIA's.
     """

@@ -80,7 +80,7 @@ def dq_kernel(
     S, H, Nq, Nk, scale, scale_dq,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
-    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def dq_kernel(
         if HAS_BIAS:
             x_bias = load_bias(
                 bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-                FULL_Q and FULL_K, False,
+                BIAS_FULL, False,
             )  # fmt: skip
         dq0 = _dq_step(
             q0, do0, lse0, delta0, dq0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN,
@@ -205,7 +205,7 @@ def dkv_kernel(
     S, H, Nq, Nk, scale, scale_dk,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
-    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a head in ROWS rows."""
@@ -251,7 +251,7 @@ def dkv_kernel(
         if HAS_BIAS:
             x_bias = load_bias(
                 bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-                FULL_Q and FULL_K, True,
+                BIAS_FULL, True,
             )  # fmt: skip
         dk0, dv0 = _dkv_step(
             k0, v0, dk0, dv0, q_base + s0 * q_S * ALIGN, do_base + s0 * do_S * ALIGN,
@@ -285,7 +285,7 @@ def dbias_kernel(
     S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIAS_FULL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
@@ -314,7 +314,7 @@ def dbias_kernel(
     cols = tl.arange(0, BLOCK_K) + first_k
     x_bias = load_bias(
         Bias + (b * bias_B + row * bias_S + h * bias_H) * BIAS_ALIGN, first_q, first_k, bias_N,
-        Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, FULL_Q and FULL_K, False,
+        Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, BIAS_FULL, False,
     )  # fmt: skip
     acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     start = row + part * rows_per_program

@@ -69,17 +69,22 @@ def load_bias(
     base, first_q, first_k, stride, Nq, Nk, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, FULL: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Load a [BLOCK_Q, BLOCK_K] block of the bias; outside it is minus infinity."""
+    """Load a [BLOCK_Q, BLOCK_K] block of the bias; outside it is minus infinity.
+
+    Its rows have that up to a multiple of ALIGN, so loads stay wide at their end; where it is FULL
+    it has been written around the bias as far as blocks reach.
+    """
     step = stride * ALIGN
+    end = tl.cdiv(Nk, ALIGN) * ALIGN
     rows = tl.arange(0, BLOCK_Q)
     cols = tl.arange(0, BLOCK_K)
     start = base + tl.cast(first_q, tl.int64) * step + first_k
     if TRANSPOSED:
         pointers = start + (rows[None, :] * step + cols[:, None])
-        inside = (rows + first_q < Nq)[None, :] & (cols + first_k < Nk)[:, None]
+        inside = (rows + first_q < Nq)[None, :] & (cols + first_k < end)[:, None]
     else:
         pointers = start + (rows[:, None] * step + cols[None, :])
-        inside = (rows + first_q < Nq)[:, None] & (cols + first_k < Nk)[None, :]
+        inside = (rows + first_q < Nq)[:, None] & (cols + first_k < end)[None, :]
     if FULL:
         return tl.load(pointers).to(tl.float32)
     block = tl.load(pointers, mask=inside, other=float("-inf"))
@@ -147,7 +152,7 @@ def forward_kernel(
     S, H, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
-    FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -190,7 +195,7 @@ def forward_kernel(
         if HAS_BIAS:
             x_bias = load_bias(
                 bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-                FULL_Q and FULL_K, False,
+                BIAS_FULL, False,
             )  # fmt: skip
         top0, total0, acc0 = _step(
             q0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN, mask_base + s0 * mask_S,

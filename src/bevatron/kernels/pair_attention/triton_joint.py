@@ -28,7 +28,8 @@ def _joint_step(
     first, first_k, q_N, do_N, bias_N, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS_FULL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take one block of queries into the sums of dk and dv, and one of keys into that of dq."""
     q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
@@ -39,7 +40,7 @@ def _joint_step(
     if HAS_BIAS:
         x_bias = load_bias(
             bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-            FULL_Q and FULL_K, False,
+            BIAS_FULL, False,
         )  # fmt: skip
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if HAS_BIAS:
@@ -67,8 +68,8 @@ def joint_kernel(
     S, H, Nq, Nk, scale, scale_dq, first_item,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIAS_FULL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_GATE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, dk, dv and what the gate takes for one head of a row.
 
@@ -115,8 +116,8 @@ def joint_kernel(
             dk, dv = _joint_step(
                 k, v, dk, dv, q_base, do_base, Lse + line, Delta + line, bias_base,
                 sums + first * D_PAD + place, first, first_k, q_N, do_step, bias_N, Nq, Nk, scale,
-                D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, FULL_K, HAS_BIAS, HAS_MASK,
-                PRECISION,
+                D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, FULL_K, BIAS_FULL, HAS_BIAS,
+                HAS_MASK, PRECISION,
             )  # fmt: skip
         store_kept(
             Dk + dk_head, Dv + dk_head, mask_base, dk, dv, first_k, dk_N, Nk, scale_dq,
