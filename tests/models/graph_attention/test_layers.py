@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bevatron.kernels.csr import Csr
+from bevatron.kernels.dot_attention import dot_attention
 from bevatron.models.graph_attention import agnn, agnn_paper, gat, gatv2, gcn, gin, va
 
 N, WIDTH = 8, 4
@@ -50,6 +51,21 @@ MAKERS = {
     "agnn": lambda: agnn(WIDTH, beta=1.5),
     "gcn": lambda: gcn(WIDTH, WIDTH, bias=False),
 }
+
+
+@pytest.mark.parametrize("name", ["va", "va softmax", "agnn of the paper", "agnn"])
+def test_the_row_fetched_for_a_score_is_the_one_that_is_summed(name, monkeypatch):
+    given = []
+
+    def counted(csr, x, *, value=None, **options):
+        given.append(value)
+        return dot_attention(csr, x, value=value, **options)
+
+    monkeypatch.setattr("bevatron.models.graph_attention.layer.dot_attention", counted)
+    layer = MAKERS[name]()
+    layer(graph(weighted=False)[0], torch.randn(N, WIDTH))
+    assert given == [None]
+    assert f"words per edge: {WIDTH + 1} forward" in layer.explain()
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

@@ -89,6 +89,8 @@ def test_words_per_edge_are_those_of_the_formulas():
     assert (dot.words_forward, dot.words_backward, dot.kept_per_edge) == (16 + 1, 3 * 16 + 2, 0)
     separate = plan(A * (H @ H.T), "sum", Widths(16, 4), order="project")
     assert separate.words_forward == 16 + 4 + 1
+    propagation = plan(cosine, "sum", Widths(16, 16), order="project", projects=False)
+    assert (propagation.words_forward, propagation.words_backward) == (16 + 1, 3 * 16 + 2)
     composed = plan(softmax(A * exp(H @ H.T)), "sum", Widths(16, 4))
     assert composed.kept_per_edge == 2
 

@@ -24,7 +24,6 @@ def sum_over_ranks(
     value: Tensor,
     *,
     training: bool,
-    projected: bool,
 ) -> Tensor:
     """Aggregate ``value`` [vertices of this rank, H, k] over the edges of the whole graph.
 
@@ -36,8 +35,6 @@ def sum_over_ranks(
         Values of vectors and of scalars in the formula.
     training
         Whether attention is dropped.
-    projected
-        Whether the layer has a Phi, so that X is not H.
 
     Raises
     ------
@@ -52,11 +49,7 @@ def sum_over_ranks(
         return graph.graph_attention(
             value, row.contiguous(), column.contiguous(), form.slope, dropout
         )
-    if (
-        isinstance(form, DotForm)
-        and _weights_fit(form, graph)
-        and _is_plain(form, plan, projected=projected)
-    ):
+    if isinstance(form, DotForm) and _weights_fit(form, graph) and _is_plain(form, plan):
         return graph.dot_attention(
             value.contiguous(),
             normalize=form.cosine,
@@ -80,9 +73,7 @@ def _vertex_only(form: AdditiveForm) -> bool:
     return all(node.kind is not Kind.SPARSE for node in nodes)
 
 
-def _is_plain(form: DotForm, plan: Plan, *, projected: bool) -> bool:
+def _is_plain(form: DotForm, plan: Plan) -> bool:
     """Whether the features that are summed are those of the scores, unscaled."""
-    summed = "X" if plan.order == "project" else "H"
-    alike = form.key.op == summed or (not projected and form.key.op in {"X", "H"})
-    own = form.query == form.key and alike
-    return own and form.row_scale is None and form.column_scale is None and form.dropout == 0
+    own = form.query == form.key and plan.one_fetch
+    return own and form.row_scale is None and form.dropout == 0

@@ -171,6 +171,7 @@ class Layer(nn.Module):
                 self.aggregate,
                 self.widths,
                 linear=self.linear,
+                projects=self._projects,
                 weighted=weighted,
                 order=order,
             )
@@ -229,7 +230,6 @@ class Layer(nn.Module):
             return sum_over_ranks(
                 *(chosen, csr, evaluate, evaluate.number, value),
                 training=self.training,
-                projected=self.weight is not None or self.phi is not None,
             )
         if isinstance(form, FixedForm):
             matrix = fixed_matrix(csr, form.psi, torch.promote_types(value.dtype, torch.float32))
@@ -256,17 +256,15 @@ class Layer(nn.Module):
     ) -> Tensor:
         key = evaluate(form.key).expand(-1, value.shape[1], -1)
         query = None if form.query == form.key else evaluate(form.query).expand(key.shape)
-        summed_is_key = form.key.op == ("X" if chosen.order == "project" else "H")
         if form.column_scale is not None:
             # A column without entries may have an infinite scale, 1 over a degree of 0.
             scale = _where_entries(evaluate(form.column_scale), csr.col_ptr)
             value = value * scale[..., None].to(value.dtype)
-            summed_is_key = False
         result = dot_attention(
             csr if form.weights_outside else csr.with_values(None),
             key.to(value.dtype),
             query=None if query is None else query.to(value.dtype),
-            value=None if summed_is_key else value,
+            value=None if chosen.one_fetch else value,
             normalize=form.cosine,
             softmax=form.softmax,
             scale=evaluate.number(form.scale),
@@ -286,6 +284,12 @@ class Layer(nn.Module):
             for head in range(value.shape[1])
         ]
         return torch.stack(parts, dim=1)
+
+    @property
+    def _projects(self) -> bool:
+        """Whether X is anything else than H."""
+        own = (self.weight, self.phi, self.inner_bias)
+        return any(part is not None for part in own)
 
     def _matrix(self) -> Tensor | None:
         """Phi's matrix [H, in, out], if it has one."""

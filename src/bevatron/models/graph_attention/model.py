@@ -85,8 +85,11 @@ class NodeClassifier(nn.Module):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def graph_matrix(graph: Graph, *, self_loops: bool) -> Csr:
+def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
     """Return a graph's matrix, row = receiver, made the first time it is asked for.
+
+    Of a part of a graph that is cut over processes, the `DistributedGraph` it is a part of; whether
+    that has self loops was decided when it was cut.
 
     Parameters
     ----------
@@ -96,7 +99,7 @@ def graph_matrix(graph: Graph, *, self_loops: bool) -> Csr:
         Add (i, i), with value 1, for every node that has no such edge.
     """
 
-    def build(graph: Graph) -> Csr:
+    def build(graph: Graph) -> Matrix:
         sender, receiver = graph.edges.unbind(0)
         values = graph.edge_values
         if self_loops:

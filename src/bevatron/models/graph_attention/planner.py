@@ -75,6 +75,8 @@ class Plan:
         ``graph_attention``, ``dot_attention``, ``spmm`` or ``composed``.
     order
         ``project``: Phi first; ``aggregate``: the sum over edges first.
+    one_fetch
+        Whether the row fetched for a score is the one that is summed (dot products only).
     words_forward, words_backward
         Predicted numbers read and written per edge, all heads.
     kept_per_edge
@@ -89,6 +91,7 @@ class Plan:
     form: Form
     kernel: str
     order: Order
+    one_fetch: bool
     words_forward: int
     words_backward: int
     kept_per_edge: int
@@ -119,6 +122,7 @@ def plan(
     widths: Widths,
     *,
     linear: bool = True,
+    projects: bool = True,
     weighted: bool = False,
     order: Order | Literal["auto"] = "auto",
 ) -> Plan:
@@ -134,6 +138,8 @@ def plan(
         Of the layer.
     linear
         Whether Phi is a matrix: then it may come before or after a sum or mean.
+    projects
+        Whether there is a Phi; if not, X is H.
     weighted
         Whether the graph has edge values: a kernel that has them outside of the softmax cannot
         have them inside.
@@ -162,10 +168,12 @@ def plan(
         )
     chosen, reason = _choose_order(psi, form, aggregate, widths, linear, order)
     kernel, why = _kernel(form)
-    forward, backward, kept = _words(form, widths, chosen)
+    if not projects:
+        reason = "order: the aggregation alone, there is no Phi"
+    one_fetch = isinstance(form, DotForm) and _one_fetch(form, chosen, projects)
+    words = _words(form, widths, chosen, one_fetch)
     reasons = (f"because {obstacle or why}", reason)
-    nodes = virtual_nodes(psi)
-    return Plan(psi, form, kernel, chosen, forward, backward, kept, nodes, reasons)
+    return Plan(psi, form, kernel, chosen, one_fetch, *words, virtual_nodes(psi), reasons)
 
 
 def virtual_nodes(psi: Expression) -> tuple[tuple[Expression, Expression], ...]:
@@ -309,7 +317,13 @@ def weight_columns(node: Expression, widths: Widths) -> int:
     return weight_columns(last, widths)
 
 
-def _words(form: Form, widths: Widths, order: Order) -> tuple[int, int, int]:
+def _one_fetch(form: DotForm, order: Order, projects: bool) -> bool:
+    """Whether the keys are the features that are summed."""
+    alike = {"X" if order == "project" else "H"} if projects else {"X", "H"}
+    return form.key.op in alike and form.column_scale is None
+
+
+def _words(form: Form, widths: Widths, order: Order, one_fetch: bool) -> tuple[int, int, int]:
     """Predict words per edge: forward, backward, kept."""
     heads = widths.heads
     summed = heads * (widths.outputs if order == "project" else widths.inputs)
@@ -317,8 +331,7 @@ def _words(form: Form, widths: Widths, order: Order) -> tuple[int, int, int]:
         return summed + 1 + heads, summed + 2 + 3 * heads, 0
     if isinstance(form, DotForm):
         key = heads * feature_width(form.key, widths)
-        same = form.key.op == ("X" if order == "project" else "H") and form.column_scale is None
-        value = 0 if same else summed
+        value = 0 if one_fetch else summed
         return key + value + 1, 3 * key + 2 * value + 2, 0
     if isinstance(form, JointForm):
         return summed + 1, 3 * summed + 2, 0
