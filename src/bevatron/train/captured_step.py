@@ -48,6 +48,8 @@ gradient's norm, and whether the weights were changed."""
 
 def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
     """Say why the steps of a run cannot be captured, None if nothing is known to be in the way."""
+    if run.settings.train.autocast == "float16":
+        return "a step in float16 may have to be left out (train.autocast bfloat16 can be captured)"
     if mesh.device.type != "cuda":
         return f"the device is {mesh.device.type}"
     if run.settings.train.compile:

@@ -1,5 +1,6 @@
 """What a run tells about its steps and epochs: metrics.jsonl, other writers and the console."""
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -87,7 +88,9 @@ class Records:
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
         self._began = now
-        figures = {"loss": result.loss, "grad_norm": result.grad_norm, "steps": 1.0}
+        # A step in float16 that was left out has no norm.
+        norm = result.grad_norm if math.isfinite(result.grad_norm) else 0.0
+        figures = {"loss": result.loss, "grad_norm": norm, "steps": 1.0}
         figures |= {f"terms/{name}": value for name, value in result.terms.items()}
         figures |= {f"sizes/{name}": float(value) for name, value in result.sizes.items()}
         figures |= {"time/seconds": seconds, "time/waited": waited}

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from bevatron.train.epochs import Segment, segments_from_json
+from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import AveragedWeights
 from bevatron.train.schedule import Decisions
 
@@ -38,6 +39,8 @@ class Progress:
         Samples seen, each counted every time.
     decisions
         Best metric, patience and plateau.
+    loss_scale
+        The factor of the loss, None unless products are in float16.
     changes
         Where another number of ranks, batches or settings took over.
     finished
@@ -55,6 +58,7 @@ class Progress:
     loss_steps: int = 0
     samples: int = 0
     decisions: Decisions = field(default_factory=Decisions)
+    loss_scale: LossScale | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)
     finished: str | None = None
     seconds: float = 0.0
@@ -66,9 +70,11 @@ class Progress:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":
         """Turn plain values back."""
+        scale = values.get("loss_scale")
         return cls(
             **{
                 **values,
+                "loss_scale": None if scale is None else LossScale(**scale),
                 "segments": segments_from_json(values["segments"]),
                 "decisions": Decisions(**values["decisions"]),
             }

@@ -12,6 +12,7 @@ from bevatron.errors import DivergenceError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
 from bevatron.parallel.data_parallel import sum_gradients
 from bevatron.parallel.mesh import Mesh
+from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
 from bevatron.train.precision import dtype_of, products
 from bevatron.train.run import Run
@@ -30,7 +31,8 @@ class StepResult:
     loss, terms
         The step's loss and its parts.
     grad_norm
-        Global norm of the gradient before clipping.
+        Global norm of the gradient before clipping; infinite or NaN if the step was left out, see
+        `bevatron.train.loss_scale`.
     sizes
         Graphs, atoms, edges ... of all batches.
     notes
@@ -101,6 +103,7 @@ def train_step(
     parameters = list(trained_parameters(state.model).values())
     counts, sizes, notes = step_totals(task, batches, notes or {}, mesh)
     normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
+    scale = _loss_scale(run, state)
     parts: list[Tensor] = []
     names: list[str] = []
     try:
@@ -109,17 +112,23 @@ def train_step(
             with products(settings.train, mesh.device):
                 loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
-                loss.total.backward()
+                (loss.total if scale is None else loss.total * scale.factor).backward()
             names = sorted(loss.terms)
             scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]
             parts.append(torch.stack([scalar.to(torch.float64) for scalar in scalars]))
     except torch.OutOfMemoryError as error:
         raise out_of_memory(run, batches[len(parts)], mesh) from error
     sum_gradients(parameters, mesh)
+    if scale is not None:
+        scale.divide(p.grad for p in parameters)
     optim = settings.optim
     norm = clip_gradients(parameters, optim.clip, optim.clip_norm == "tensor")
     sums = sum_over_ranks(torch.stack(parts).sum(0), mesh)
     total, *terms, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+    result = StepResult(total, dict(zip(names, terms, strict=True)), grad_norm, sizes, notes)
+    if scale is not None and math.isfinite(total) and not scale.take(grad_norm):
+        state.optimizer.zero_grad()
+        return result
     if _diverged(state.progress, total, grad_norm, settings.train.explode_factor):
         state.optimizer.zero_grad()
         losses = [float(part[0]) for part in parts]
@@ -129,7 +138,16 @@ def train_step(
     state.optimizer.zero_grad()
     if state.ema is not None:
         state.ema.update(state.model)
-    return StepResult(total, dict(zip(names, terms, strict=True)), grad_norm, sizes, notes)
+    return result
+
+
+def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
+    """Return the factor of the loss that a step in float16 needs, else None."""
+    if run.settings.train.autocast != "float16":
+        return None
+    if state.progress.loss_scale is None:
+        state.progress.loss_scale = LossScale()
+    return state.progress.loss_scale
 
 
 def step_totals(
