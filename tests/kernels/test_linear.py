@@ -94,10 +94,24 @@ def test_parameters_that_share_memory_are_rounded_where_they_are_used(monkeypatc
     parts = [whole[:10].view(5, 2), whole[10:].view(5, 2)]
     with rounding.rounded_together([*parts, alone]):
         for weight in (*parts, alone):
-            expected = weight.to(torch.bfloat16)
+            copied = weight.to(torch.bfloat16)
             weight.zero_()
             found = rounding.rounded(weight, torch.bfloat16)
-            assert torch.equal(found, expected) == (weight is alone)
+            assert torch.equal(found, copied if weight is alone else torch.zeros_like(copied))
+
+
+def test_blocks_of_rounded_weights_may_be_nested():
+    from bevatron.kernels.linear.rounding import round_all, rounded
+
+    outer, inner = draw(4, 3), draw(2, 5, seed=3)
+    copies = [weight.to(HALF) for weight in (outer, inner)]
+    with round_all([outer], HALF):
+        with round_all([inner], HALF):
+            for weight in (outer, inner):
+                weight.zero_()
+            assert torch.equal(rounded(inner, HALF), copies[1])
+        assert torch.equal(rounded(outer, HALF), copies[0])
+        assert not rounded(inner, HALF).any()
 
 
 def test_the_custom_operator_is_well_formed():
