@@ -1,13 +1,7 @@
 """A split layer over bonds: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.kernels import bond_norm_gelu, index_bonds, norm_gelu, use
 from bevatron.testing import Tolerance, assert_close, check_op

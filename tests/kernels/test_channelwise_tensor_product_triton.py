@@ -1,17 +1,12 @@
 """The products over edges in Triton, interpreted on a CPU or compiled on a GPU."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron import kernels
 from bevatron.errors import KernelError

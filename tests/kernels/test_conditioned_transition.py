@@ -1,14 +1,8 @@
 """The conditioned transition: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.kernels import conditioned_transition, products, use
 from bevatron.testing import Tolerance, assert_close, check_op

@@ -1,13 +1,7 @@
 """Attention with one query per column: the reference, and kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.kernels import global_attention, use
 from bevatron.testing import Tolerance, assert_close, check_op

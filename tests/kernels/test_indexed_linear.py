@@ -1,15 +1,11 @@
 """The indexed linear map against its equation; Triton compiled on a GPU, else interpreted."""
 
 import inspect
-import os
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 from bevatron import kernels
 from bevatron.kernels.element_order import ElementOrder

@@ -1,14 +1,8 @@
 """Layer normalisation: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.errors import KernelError
 from bevatron.kernels import launches, layer_norm, use

@@ -1,13 +1,7 @@
 """Attention within molecules: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.kernels import molecule_attention, use
 from bevatron.kernels.molecule_attention.reference import dropout_mask

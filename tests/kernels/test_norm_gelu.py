@@ -1,13 +1,7 @@
 """Normalisation and activation: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.errors import KernelError
 from bevatron.kernels import norm_gelu, use

@@ -2,7 +2,6 @@
 interpreted.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 pytest.importorskip("triton")
 
 from bevatron import kernels

@@ -1,14 +1,8 @@
 """The transition: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.kernels import products, transition, use
 from bevatron.kernels.transition import tiles

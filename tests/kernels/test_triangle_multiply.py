@@ -1,14 +1,8 @@
 """The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron.errors import KernelError
 from bevatron.kernels import triangle_multiply, use

@@ -1,14 +1,8 @@
 """A whole training loss by kernels, interpreted or compiled, equals that by references."""
 
-import os
-
 import pytest
 import torch
 from random_molecules import random_batch, small_model
-
-# Before anything imports triton, which reads it once.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from bevatron import kernels
 from bevatron.data.padding import BatchShape, pad_molecules

@@ -1,12 +1,7 @@
 """MACE with the Triton kernels of its maps by element: the numbers of the references."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 from bevatron import kernels
 from bevatron.testing import assert_close
