@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevatron.data import BalancedBatchSampler
-from bevatron.data.packing import CostModel, Segment, pack, remaining, replan
+from bevatron.data.packing import CostModel, PlanSegment, pack, remaining, replan
 from bevatron.data.packing.randomness import RandomStream, sorting_order
 from bevatron.errors import ConfigError, DataError
 
@@ -107,7 +107,7 @@ def test_resuming_on_other_ranks_uses_every_sample_once(costs, parts, kind):
     seen = np.zeros(len(costs), dtype=int)
     segments = []
     for ranks, capacity, steps in [*parts, (2, 30, 10**9)]:
-        segments.append(Segment((float(capacity),), ranks, seed=3, epoch=1, **kind))
+        segments.append(PlanSegment((float(capacity),), ranks, seed=3, epoch=1, **kind))
         plan = replan(costs, segments)
         done = min(steps, plan.num_steps)
         for rank in range(ranks):
@@ -115,14 +115,14 @@ def test_resuming_on_other_ranks_uses_every_sample_once(costs, parts, kind):
                 batch, weights = plan.flat(rank)[step]
                 np.add.at(seen, batch[weights == 1], 1)
         segments[-1] = segments[-1].after(done)
-        segments = [Segment.from_json(json.loads(json.dumps(s.to_json()))) for s in segments]
+        segments = [PlanSegment.from_json(json.loads(json.dumps(s.to_json()))) for s in segments]
         np.testing.assert_array_equal(remaining(costs, segments), np.flatnonzero(seen == 0))
     assert (seen == 1).all()
 
 
 def test_a_segment_with_an_unknown_key_is_refused():
     with pytest.raises(ConfigError, match=r"segment\.color"):
-        Segment.from_json({"capacity": [1.0], "num_ranks": 1, "color": 2})
+        PlanSegment.from_json({"capacity": [1.0], "num_ranks": 1, "color": 2})
 
 
 TORTURE = {

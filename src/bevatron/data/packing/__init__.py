@@ -8,15 +8,15 @@ others use. The plan is a pure function of its arguments, so no rank needs to te
 from bevatron.data.packing.costs import CostModel
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Batches, Plan, RankPlan
-from bevatron.data.packing.resume import Segment, remaining, replan
+from bevatron.data.packing.resume import PlanSegment, remaining, replan
 
 __all__ = [
     "Algorithm",
     "Batches",
     "CostModel",
     "Plan",
+    "PlanSegment",
     "RankPlan",
-    "Segment",
     "pack",
     "remaining",
     "replan",

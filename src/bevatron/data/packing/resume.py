@@ -21,7 +21,7 @@ from bevatron.typing import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Segment:
+class PlanSegment:
     """Steps of an epoch that were planned together.
 
     The fields but the last are arguments of `pack`, which see.
@@ -33,8 +33,8 @@ class Segment:
 
     Examples
     --------
-    >>> begun = Segment(capacity=(4.0,), num_ranks=2, steps_done=1)
-    >>> Segment.from_json(begun.to_json()) == begun
+    >>> begun = PlanSegment(capacity=(4.0,), num_ranks=2, steps_done=1)
+    >>> PlanSegment.from_json(begun.to_json()) == begun
     True
     >>> len(remaining([4, 4, 4, 4, 4, 4], [begun]))
     4
@@ -58,17 +58,17 @@ class Segment:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Segment":
+    def from_json(cls, values: Mapping[str, Any]) -> "PlanSegment":
         """Read plain values, strictly."""
         return from_dict(cls, values, "segment")
 
-    def after(self, steps_done: int) -> "Segment":
+    def after(self, steps_done: int) -> "PlanSegment":
         """Return the same segment with other steps done."""
         return replace(self, steps_done=steps_done)
 
 
 def remaining(
-    costs: Numbers, segments: Sequence[Segment], balance: Numbers | None = None
+    costs: Numbers, segments: Sequence[PlanSegment], balance: Numbers | None = None
 ) -> IntArray:
     """Return the samples of an epoch that no step of ``segments`` has used, ascending.
 
@@ -96,7 +96,7 @@ def remaining(
 
 def replan(
     costs: Numbers,
-    segments: Sequence[Segment],
+    segments: Sequence[PlanSegment],
     balance: Numbers | None = None,
     names: Callable[[int], str] | None = None,
 ) -> Plan:
@@ -129,7 +129,7 @@ def _pack(
     table: CostTable,
     balance: FloatArray | None,
     left: IntArray,
-    segment: Segment,
+    segment: PlanSegment,
     names: Callable[[int], str] | None,
 ) -> Plan:
     return pack(
@@ -147,7 +147,7 @@ def _pack(
     )
 
 
-def _nothing(table: CostTable, segment: Segment) -> Plan:
+def _nothing(table: CostTable, segment: PlanSegment) -> Plan:
     """Return a plan without steps."""
     return Plan(
         indices=np.zeros(0, dtype=np.int64),
