@@ -113,7 +113,7 @@ def summary_lines(store: Store) -> list[str]:
         f"{found['single_atoms']} of one atom"
     )
     for reason, count in sorted(found.get("reasons", {}).items(), key=lambda each: -each[1]):
-        lines.append(f"  {count} rows: {reason}")
+        lines.append(f"  {count} {'row' if count == 1 else 'rows'}: {reason}")
     if found.get("reasons"):
         lines.append(f"  they are listed in {rejects_file(store)}")
     for number, name in enumerate(store.manifest["settings"]["targets"]):

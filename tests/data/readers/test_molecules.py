@@ -84,6 +84,11 @@ def test_tabs_parquet_and_plain_lists(table, tmp_path):
     assert plain.targets == ()
 
 
+def test_a_column_of_words_with_some_numbers_is_no_target(table):
+    reader = open_molecules(table("smiles,y,note\nC,1,none\nCC,2,7\nCO,3,see 4\n"))
+    assert reader.targets == ("y",)
+
+
 def test_several_targets_must_be_named(table):
     path = table("smiles,a,b\nC,1,2\n")
     with pytest.raises(DataError, match=r"several columns.*a, b"):
@@ -104,7 +109,9 @@ def test_several_targets_must_be_named(table):
         ("smiles,y\nC,inf\n", {"targets": ("y",)}, "row 0: 'y' is infinite"),
         ("smiles,y\nC,1\nC,1,2\n", {}, "cannot be read as a table"),
         ("smiles,y,y\nC,1,2\n", {}, "two columns"),
-        ("smiles,note\nC,a\n", {}, "no column of numbers"),
+        ("smiles,note\nC,a\n", {}, r"no column of numbers.*columns\.targets"),
+        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"row 2: 'y' is 'abc'.*columns\.targets"),
+        ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "row 2: 'y' is infinite"),
         ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
         (b"smiles,y\n\xff\xfe,1\n", {}, "cannot be read as a table"),
     ],

@@ -187,7 +187,10 @@ class TableFile:
         for name in others:
             try:
                 values = self._numbers(table[name], name)
-            except DataError:
+            except DataError as error:
+                if _mostly_numbers(table[name]):
+                    # Left aside without a word, another column would be learnt in its place.
+                    raise DataError(f"{error}; mend it, or name columns.targets") from None
                 continue
             if not np.isnan(values).all():
                 numeric.append(name)
@@ -196,11 +199,11 @@ class TableFile:
         if not numeric:
             raise DataError(
                 f"{self.path}: has no column of numbers to predict (columns: {', '.join(names)}); "
-                "name one as a target"
+                "name it by columns.targets"
             )
         raise DataError(
             f"{self.path}: several columns could be targets ({', '.join(numeric)}); name those "
-            "that are"
+            "that are by columns.targets"
         )
 
     def _read(self, columns: Sequence[str]) -> Any:
@@ -216,6 +219,20 @@ def _first_unreadable(path: Path, name: str, column: Any) -> str:
     return f"{path}: the column '{name}' holds no numbers"
 
 
+def _mostly_numbers(column: Any) -> bool:
+    """Whether more entries of a column are finite numbers than are something else."""
+    balance = 0
+    for entry in column.to_pylist():
+        text = str(entry if entry is not None else "").strip()
+        if text in _NULL:
+            continue
+        try:
+            balance += 1 if np.isfinite(float(text)) else -1
+        except ValueError:
+            balance -= 1
+    return balance > 0
+
+
 def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
     if wanted is not None:
         if wanted not in names:
@@ -227,7 +244,7 @@ def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
             return lowered[known]
     raise DataError(
         f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); name the one that "
-        "holds the SMILES"
+        "holds the SMILES by columns.smiles"
     )
 
 
