@@ -59,6 +59,8 @@ def test_a_run_ends_with_its_time_and_its_rate_at_zero(tmp_path, store):
     steps = [r for r in read_journal(run.folder / "metrics.jsonl") if r["kind"] == "step"]
     rates = [record["lr"] for record in steps]
     top = rates.index(max(rates))
+    assert top > 0
+    assert rates[0] < 0.1 * rates[top]
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert rates[-1] < 0.1 * max(rates)

@@ -167,6 +167,7 @@ def test_rdkit_molecules_and_sdf_bring_their_conformers(tmp_path):
     ethanol = Chem.MolFromMolBlock(SDF.split("$$$$", maxsplit=1)[0])
     flat = exact(one).predict([ethanol, None, "CCO"])
     assert flat.reason[1] == "the SMILES is empty"
+    assert not flat.seen_3d.any()
     assert flat.values[0] == pytest.approx(flat.values[2], rel=1e-9)
     seen = exact(one, mode="3d").predict([ethanol, None, "CCO"])
     assert seen.seen_3d.tolist() == [True, False, False]
