@@ -302,6 +302,16 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
         assert word in said
 
 
+def test_bench_measures_the_steps_of_a_run(shelf, tmp_path, capsys):
+    steps = [str(shelf / "store"), "--model", str(shelf / "run"), "--device", "cpu"]
+    assert main(["bench", "cost", *steps, "--dtype", "float64", "--most", "200"]) == 0
+    assert "--batch.cost-nodes" in capsys.readouterr().out
+    picture = tmp_path / "curve.png"
+    assert main(["bench", "capacity", *steps, "--most", "100", "--out", str(picture)]) == 0
+    assert picture.exists()
+    assert "atoms/s" in capsys.readouterr().out
+
+
 def test_env_says_what_runs_and_why_not(capsys):
     assert main(["env"]) == 0
     said = capsys.readouterr().out

@@ -1,9 +1,46 @@
 """`bevatron bench`: each command prints the rows of one function of `recipes`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from bevatron.cli.words import RunFolder, StoreFolder, print_rows, say
+
+if TYPE_CHECKING:
+    from bevatron.recipes.step_cost import StepMeter
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Which training steps to measure.
+
+    Attributes
+    ----------
+    store
+        A prepared store.
+    model
+        A preset, a run or a model folder.
+    device
+        auto, cpu, cuda or cuda:N.
+    dtype
+        Precision.
+    """
+
+    store: StoreFolder
+    model: str = "default"
+    device: str = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def meter(self) -> "StepMeter":
+        """Make a meter of these steps."""
+        from bevatron.recipes.benchmarks import step_meter
+
+        return step_meter(self.store, self.model, self.device, self.dtype)
+
+
+Steps = Annotated[StepOptions, tyro.conf.arg(name="")]
 
 
 def bench_store(store: StoreFolder) -> None:
@@ -55,63 +92,38 @@ def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> N
     print_rows(packing_figures(store, capacity, ranks))
 
 
-def bench_cost(
-    store: StoreFolder,
-    model: str = "default",
-    device: str = "auto",
-    dtype: Literal["float32", "float64"] = "float32",
-    most: int = 4096,
-) -> None:
+def bench_cost(steps: Steps, most: int = 4096) -> None:
     """Fit what a training step costs by atoms, edges and structures, for balanced batches.
 
     Parameters
     ----------
-    store
-        A prepared store.
-    model
-        A preset, a run or a model folder.
-    device
-        auto, cpu, cuda or cuda:N.
-    dtype
-        Precision.
+    steps
+        Which training steps.
     most
         Atoms of the largest batch.
     """
-    from bevatron.recipes.benchmarks import cost_model, step_meter
+    from bevatron.recipes.benchmarks import cost_model
 
-    rows, lines = cost_model(step_meter(store, model, device, dtype), most)
+    rows, lines = cost_model(steps.meter(), most)
     print_rows(rows)
     say(*lines)
 
 
-def bench_capacity(
-    store: StoreFolder,
-    model: str = "default",
-    device: str = "auto",
-    dtype: Literal["float32", "float64"] = "float32",
-    most: int = 65536,
-    out: Path = Path("capacity.png"),
-) -> None:
+def bench_capacity(steps: Steps, most: int = 65536, out: Path = Path("capacity.png")) -> None:
     """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
 
     Parameters
     ----------
-    store
-        A prepared store.
-    model
-        A preset, a run or a model folder.
-    device
-        auto, cpu, cuda or cuda:N.
-    dtype
-        Precision.
+    steps
+        Which training steps.
     most
         Atoms of the largest batch.
     out
         Picture to write.
     """
-    from bevatron.recipes.benchmarks import capacity_curve, step_meter
+    from bevatron.recipes.benchmarks import capacity_curve
 
-    rows, lines = capacity_curve(step_meter(store, model, device, dtype), most, out)
+    rows, lines = capacity_curve(steps.meter(), most, out)
     print_rows(rows)
     say(*lines)
 
