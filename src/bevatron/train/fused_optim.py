@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, no_type_check
 
 import torch
@@ -316,7 +317,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         squares = torch.zeros(
             len(self._parameters), dtype=self._steps.dtype, device=self._steps.device
         )
-        object.__setattr__(self._tensors, "squares", squares)
+        self._tensors = replace(self._tensors, squares=squares)
         model.register_comm_hook(squares, _mean_and_square)
 
 
