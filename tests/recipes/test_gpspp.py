@@ -10,6 +10,7 @@ import torch
 
 from bevatron import cli
 from bevatron.errors import CheckpointError, ConfigError, DataError
+from bevatron.recipes import gpspp as recipe
 from bevatron.recipes.gpspp import GpsppRun, build
 from bevatron.recipes.gpspp_start import trained_model
 from bevatron.recipes.gpspp_targets import TargetConfig, labels_of, targets_of
@@ -110,6 +111,19 @@ def test_batches_are_filled_to_atoms_bonds_and_pairs(trained):
         assert most == pytest.approx(12 * sizes[name].mean(), rel=0.2)
     assert made.settings.schedule.warmup_epochs == pytest.approx(0.2)
     assert made.settings.loader.workers == 0
+
+
+def test_products_are_in_the_type_that_is_asked_for():
+    def chosen(on_gpu, **values):
+        return recipe._products(GpsppRun.from_values(values), on_gpu=on_gpu)
+
+    assert (chosen(True), chosen(False)) == ("bfloat16", None)
+    assert chosen(True, precision="float32") is None
+    assert chosen(False, precision="float16") == "float16"
+    assert chosen(True, train={"autocast": "float16"}) == "float16"
+    assert chosen(True, train={"dtype": "float64"}) is None
+    with pytest.raises(ConfigError, match="bfloat16 goes with train"):
+        chosen(True, precision="bfloat16", train={"dtype": "float64"})
 
 
 def test_three_kinds_of_targets_are_learnt_at_once(tmp_path, table):

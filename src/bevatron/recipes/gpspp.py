@@ -84,7 +84,8 @@ class GpsppRun:
         atoms of so many, unless ``batch.capacity`` says.
     precision
         ``auto``: matrix products in bfloat16 on a GPU (weights, norms and sums stay float32), in
-        float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
+        float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
+        or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
         a CPU unless their number is given.
@@ -107,7 +108,7 @@ class GpsppRun:
     corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
     mode: Mode = "2d"
     molecules: int = 256
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     optim: OptimConfig = field(default_factory=_optim)
     schedule: ScheduleConfig = field(
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
@@ -302,13 +303,7 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     if loader.workers is None and not on_gpu:
         # Where the cores do the training, workers would only take turns with it.
         loader = dataclasses.replace(loader, workers=0)
-    if config.precision == "bfloat16" or (config.precision == "auto" and on_gpu):
-        if train.dtype == "float32":
-            train = dataclasses.replace(train, autocast="bfloat16")
-        elif config.precision == "bfloat16":
-            raise ConfigError(
-                f"precision: bfloat16 goes with train.dtype float32, not {train.dtype}"
-            )
+    train = dataclasses.replace(train, autocast=_products(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
         batch = dataclasses.replace(batch, capacity=capacities(data, config.molecules))
@@ -322,6 +317,18 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
         settings, train=train, batch=batch, loader=loader, schedule=schedule
     )
     return complete, notes
+
+
+def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
+    """Choose the type of matrix products."""
+    train, asked = config.train, config.precision
+    if asked == "float32" or train.autocast is not None:
+        return train.autocast
+    if asked == "auto":
+        return "bfloat16" if on_gpu and train.dtype == "float32" else None
+    if train.dtype != "float32":
+        raise ConfigError(f"precision: {asked} goes with train.dtype float32, not {train.dtype}")
+    return asked
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
