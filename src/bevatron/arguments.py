@@ -48,7 +48,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
         with redirect_stderr(said):
             made: T = tyro.cli(
                 target,
-                args=_with_flags(arguments, flags(target)),
+                args=_with_flags(_with_minus(arguments), flags(target)),
                 prog=command,
                 config=(tyro.conf.AvoidSubcommands,),
                 **options,
@@ -146,6 +146,9 @@ def as_typed(message: str, options: str) -> str:
     )
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
     text = text.replace("oversized='alone'", "--batch.oversized alone")
+    if options.startswith("--data."):
+        text = re.sub(r"(?<=[ (])data\.[a-z_.]*[a-z]", _dashed, text)
+        text = re.sub(r"\bduplicates='(\w+)'", r"--data.read.duplicates \1", text)
     return text.replace("pass --trust", f"pass {options}trust")
 
 
@@ -182,11 +185,27 @@ def _allow(options: str) -> Callable[[re.Match[str]], str]:
     return lambda found: f"{options}allow-{found[1].replace('_', '-')}"
 
 
+def _dashed(found: re.Match[str]) -> str:
+    return "--" + found[0].replace("_", "-")
+
+
 def _hints(target: Any) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(target, include_extras=True)
     except (TypeError, NameError):
         return {}
+
+
+def _with_minus(arguments: Iterable[str]) -> list[str]:
+    """Let a value begin with a minus and a letter: ``--train.monitor -accuracy``."""
+    done: list[str] = []
+    for argument in arguments:
+        before = done[-1] if done else ""
+        if re.match(r"-[a-z_]{2}", argument) and before.startswith("--") and "=" not in before:
+            done[-1] = f"{before}={argument}"
+        else:
+            done.append(argument)
+    return done
 
 
 def _with_flags(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:

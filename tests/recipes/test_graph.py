@@ -266,6 +266,45 @@ def test_command_line_trains_evaluates_and_predicts(tmp_path, monkeypatch, capsy
     assert "graph" in RECIPES
 
 
+def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    values = planted()
+    np.savetxt("edges.txt", np.stack([values["edge_src"], values["edge_dst"]], 1), fmt="%d")
+    np.save("x.npy", values["x"])
+    np.save("y.npy", values["y"])
+    np.savez("parts.npz", **{part: values[part] for part in ("train", "val", "test")})
+    beside = {"features": "x.npy", "labels": "y.npy", "splits": "parts.npz"}
+    given = [word for name, file in beside.items() for word in (f"--data.{name}", file)]
+    options = ["--train.device", "cpu", "--train.epochs", "2", "--train.monitor", "-accuracy"]
+    words = ["train", "graph", "--data", "edges.txt", "--output", "run", "--no-report"]
+    assert cli.main([*words, *given, *options]) == 0
+    given = [word.replace("--data.", "--") for word in given]
+    assert cli.main(["evaluate", "run", "edges.txt", *given, "--out", "table.json"]) == 0
+    assert json.loads(Path("table.json").read_text())["test"]["accuracy"] >= 0
+    assert cli.main(["predict", "run", "edges.txt", "out.csv", *given[:2]]) == 0
+    assert len(Path("out.csv").read_text().splitlines()) == len(values["x"]) + 1
+    capsys.readouterr()
+    assert cli.main(["predict", "run", "edges.txt", "out.csv"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: edges.txt: has no features; give them beside it (--features FILE.npy)\n"
+    assert cli.main(["evaluate", "run", "edges.txt", "edges.txt", *given]) == 2
+    assert "features: goes with one graph, but 2 are given" in capsys.readouterr().err
+
+
+def test_options_in_messages_are_written_as_they_are_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    values = planted()
+    doubled = {k: np.concatenate([values[k], values[k][:1]]) for k in ("edge_src", "edge_dst")}
+    write(tmp_path / "twice.npz", **doubled)
+    write(tmp_path / "blank.npz", train=None, val=None, test=None)
+    said = {}
+    for name in ("twice", "blank"):
+        assert cli.main(["train", "graph", "--data", f"{name}.npz", "--output", "run"]) == 2
+        said[name] = capsys.readouterr().err
+    assert "set --data.read.duplicates merge or --data.read.duplicates sum" in said["twice"]
+    assert "give splits (--data.splits) or draw them (--data.read.random-split)" in said["blank"]
+
+
 @pytest.mark.shared
 @pytest.mark.slow
 def test_attention_on_cora_reaches_most_of_its_accuracy(shared, tmp_path):

@@ -9,6 +9,9 @@ from bevatron.cli.words import Files, Model, Out, Source, say
 def evaluate_graph(
     model: Model,
     files: Files,
+    features: Path | None = None,
+    labels: Path | None = None,
+    splits: Path | None = None,
     device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float32",
     out: Path | None = None,
@@ -20,7 +23,13 @@ def evaluate_graph(
     model
         A run or a model folder.
     files
-        Graphs: npz, edge lists with what stands beside, .pt of PyTorch Geometric, folders of OGB.
+        Graphs: npz, edge lists, .pt of PyTorch Geometric, folders of OGB.
+    features
+        .npy file for an edge list, one row per vertex.
+    labels
+        The same.
+    splits
+        .npz file with train, valid, test as masks or numbers of vertices.
     device
         cpu, cuda or cuda:N.
     dtype
@@ -30,13 +39,15 @@ def evaluate_graph(
     """
     from bevatron.recipes.graph_use import evaluate_graphs, print_metrics
 
-    print_metrics(evaluate_graphs(model, files, device=device, dtype=dtype, out=out))
+    beside = {"features": features, "labels": labels, "splits": splits}
+    print_metrics(evaluate_graphs(model, files, **beside, device=device, dtype=dtype, out=out))
 
 
 def predict_graph(
     model: Model,
     source: Source,
     out: Out,
+    features: Path | None = None,
     device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float32",
 ) -> None:
@@ -50,6 +61,8 @@ def predict_graph(
         A graph, read as those that the model was trained on.
     out
         NAME.csv (vertex, class, p0, p1, ...) or NAME.npz.
+    features
+        .npy file for an edge list, one row per vertex.
     device
         cpu, cuda or cuda:N.
     dtype
@@ -57,7 +70,7 @@ def predict_graph(
     """
     from bevatron.recipes.graph_use import predict_file
 
-    done = predict_file(model, source, out, device=device, dtype=dtype)
+    done = predict_file(model, source, out, features=features, device=device, dtype=dtype)
     say(f"{done:,} vertices are in {out}")
 
 
@@ -113,7 +126,7 @@ def bench_graph(
         Of the features.
     sweep
         The configurations of Besta et al. (SC 2023): strong (Figure 6) or weak (7 and 8) scaling,
-        for the number of processes at hand.
+        for the number of processes at hand; they set model, graph, width, layers and inference.
     shrink
         Divide the vertices of a sweep by this, and the edges by its square.
     partition
@@ -137,6 +150,8 @@ def bench_graph(
         partition=partition,
     )
     cases = bench.chosen_cases(base, model, features, layers, inference, sweep, shrink)
+    if plot is not None:
+        bench.check_plot(out)
     bench.run_cases(cases, repeat=repeat, warmup=warmup, device=device, out=out, tell=say)
     if plot is not None:
         say(f"picture: {bench.draw(out, plot)}")

@@ -470,6 +470,19 @@ def chosen_cases(
     ]
 
 
+def check_plot(table: Path | None) -> Path:
+    """Refuse a picture without a CSV file, before anything is timed.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file.
+    """
+    if table is None:
+        raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
+    return table
+
+
 def draw(table: Path | None, out: Path) -> Path:
     """Draw all rows of a CSV file, see `bevatron.recipes.graph_benchmark_plots`.
 
@@ -480,6 +493,4 @@ def draw(table: Path | None, out: Path) -> Path:
     """
     from bevatron.recipes.graph_benchmark_plots import plot_times
 
-    if table is None:
-        raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
-    return plot_times(table, out)
+    return plot_times(check_plot(table), out)

@@ -73,6 +73,7 @@ def predict_graph(
     model: NodeClassifier | Path | str,
     graph: GraphArrays | Path | str,
     *,
+    features: Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Predictions:
@@ -84,6 +85,8 @@ def predict_graph(
         A model, a run or a model folder.
     graph
         A graph or a file; it is read as those that the model was trained on.
+    features
+        .npy file for an edge list, one row per vertex.
     device, dtype
         Where and in which precision.
 
@@ -92,7 +95,7 @@ def predict_graph(
     DataError
         If the graph has other features than the model knows.
     """
-    found = _graph(model, graph)
+    found = _graph(model, graph, features=features)
     ids = np.arange(found.num_nodes) if found.ids is None else found.ids
     _, outputs = _run(model, found, device, dtype)
     probabilities = outputs["probabilities"].double().cpu().numpy()
@@ -105,7 +108,13 @@ def predict_graph(
 
 
 def predict_file(
-    model: Path | str, source: Path, out: Path, *, device: str = "cpu", dtype: str = "float32"
+    model: Path | str,
+    source: Path,
+    out: Path,
+    *,
+    features: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
 ) -> int:
     """Write what a model says of every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
 
@@ -120,7 +129,7 @@ def predict_file(
     """
     if out.suffix not in {".csv", ".npz"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .npz")
-    found = predict_graph(model, source, device=device, dtype=dtype)
+    found = predict_graph(model, source, features=features, device=device, dtype=dtype)
     if out.suffix == ".npz":
         buffer = io.BytesIO()
         np.savez_compressed(
@@ -139,11 +148,25 @@ def evaluate_graphs(
     model: NodeClassifier | Path | str,
     sources: Sequence[GraphArrays | Path | str],
     *,
+    features: Path | None = None,
+    labels: Path | None = None,
+    splits: Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     out: Path | None = None,
 ) -> dict[str, Metrics]:
     """Compute the metrics of a model on labelled graphs.
+
+    Parameters
+    ----------
+    model, device, dtype
+        As of `predict_graph`.
+    sources
+        Graphs or files.
+    features, labels, splits
+        Files that stand beside the edge list, if that is the only graph; see `read_graph`.
+    out
+        Also write the table to this JSON file.
 
     Returns
     -------
@@ -152,14 +175,20 @@ def evaluate_graphs(
 
     Raises
     ------
+    ConfigError
+        For no graph, or one file of features, labels or splits beside several graphs.
     DataError
         For a graph without labels.
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one graph")
+    beside = {"features": features, "labels": labels, "splits": splits}
+    given = [name for name, value in beside.items() if value is not None]
+    if given and len(sources) > 1:
+        raise ConfigError(f"{given[0]}: goes with one graph, but {len(sources)} are given")
     table: dict[str, Metrics] = {}
     for source in sources:
-        graph = _graph(model, source)
+        graph = _graph(model, source, **beside)
         if graph.labels is None:
             raise DataError(f"{graph.name}: has no labels to compare with")
         batch, outputs = _run(model, graph, device, dtype)
@@ -192,6 +221,8 @@ def _run(
 ) -> tuple[GraphBatch, _Outputs]:
     module: Any = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
     config = module.config
+    if not graph.num_features:
+        raise DataError(f"{graph.name}: has no features; give them beside it (--features FILE.npy)")
     if graph.num_features != config.inputs:
         raise DataError(
             f"{graph.name}: has {graph.num_features} features per vertex, the model was trained on "
@@ -223,11 +254,15 @@ def _run(
     return moved, outputs
 
 
-def _graph(model: NodeClassifier | Path | str, graph: GraphArrays | Path | str) -> GraphArrays:
+def _graph(
+    model: NodeClassifier | Path | str,
+    graph: GraphArrays | Path | str,
+    **beside: Path | None,
+) -> GraphArrays:
     if isinstance(graph, GraphArrays):
         return graph
     options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
-    return read_graph(graph, options)
+    return read_graph(graph, options, **beside)
 
 
 def _model_folder(path: Path) -> Path:

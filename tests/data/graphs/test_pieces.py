@@ -87,7 +87,7 @@ def test_what_needs_the_whole_list_is_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="duplicates: 'sum' needs the whole edge list"):
         read_in_pieces(folder / "list.txt", GraphOptions(duplicates="sum"))
     np.savez(tmp_path / "w.npz", edge_src=COL, edge_dst=ROW, edge_weight=ROW * 0.5)
-    with pytest.raises(DataError, match="'edge_weight', but weights are not read in pieces"):
+    with pytest.raises(DataError, match="'edge_weight', but weights and features of edges"):
         read_in_pieces(tmp_path / "w.npz")
     scipy.sparse.save_npz(tmp_path / "v.npz", MATRIX.tocsr() * 2)
     with pytest.raises(DataError, match="'data' has weights, which are not read in pieces"):

@@ -109,7 +109,7 @@ def _merged(
         row, col = divmod(int(keys[np.flatnonzero(~new)[0]]), num_nodes)
         raise DataError(
             f"{name}: the edge from {col} to {row} stands there more than once ({doubled:,} such "
-            "entries in all); choose duplicates=merge or duplicates=sum"
+            "entries in all); set duplicates='merge' or duplicates='sum' to take them as one"
         )
     if options.duplicates == "sum":
         begins = np.flatnonzero(new)

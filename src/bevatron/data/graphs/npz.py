@@ -18,6 +18,8 @@ PAIRS = (("edge_src", "edge_dst"), ("src", "dst"), ("col", "row"))
 """(source, destination); a matrix's row attends to the columns stored in it."""
 
 WEIGHTS = ("edge_weight", "edge_weights", "weights", "weight")
+EDGE_FEATURES = ("edge_attr", "edge_feat", "edge_features")
+"""Refused, unless it is a weight per edge."""
 FEATURES = ("features", "feat", "x", "node_features", "node_feat")
 LABELS = ("labels", "label", "y", "node_labels", "node_label")
 COUNTS = ("num_nodes", "num_vertices", "n")
@@ -30,12 +32,13 @@ def read_npz(path: Path) -> RawGraph:
     [2, E] of sources and destinations, ``edges`` [E, 2], or a sparse matrix as scipy's
     ``save_npz`` writes it (CSR, CSC or COO), also with the prefix ``adj_``. Features are ``x``,
     ``features``, ... or CSR arrays with the prefix ``feat_`` or ``attr_``; labels ``y``,
-    ``labels``, ...; splits masks or numbers of vertices under ``train``, ``val_mask``, ...
+    ``labels``, ...; splits masks or numbers of vertices under ``train``, ``val_mask``, ...;
+    a weight per edge ``edge_weight``, or ``edge_attr`` of one column.
 
     Raises
     ------
     DataError
-        If it is no npz file or holds no edges.
+        If it is no npz file, holds no edges, or features of edges.
     """
     with NpzFile(path) as file:
         rows, cols, weights, size = _edges(file)
@@ -90,7 +93,7 @@ def _edges(file: NpzFile) -> tuple[Array, Array, Array | None, int | None]:
     for prefix in ("", "adj_"):
         if sparse_format(file, prefix) in {"csr", "csc"}:
             return _compressed(file, prefix)
-    weights = _first(file, WEIGHTS)
+    weights = _weights(file)
     for source, destination in PAIRS:
         if source in file and destination in file:
             if sparse_format(file) == "coo":
@@ -109,6 +112,22 @@ def _edges(file: NpzFile) -> tuple[Array, Array, Array | None, int | None]:
         f"{file.path}: holds no edges; expected edge_src and edge_dst, edge_index, or a sparse "
         f"matrix (found: {known})"
     )
+
+
+def _weights(file: NpzFile) -> Array | None:
+    """Read a weight per edge; refuse features of edges, which no model here would see."""
+    found = _first(file, WEIGHTS)
+    for key in EDGE_FEATURES:
+        if key not in file:
+            continue
+        values = file.read(key)
+        if values.ndim != 1 and values.shape[1:] != (1,):
+            raise DataError(
+                f"{file.path}: '{key}' has shape {values.shape}; features of edges are not "
+                "supported, a weight per edge is: leave it out or reduce it to one column"
+            )
+        found = values.reshape(-1) if found is None else found
+    return found
 
 
 def _compressed(file: NpzFile, prefix: str) -> tuple[Array, Array, Array | None, int | None]:

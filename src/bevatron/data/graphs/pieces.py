@@ -17,7 +17,14 @@ from torch import Tensor
 from bevatron.data.graphs.edge_list import BLOCK_BYTES, edge_list_pieces
 from bevatron.data.graphs.graph import Edges
 from bevatron.data.graphs.normalise import check_indices
-from bevatron.data.graphs.npz import COUNTS, PAIRS, WEIGHTS, check_indptr, sparse_format
+from bevatron.data.graphs.npz import (
+    COUNTS,
+    EDGE_FEATURES,
+    PAIRS,
+    WEIGHTS,
+    check_indptr,
+    sparse_format,
+)
 from bevatron.data.graphs.ogb import is_ogb_folder
 from bevatron.data.graphs.options import GraphOptions
 from bevatron.data.graphs.raw import raw_edges
@@ -134,9 +141,12 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
         raise DataError(f"{path}: there is no such file")
     if path.suffix == ".npz":
         with NpzFile(path) as file:
-            for name in WEIGHTS:
+            for name in (*WEIGHTS, *EDGE_FEATURES):
                 if name in file:
-                    raise DataError(f"{path}: has '{name}', but weights are not read in pieces")
+                    raise DataError(
+                        f"{path}: has '{name}', but weights and features of edges are not read in "
+                        "pieces; leave it out"
+                    )
     return EdgeSource(path, options, options.num_nodes or _count(path))
 
 

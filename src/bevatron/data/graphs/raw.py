@@ -115,14 +115,18 @@ def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
     Raises
     ------
     DataError
-        If there is neither an edge nor a number.
+        If there is neither an edge nor a number, or features and labels contradict each other.
     """
     for told in (options.num_nodes, raw.num_nodes):
         if told is not None:
             return told
-    for values in (raw.features, raw.labels):
-        if values is not None:
-            return int(values.shape[0])
+    known = [int(values.shape[0]) for values in (raw.features, raw.labels) if values is not None]
+    if len(set(known)) == 2:
+        raise DataError(
+            f"{raw.name}: holds features of {known[0]:,} vertices but labels of {known[1]:,}"
+        )
+    if known:
+        return known[0]
     if not len(edges):
         raise DataError(f"{raw.name}: holds no edges and no number of vertices")
     return max(int(edges.rows.max()), int(edges.cols.max())) + 1
