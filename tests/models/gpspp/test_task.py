@@ -289,11 +289,29 @@ def test_predictions_are_in_units_and_errors_add_up():
     pairs = score[truth][:, None] - score[~truth][None]
     expected = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
     assert found["toxic_auroc"] == pytest.approx(expected, abs=0.01)
-    order = np.argsort(-score)
-    hits = truth[order].cumsum()
-    precision = (hits / np.arange(1, len(order) + 1))[truth[order]].mean()
+    precision = np.mean([truth[score >= one].mean() for one in score[truth]])
     assert found["toxic_ap"] == pytest.approx(precision, abs=0.01)
     assert found["loss"] > 0
+    alone = task.metrics()
+    for batch, output in zip(batches, outputs, strict=True):
+        alone.update(batch, output)
+    alone.load_sums(alone.sums())
+    exact = alone.compute()
+    assert exact["toxic_auroc"] == pytest.approx(expected, abs=1e-12)
+    assert exact["toxic_ap"] == pytest.approx(precision, abs=1e-12)
+
+
+def test_scores_of_one_bin_are_told_apart_and_repeats_do_not_count():
+    task = task_of(model_of((Target("toxic", "binary"),)))
+    labels = [[0.0], [1.0], [0.0], [1.0], [1.0]]
+    batch = labelled(labels, weight=[1.0, 1.0, 1.0, 1.0, 0.0])
+    raw = 5.0 + 1e-9 * torch.tensor([[1.0], [2.0], [3.0], [3.0], [0.0]], dtype=torch.float64)
+    metrics = task.metrics()
+    metrics.update(batch, {"raw": raw, "prediction": raw.sigmoid()})
+    found = metrics.compute()
+    # Of the four pairs two are in order, one is not and one is a tie.
+    assert found["toxic_auroc"] == pytest.approx((1.0 + 0.0 + 1.0 + 0.5) / 4)
+    assert found["toxic_ap"] == pytest.approx(0.5 * 1 / 2 + 0.5 * 2 / 3)
 
 
 def test_errors_of_several_modes():

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from bevatron.data.samples import collate_graphs
+from bevatron.models.common.ranking import ranking
 from bevatron.models.graph_attention import NodeMetrics, NodeTask
-from bevatron.models.graph_attention.metrics import ranking
 
 
 class Fixed(torch.nn.Module):

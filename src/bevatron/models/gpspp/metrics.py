@@ -1,17 +1,21 @@
-"""Errors of predictions in the user's units, as sums that add up over batches and ranks."""
+"""Errors of predictions in the user's units, as sums that add up over batches and ranks.
+
+Areas under curves need all scores: a process alone keeps them and computes exactly; several add up
+counts in fine bins of the score.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.data.samples import MoleculeBatch
+from bevatron.models.common.ranking import ranking, ranking_of_scores
 from bevatron.models.gpspp.config import Target
 from bevatron.models.gpspp.losses import LossConfig, target_losses
 
 NUM_BINS = 4096
-"""Bins of logits, from which areas under curves are computed; scores in one bin count as equal."""
+"""Bins of logits; scores in one bin count as equal."""
 
 MOMENTS = 6
 """Sums kept of a target: weight, loss, absolute and squared error (or hits), label, its square."""
@@ -44,6 +48,8 @@ class PropertyMetrics:
         self._moments = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
         self._binary = [t for t, target in enumerate(targets) if target.kind == "binary"]
         self._bins = torch.zeros(shape[0], len(self._binary), 2, NUM_BINS, dtype=torch.float64)
+        # Per mode and binary target: (score, label, weight) of every batch, where they were made.
+        self._scores: dict[tuple[int, int], list[Tensor]] | None = {}
 
     def update(self, batch: MoleculeBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch; outputs of all but the first mode are named ``MODE/raw`` and so on."""
@@ -54,13 +60,15 @@ class PropertyMetrics:
             self._add(m, batch, outputs[f"{prefix}raw"], outputs[f"{prefix}prediction"])
 
     def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector."""
-        return torch.cat([self._moments.flatten(), self._bins.flatten()])
+        """Return all running sums as one float64 vector; the first counts the processes."""
+        return torch.cat([self._moments.new_ones(1), self._moments.flatten(), self._bins.flatten()])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums."""
+        """Replace the running sums; single scores are known only of one process."""
         sums = sums.detach().double()
-        moments, bins = sums.split([self._moments.numel(), self._bins.numel()])
+        count, moments, bins = sums.split([1, self._moments.numel(), self._bins.numel()])
+        if int(count) != 1:
+            self._scores = None
         self._moments = moments.reshape(self._moments.shape).clone()
         self._bins = bins.reshape(self._bins.shape).clone()
 
@@ -104,6 +112,9 @@ class PropertyMetrics:
             positive = labels[:, t] > 0.5
             for side, members in ((0, ~positive), (1, positive)):
                 self._bins[mode, place, side].index_add_(0, index, weight[:, t] * members)
+            if self._scores is not None:
+                rows = torch.stack([raw[:, start], positive.double(), weight[:, t]])
+                self._scores.setdefault((mode, place), []).append(rows)
 
     def _target(
         self, name: str, mode: int, t: int, target: Target, row: list[float]
@@ -112,10 +123,9 @@ class PropertyMetrics:
         if target.kind != "regression":
             found = {f"{name}_accuracy": absolute / weight}
             if target.kind == "binary":
-                negative, positive = self._bins[mode, self._binary.index(t)].cpu()
-                if float(negative.sum()) > 0 and float(positive.sum()) > 0:
-                    found[f"{name}_auroc"] = auroc(negative, positive)
-                    found[f"{name}_ap"] = average_precision(negative, positive)
+                ranked = self._ranked(mode, self._binary.index(t))
+                if ranked is not None:
+                    found[f"{name}_auroc"], found[f"{name}_ap"] = ranked
             return found
         found = {f"{name}_mae": absolute / weight, f"{name}_rmse": (squared / weight) ** 0.5}
         spread = label_squared - label**2 / weight
@@ -123,31 +133,10 @@ class PropertyMetrics:
             found[f"{name}_r2"] = 1.0 - squared / spread
         return found
 
-
-def auroc(negative: Float[Tensor, " B"], positive: Float[Tensor, " B"]) -> float:
-    """Compute the area under the ROC curve from counts per bin, lowest score first.
-
-    It is the chance that a positive scores above a negative; ties count half.
-
-    Examples
-    --------
-    >>> auroc(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0]))
-    0.875
-    """
-    below = negative.cumsum(0) - 0.5 * negative
-    return float((positive * below).sum() / (positive.sum() * negative.sum()))
-
-
-def average_precision(negative: Float[Tensor, " B"], positive: Float[Tensor, " B"]) -> float:
-    """Compute the average precision from counts per bin, lowest score first.
-
-    Sum over thresholds of the precision times the recall that is won.
-
-    Examples
-    --------
-    >>> average_precision(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 2.0]))
-    1.0
-    """
-    hits, misses = positive.flip(0).cumsum(0), negative.flip(0).cumsum(0)
-    precision = hits / (hits + misses).clamp(min=1e-300)
-    return float((precision * positive.flip(0)).sum() / positive.sum())
+    def _ranked(self, mode: int, place: int) -> tuple[float, float] | None:
+        """Rank a binary target's scores, or their bins where they are not all known."""
+        if self._scores is None or (mode, place) not in self._scores:
+            return ranking(*self._bins[mode, place].cpu().numpy())
+        scores, positive, weight = torch.cat(self._scores[mode, place], 1).cpu().numpy()
+        known = weight > 0
+        return ranking_of_scores(scores[known], positive[known], weight[known])

@@ -8,11 +8,11 @@ computes exactly, several compute from the bins (off by less than 1e-4 for smoot
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bevatron.data.samples import GraphBatch
+from bevatron.models.common.ranking import ranking, ranking_of_scores
 from bevatron.models.graph_attention.config import LabelKind
 from bevatron.typing import FloatArray
 
@@ -105,7 +105,7 @@ class NodeMetrics:
             scores = np.concatenate([s for s, _ in self._scores])
             answers = np.concatenate([a for _, a in self._scores])
             return [
-                _of_scores(scores[known, label], answers[known, label])
+                ranking_of_scores(scores[known, label], answers[known, label])
                 for label in range(self.outputs)
                 for known in [~np.isnan(answers[:, label])]
             ]
@@ -133,32 +133,3 @@ def counted_answers(batch: GraphBatch) -> tuple[Tensor, Tensor]:
 def _rank(logits: Tensor) -> Tensor:
     """Map logits into (0, 1), finely around 0 and without end on either side."""
     return 0.5 + torch.atan(logits) / torch.pi
-
-
-def _of_scores(scores: FloatArray, answers: FloatArray) -> tuple[float, float] | None:
-    """Rank by the scores themselves: every distinct one is a bin."""
-    distinct, place = np.unique(scores, return_inverse=True)
-    positives = np.bincount(place, weights=answers, minlength=len(distinct))
-    negatives = np.bincount(place, weights=1.0 - answers, minlength=len(distinct))
-    return ranking(negatives, positives)
-
-
-def ranking(negatives: npt.ArrayLike, positives: npt.ArrayLike) -> tuple[float, float] | None:
-    """Compute (area under the ROC curve, average precision) from counts by ascending score.
-
-    Equal scores count half for the area, and together for the precision, as in scikit-learn.
-
-    Returns
-    -------
-    tuple or None
-        None without a positive or without a negative.
-    """
-    below, above = np.asarray(negatives, dtype=float), np.asarray(positives, dtype=float)
-    num_negatives, num_positives = below.sum(), above.sum()
-    if num_negatives == 0 or num_positives == 0:
-        return None
-    area = (above * (np.cumsum(below) - 0.5 * below)).sum() / (num_negatives * num_positives)
-    true = np.cumsum(above[::-1])
-    taken = true + np.cumsum(below[::-1])
-    precision = np.divide(true, taken, out=np.ones_like(true), where=taken > 0)
-    return float(area), float((above[::-1] * precision).sum() / num_positives)
