@@ -132,11 +132,11 @@ def task(n: int):
     return features, labels
 
 
-def train(kind, n, features, labels, attend_gat, attend_dot, total, reduce, *, heads=2):
-    """Train for `STEPS` steps of gradient descent; return the losses."""
+def train(kind, n, features, labels, attend_gat, attend_dot, total, reduce, *, heads=2, steps):
+    """Train by gradient descent; return the losses."""
     model, losses = Stack(kind, heads=heads), []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimiser.zero_grad()
         out = model(features, attend_gat, attend_dot)
         loss = F.cross_entropy(out, labels, reduction="sum") / n
@@ -164,10 +164,10 @@ def whole_losses(kind: str, graph: str, *, heads: int = 2) -> list[float]:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    return train(kind, n, *task(n), gat, dot, lambda x: x, nothing, heads=heads)
+    return train(kind, n, *task(n), gat, dot, lambda x: x, nothing, heads=heads, steps=STEPS)
 
 
-def cut_losses(mesh: Mesh, kind: str, graph: str, scheme: str, *, heads=2, **options):
+def cut_losses(mesh: Mesh, kind: str, graph: str, scheme: str, *, heads=2, steps=STEPS, **options):
     """The same over the ranks."""
     source, _, _ = graph_edges(graph)
     n = source.num_vertices
@@ -182,4 +182,5 @@ def cut_losses(mesh: Mesh, kind: str, graph: str, scheme: str, *, heads=2, **opt
         cut.sum,
         cut.sum_gradients,
         heads=heads,
+        steps=steps,
     )

@@ -19,6 +19,7 @@ def run(file, folder, scheme):
                   "attention_dropout": 0.0},
         "train": {"epochs": 20, "evaluate_every": 5, "dtype": "float64", "device": "cpu",
                   "threads": 1},
+        "report": scheme == "2d",
     })  # fmt: skip
     return fit(build(config))
 

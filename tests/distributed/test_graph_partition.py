@@ -1,7 +1,7 @@
 """Attention on a graph cut over processes equals that of one process."""
 
 import pytest
-from graph_ranks import cut_losses, run_ranks, whole_losses
+from graph_ranks import STEPS, cut_losses, run_ranks, whole_losses
 
 from bevatron.parallel.graph_partition import Grid
 
@@ -9,7 +9,10 @@ DOT = ["va", "va softmax", "agnn", "agnn softmax"]
 
 
 def cases(world):
-    """Return (kind, graph, scheme, options) to try on so many ranks: everything on four."""
+    """Return (kind, graph, scheme, options) to try on so many ranks: everything on four.
+
+    Every scheme takes all the steps once; what it has in further variants shows in a few.
+    """
     grids = [Grid(px, world // px) for px in range(1, world + 1) if world % px == 0]
     middle = {"grid": grids[len(grids) // 2]}
     found = [
@@ -24,15 +27,17 @@ def cases(world):
         ("gat", "plain", "feature_parallel", {}),
         ("agnn softmax", "weighted", "two_dimensional", middle),
     ]
+    few = {"steps": 6}
     if world == 6:
-        found += [("gat", "plain", "two_dimensional", {"grid": Grid(1, 6)})]
+        found += [("gat", "plain", "two_dimensional", {"grid": Grid(1, 6), **few})]
     if world == 4:
-        found += [(kind, "plain", "two_dimensional", middle) for kind in DOT]
-        found += [("gat dropout", "plain", "two_dimensional", {**middle, "regather": True})]
-        found += [(kind, "plain", "one_and_half_d", {}) for kind in ["gat dropout", *DOT[1::2]]]
-        found += [("va", "weighted", "one_and_half_d", {})]
-        found += [("agnn softmax", "weighted", "rows", {})]
-        found += [("gat dropout", "tiny", "feature_parallel", {})]
+        found += [("gat dropout", "plain", "one_and_half_d", {})]
+        found += [(kind, "plain", "two_dimensional", {**middle, **few}) for kind in DOT]
+        found += [("gat dropout", "plain", "two_dimensional", {**middle, **few, "regather": True})]
+        found += [(kind, "plain", "one_and_half_d", few) for kind in DOT[1::2]]
+        found += [("va", "weighted", "one_and_half_d", few)]
+        found += [("agnn softmax", "weighted", "rows", few)]
+        found += [("gat dropout", "tiny", "feature_parallel", few)]
     return found
 
 
@@ -51,7 +56,8 @@ def test_losses_over_20_steps_are_those_of_one_process(world, tmp_path):
         assert expected[-1] < 0.95 * expected[0], "the stack learns"
         for losses in found:
             case = f"{kind} on {graph}, {scheme} {options}"
-            assert losses[number] == pytest.approx(expected, rel=0, abs=1e-9), case
+            steps = options.get("steps", STEPS)
+            assert losses[number] == pytest.approx(expected[:steps], rel=0, abs=1e-9), case
 
 
 KNOWN = {}

@@ -135,14 +135,14 @@ def _first(made, *rest):
     return (structure, *rest, values)
 
 
-@pytest.mark.parametrize(("H", "C"), [(3, 1), (1, 8), (2, 37)])
+@pytest.mark.parametrize(("H", "C"), [(3, 1), (2, 8), (1, 37)])
 def test_gat_takes_any_channels_and_heads(H, C):
     gat(*_first(matrix("random", values=False), H, C, torch.float32), strided=True)
 
 
 def test_gat_in_double_precision():
     hub = "a hub, rows of one, an empty row and column"
-    gat(*_first(matrix(hub, values=True), 2, 3, torch.float64), dropout=0.3)
+    gat(*_first(matrix(hub, values=True), 1, 3, torch.float64), dropout=0.3)
 
 
 def test_gat_shares_out_channels():
