@@ -14,7 +14,7 @@ from torch import Tensor
 from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
-from bevatron.kernels.layer_norm.triton import normalised
+from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.swiglu.triton import launch_forward as gate_forward
@@ -171,6 +171,7 @@ class Gradients:
 class Made:
     """What a chunk's backward pass needs of its forward pass."""
 
+    s_rows: NormedRows
     condition: Tensor
     scale: Tensor
     normed: Tensor
@@ -179,13 +180,14 @@ class Made:
 
 
 def _make(x: Tensor, s: Tensor, weights: Weights, numbers: Tensor, eps: float) -> Made:
-    condition = normalised(s, weights.norm, None, numbers[2], numbers[3], eps)
+    s_rows = NormedRows(s, weights.norm, None, numbers[2], numbers[3], eps)
+    condition = s_rows.make()
     scale = linear(condition, weights.scale, weights.scale_bias)
     normed = linear(condition, weights.shift)
     # In place: the shift becomes the normalised rows.
     norm_forward(x, None, None, scale, normed, normed, numbers[0], numbers[1], eps, sigmoid=True)
     gate, value = linear(normed, weights.gate), linear(normed, weights.up)
-    return Made(condition, scale, normed, gate, value)
+    return Made(s_rows, condition, scale, normed, gate, value)
 
 
 def _chunk_backward(
@@ -224,10 +226,7 @@ def _chunk_backward(
     dcondition = torch.mm(dscale, weights.scale, out=made.condition)
     torch.addmm(dcondition, dnormed, weights.shift, out=dcondition)
     dnorm = torch.empty_like(weights.norm, dtype=torch.float32)
-    norm_backward(
-        *(dcondition, s, weights.norm, None, None, numbers[2], numbers[3]),
-        *(ds, dnorm, nothing, nothing),
-    )
+    made.s_rows.backward(dcondition, ds, dnorm, nothing)
     totals.norm_parts.append(dnorm)
     totals.out.add(out, s)
     totals.out_bias.add(out)

@@ -49,9 +49,7 @@ def normalise(
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result and every row's mean and 1/sigma in float32."""
-    y = x.new_empty(x.shape)
-    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    rstd = torch.empty_like(mean)
+    y, mean, rstd = new_outputs(x, x.shape[-1])
     launch_forward(x, weight, bias, scale, shift, y, mean, rstd, eps, sigmoid)
     return y, mean, rstd
 
@@ -67,8 +65,7 @@ def _(
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del weight, bias, scale, shift, eps, sigmoid
-    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    return x.new_empty(x.shape), mean, torch.empty_like(mean)
+    return new_outputs(x, x.shape[-1])
 
 
 @torch.library.custom_op("bevatron::layer_norm_backward", mutates_args=())
@@ -176,20 +173,6 @@ def launch_forward(
         )
 
 
-def normalised(
-    rows: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> Tensor:
-    """Return the normalised rows of a matrix; write their statistics."""
-    normed = rows.new_empty(rows.shape)
-    launch_forward(rows, weight, bias, None, None, normed, mean, rstd, eps)
-    return normed
-
-
 def launch_backward(
     dy: Tensor,
     x: Tensor,
@@ -254,6 +237,13 @@ def sum_shares(
             HAS_BIAS=bias is not None,
             num_warps=8,
         )
+
+
+def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate rows of so many channels for those of ``x``, and the statistics of the latter."""
+    y = x.new_empty((*x.shape[:-1], channels))
+    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return y, mean, torch.empty_like(mean)
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

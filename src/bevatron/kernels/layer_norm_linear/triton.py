@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.autograd import empty_gradients, of_given
-from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import normalised
+from bevatron.kernels.layer_norm.triton import new_outputs
+from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 
 
@@ -38,28 +38,18 @@ def project(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result and every row's mean and 1/sigma in float32."""
-    y, mean, rstd = _new_outputs(x, weight)
-    rows, y_rows = x.reshape(-1, x.shape[-1]), y.view(-1, weight.shape[0])
-    means, rstds = mean.view(-1), rstd.view(-1)
-    matrix = weight.to(x.dtype)
+    y, mean, rstd = new_outputs(x, weight.shape[0])
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    y_rows, matrix = y.view(-1, weight.shape[0]), weight.to(x.dtype)
     vector = None if bias is None else bias.to(x.dtype)
-    for part in chunks(len(rows), x.shape[-1] * x.element_size()):
-        normed = normalised(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
-        linear(normed, matrix, vector, out=y_rows[part])
+    for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
+        linear(rows.make(part), matrix, vector, out=y_rows[part])
     return y, mean, rstd
 
 
 @project.register_fake
-def _(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del norm_weight, norm_bias, bias, eps
-    return _new_outputs(x, weight)
+def _(x: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return new_outputs(x, weights_and_eps[2].shape[0])
 
 
 @torch.library.custom_op("bevatron::layer_norm_linear_backward", mutates_args=())
@@ -76,37 +66,23 @@ def project_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
-    rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).contiguous()
-    dx_rows, means, rstds = dx.view(rows.shape), mean.view(-1), rstd.view(-1)
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
     matrix = weight.to(x.dtype)
     dweight, dbias = WeightGradient(weight), BiasGradient(bias, x)
-    for part in chunks(len(rows), x.shape[-1] * x.element_size()):
-        normed = normalised(rows[part], norm_weight, norm_bias, means[part], rstds[part], eps)
-        dweight.add(dy[part], normed)
+    for part in chunks(len(dy), x.shape[-1] * x.element_size()):
+        dweight.add(dy[part], rows.make(part))
         dbias.add(dy[part])
         torch.mm(dy[part], matrix, out=dx_rows[part])
     # In place: on the gradient of the normalised rows.
-    norm_backward(
-        *(dx_rows, rows, norm_weight, norm_bias, None, means, rstds),
-        *(dx_rows, dnorm_weight, dnorm_bias, x.new_empty(0)),
-    )
+    rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
     return dx, dnorm_weight, dnorm_bias, dweight.result(), dbias.result()
 
 
 @project_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    del dy, mean, rstd, eps
-    return tuple(empty_gradients(x, x, norm_weight, norm_bias, weight, bias))
+def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
+    del dy
+    return tuple(empty_gradients(x, x, *weights_and_rest[:4]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -126,9 +102,3 @@ def _backward(
 
 
 project.register_autograd(_backward, setup_context=_save)
-
-
-def _new_outputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    return y, mean, torch.empty_like(mean)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.autograd import empty_gradients, of_given
-from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import normalised, on_device
+from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.outer_product_mean.triton_kernels import regroup_kernel
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 
@@ -66,7 +66,9 @@ def mean_of_products(
     ``joint_weight`` is [2 H, C], of a and then of b.
     """
     y, statistics = _new_outputs(m, out_weight)
-    _, ab = _projections(m, mask, norm_weight, norm_bias, joint_weight, joint_bias, statistics, eps)
+    mean, rstd = statistics
+    rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
+    _, ab = _projections(m, mask, rows, joint_weight, joint_bias)
     weight = out_weight.to(m.dtype)
     bias = None if out_bias is None else out_bias.to(m.dtype)
     N, H = m.shape[-2], len(joint_weight) // 2
@@ -76,8 +78,8 @@ def mean_of_products(
         a, b = (half.contiguous() for half in ab_SNH.split(H, dim=-1))
         scale = _reciprocal(kept, mask_eps)
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            rows = sample[part].view(-1, len(weight))
-            linear(_by_pair(_outer(a[:, part], b), H), weight, bias, out=rows)
+            pairs = sample[part].view(-1, len(weight))
+            linear(_by_pair(_outer(a[:, part], b), H), weight, bias, out=pairs)
             sample[part] *= scale[part, :, None]
     return y, statistics
 
@@ -104,10 +106,10 @@ def mean_of_products_backward(
     mask_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors but the mask, without elements for biases not given."""
-    normed, ab = _projections(
-        m, mask, norm_weight, norm_bias, joint_weight, joint_bias, statistics.clone(), eps
-    )
-    S, N, C = m.shape[-3:]
+    mean, rstd = statistics.clone()
+    rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
+    normed, ab = _projections(m, mask, rows, joint_weight, joint_bias)
+    S, N = m.shape[-3:-1]
     H, weight = len(joint_weight) // 2, out_weight.to(m.dtype)
     dab = m.new_empty(ab.shape)
     dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
@@ -124,18 +126,14 @@ def mean_of_products_backward(
             db.add(a[:, part].reshape(S, -1).t(), douter)
         dab_SNH[..., H:] = db.result().view(S, N, H)
     dab *= mask.reshape(*dab.shape[:-1], 1)
-    rows = dab.view(-1, 2 * H)
+    dprojected = dab.view(-1, 2 * H)
     djoint, djoint_bias = WeightGradient(joint_weight), BiasGradient(joint_bias, m)
-    djoint.add(rows, normed)
-    djoint_bias.add(rows)
-    dm = torch.mm(rows, joint_weight.to(m.dtype), out=normed)
+    djoint.add(dprojected, normed)
+    djoint_bias.add(dprojected)
+    dm = torch.mm(dprojected, joint_weight.to(m.dtype), out=normed)
     dnorm_weight, dnorm_bias = torch.empty_like(norm_weight), torch.empty_like(norm_bias)
     # In place: on the gradient of the normalised rows.
-    mean, rstd = statistics.view(2, -1)
-    norm_backward(
-        *(dm, m.reshape(-1, C), norm_weight, norm_bias, None, mean, rstd),
-        *(dm, dnorm_weight, dnorm_bias, m.new_empty(0)),
-    )
+    rows.backward(dm, dm, dnorm_weight, dnorm_bias)
     return (
         *(dm.view(m.shape), dnorm_weight, dnorm_bias, djoint.result(), djoint_bias.result()),
         *(dout.result(), dout_bias.result()),
@@ -168,19 +166,10 @@ mean_of_products.register_autograd(_backward, setup_context=_save)
 
 
 def _projections(
-    m: Tensor,
-    mask: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    joint_weight: Tensor,
-    joint_bias: Tensor | None,
-    statistics: Tensor,
-    eps: float,
+    m: Tensor, mask: Tensor, rows: NormedRows, joint_weight: Tensor, joint_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised rows, and a and b as [batch, S, N, 2 H]."""
-    rows = m.reshape(-1, m.shape[-1])
-    mean, rstd = statistics.view(2, -1)
-    normed = normalised(rows, norm_weight, norm_bias, mean, rstd, eps)
+    normed = rows.make()
     bias = None if joint_bias is None else joint_bias.to(m.dtype)
     ab = linear(normed, joint_weight.to(m.dtype), bias)
     ab *= mask.reshape(-1, 1)

@@ -5,36 +5,24 @@ All others take the matrix products of the device's library a chunk of rows at a
 for what lies between; the hidden layer of a chunk is computed again in the backward pass.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bevatron.kernels.autograd import empty_gradients, of_given
-from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
-from bevatron.kernels.layer_norm.triton import normalised
+from bevatron.kernels.layer_norm.triton import new_outputs
+from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.swiglu.triton import launch_forward as swiglu_forward
 from bevatron.kernels.transition import triton_fused as fused
+from bevatron.kernels.transition.weights import Weights
 
 
-def transition(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     """Compute what the reference computes; see `bevatron.kernels.transition`."""
-    y: Tensor = widen(
-        x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
-    )[0]
+    y: Tensor = widen(x, *weights_and_eps)[0]
     return y
 
 
@@ -51,34 +39,17 @@ def widen(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result and every row's mean and 1/sigma in float32."""
-    y, mean, rstd = _new_outputs(x, down_weight)
-    rows = x.reshape(-1, x.shape[-1])
-    weights = [
-        None if weight is None else weight.to(x.dtype).contiguous()
-        for weight in (up_weight, down_weight, gate_weight, up_bias, down_bias)
-    ]
-    flat = (y.view(-1, y.shape[-1]), mean.view(-1), rstd.view(-1))
-    run: Callable[..., None] = (
-        fused.forward if fused.fits(x, up_weight, down_weight) else _forward_in_chunks
-    )
-    run(rows, norm_weight, norm_bias, *weights, *flat, eps)
+    y, mean, rstd = new_outputs(x, down_weight.shape[0])
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
+    run = fused.forward if fused.fits(x, weights) else _forward_in_chunks
+    run(rows, weights.cast(x.dtype), y.view(-1, y.shape[-1]))
     return y, mean, rstd
 
 
 @widen.register_fake
-def _(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del norm_weight, norm_bias, up_weight, gate_weight, up_bias, down_bias, eps
-    return _new_outputs(x, down_weight)
+def _(x: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return new_outputs(x, weights_and_eps[3].shape[0])
 
 
 @torch.library.custom_op("bevatron::transition_backward", mutates_args=())
@@ -98,36 +69,20 @@ def widen_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, without elements for those that are not given."""
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
-    rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).contiguous()
-    run: Callable[..., Any] = (
-        fused.backward if fused.fits(x, up_weight, down_weight) else _backward_in_chunks
-    )
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
+    run = fused.backward if fused.fits(x, weights) else _backward_in_chunks
     dup, ddown, dgate, dup_bias, ddown_bias = run(
-        *(dy, rows, norm_weight, norm_bias),
-        *(up_weight, down_weight, gate_weight, up_bias, down_bias),
-        *(mean.view(-1), rstd.view(-1), dx.view(rows.shape), dnorm_weight, dnorm_bias, eps),
+        *(dy.reshape(-1, dy.shape[-1]).contiguous(), rows, weights),
+        *(dx.view(rows.rows.shape), dnorm_weight, dnorm_bias),
     )
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
 
 
 @widen_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    del dy, mean, rstd, eps
-    given = (norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias)
-    return tuple(empty_gradients(x, x, *given))
+def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
+    del dy
+    return tuple(empty_gradients(x, x, *weights_and_rest[:7]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -149,98 +104,63 @@ def _backward(
 widen.register_autograd(_backward, setup_context=_save)
 
 
-def _forward_in_chunks(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    y: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> None:
-    for part in chunks(len(x), _bytes_per_row(x, up_weight, 2)):
-        normed = normalised(x[part], norm_weight, norm_bias, mean[part], rstd[part], eps)
-        hidden, _ = _hidden(normed, up_weight, gate_weight, up_bias)
-        linear(hidden, down_weight, down_bias, out=y[part])
+def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
+    for part in chunks(len(y), _bytes_per_row(rows, weights, 2)):
+        hidden = _hidden(rows.make(part), weights)
+        linear(hidden, weights.down, weights.down_bias, out=y[part])
+
+
+def _hidden(normed: Tensor, weights: Weights) -> Tensor:
+    value = linear(normed, weights.up, weights.up_bias)
+    if weights.gate is None:
+        return value.relu_()
+    gate = linear(normed, weights.gate)
+    swiglu_forward(gate, value, gate)
+    return gate
 
 
 def _backward_in_chunks(
     dy: Tensor,
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
+    rows: NormedRows,
+    given: Weights,
     dx: Tensor,
     dnorm_weight: Tensor,
     dnorm_bias: Tensor,
-    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    up, down = up_weight.to(x.dtype), down_weight.to(x.dtype)
-    gate = None if gate_weight is None else gate_weight.to(x.dtype)
-    bias = None if up_bias is None else up_bias.to(x.dtype)
-    dup, ddown = WeightGradient(up_weight), WeightGradient(down_weight)
-    dgate = WeightGradient(up_weight if gate_weight is None else gate_weight)
-    dup_bias, ddown_bias = BiasGradient(up_bias, x), BiasGradient(down_bias, x)
-    for part in chunks(len(x), _bytes_per_row(x, up_weight, 3)):
-        normed = normalised(x[part], norm_weight, norm_bias, mean[part], rstd[part], eps)
-        dhidden = torch.mm(dy[part], down)
+    weights = given.cast(rows.rows.dtype)
+    dup, ddown = WeightGradient(given.up), WeightGradient(given.down)
+    dgate = WeightGradient(given.up if given.gate is None else given.gate)
+    dup_bias, ddown_bias = BiasGradient(given.up_bias, dx), BiasGradient(given.down_bias, dx)
+    for part in chunks(len(dy), _bytes_per_row(rows, weights, 3)):
+        normed = rows.make(part)
+        dhidden = torch.mm(dy[part], weights.down)
         ddown_bias.add(dy[part])
-        if gate is None:
-            dvalue = linear(normed, up, bias).relu_()
-            ddown.add(dy[part], dvalue)
+        dvalue = linear(normed, weights.up, weights.up_bias)
+        if weights.gate is None:
+            ddown.add(dy[part], dvalue.relu_())
             dvalue = torch.ops.aten.threshold_backward(dhidden, dvalue, 0)
-            torch.mm(dvalue, up, out=dx[part])
+            torch.mm(dvalue, weights.up, out=dx[part])
         else:
-            dvalue, dgates = linear(normed, up, bias), linear(normed, gate)
+            dgates = linear(normed, weights.gate)
             # In place: gradients on gates and values, the hidden rows on their gradient.
             swiglu_backward(dhidden, dgates, dvalue, dgates, dvalue, dhidden)
             ddown.add(dy[part], dhidden)
             dgate.add(dgates, normed)
-            torch.mm(dvalue, up, out=dx[part])
-            torch.addmm(dx[part], dgates, gate, out=dx[part])
+            torch.mm(dvalue, weights.up, out=dx[part])
+            torch.addmm(dx[part], dgates, weights.gate, out=dx[part])
         dup.add(dvalue, normed)
         dup_bias.add(dvalue)
-    nothing = x.new_empty(0)
     # In place again: on the gradient of the normalised rows.
-    norm_backward(
-        dx, x, norm_weight, norm_bias, None, mean, rstd, dx, dnorm_weight, dnorm_bias, nothing
-    )
+    rows.backward(dx, dx, dnorm_weight, dnorm_bias)
     return (
         dup.result(),
         ddown.result(),
-        nothing if gate is None else dgate.result(),
+        dx.new_empty(0) if given.gate is None else dgate.result(),
         dup_bias.result(),
         ddown_bias.result(),
     )
 
 
-def _hidden(
-    normed: Tensor, up_weight: Tensor, gate_weight: Tensor | None, up_bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    value = linear(normed, up_weight, up_bias)
-    if gate_weight is None:
-        return value.relu_(), None
-    gate = linear(normed, gate_weight)
-    swiglu_forward(gate, value, gate)
-    return gate, value
-
-
-def _bytes_per_row(x: Tensor, up_weight: Tensor, hidden_rows: int) -> int:
-    return (hidden_rows * up_weight.shape[0] + x.shape[-1]) * x.element_size()
-
-
-def _new_outputs(x: Tensor, down_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    y = x.new_empty((*x.shape[:-1], down_weight.shape[0]))
-    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    return y, mean, torch.empty_like(mean)
+def _bytes_per_row(rows: NormedRows, weights: Weights, hidden_rows: int) -> int:
+    numbers = hidden_rows * len(weights.up) + rows.rows.shape[-1]
+    return numbers * rows.rows.element_size()

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.layer_norm.triton import on_device, sum_shares
+from bevatron.kernels.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.products import BiasGradient
 from bevatron.kernels.rows import processors
 from bevatron.kernels.transition.tiles import Tiles, choose
 from bevatron.kernels.transition.triton_kernels import (
@@ -11,54 +13,42 @@ from bevatron.kernels.transition.triton_kernels import (
     input_kernel,
     weight_kernel,
 )
+from bevatron.kernels.transition.weights import Weights
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
 
 
-def fits(x: Tensor, up_weight: Tensor, down_weight: Tensor) -> bool:
+def fits(x: Tensor, weights: Weights) -> bool:
     """Say whether the fused kernels take rows and weights like these."""
     width = x.shape[-1]
     return (
         x.element_size() == 2
         and width in WIDTHS
-        and down_weight.shape[0] == width
-        and up_weight.shape[0] % HIDDEN_MULTIPLE == 0
+        and len(weights.down) == width
+        and len(weights.up) % HIDDEN_MULTIPLE == 0
         and 0 < x.numel() // width < 2**31 - 1024
     )
 
 
-def forward(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    y: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    eps: float,
-) -> None:
-    """Write the result and the rows' statistics; weights have the type of ``x``."""
-    tiles = choose("forward")
+def forward(rows: NormedRows, weights: Weights, y: Tensor) -> None:
+    """Write the result and the rows' statistics; weights have the type of the rows."""
+    x, tiles = rows.rows, choose("forward")
     with on_device(x):
         forward_kernel[(-(-len(x) // tiles.rows),)](
-            *(x, _or(norm_weight, x), _or(norm_bias, x)),
-            *(_interleaved(up_weight, gate_weight, tiles.hidden), down_weight),
-            *(_or(up_bias, x), _or(down_bias, x), y, mean, rstd),
-            *(len(x), eps),
+            *(x, _or(rows.weight, x), _or(rows.bias, x)),
+            *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
+            *(_or(weights.up_bias, x), _or(weights.down_bias, x), y, rows.mean, rows.rstd),
+            *(len(x), rows.eps),
             C=x.shape[1],
-            H=up_weight.shape[0],
+            H=len(weights.up),
             BLOCK=tiles.rows,
             BLOCK_H=tiles.hidden,
-            HAS_WEIGHT=norm_weight is not None,
-            HAS_BIAS=norm_bias is not None,
-            GATED=gate_weight is not None,
-            HAS_UP_BIAS=up_bias is not None,
-            HAS_DOWN_BIAS=down_bias is not None,
+            HAS_WEIGHT=rows.weight is not None,
+            HAS_BIAS=rows.bias is not None,
+            GATED=weights.gate is not None,
+            HAS_UP_BIAS=weights.up_bias is not None,
+            HAS_DOWN_BIAS=weights.down_bias is not None,
             STAGES=tiles.stages,
             **_options(tiles, x),
         )
@@ -66,82 +56,59 @@ def forward(
 
 def backward(
     dy: Tensor,
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    gate_weight: Tensor | None,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
+    rows: NormedRows,
+    given: Weights,
     dx: Tensor,
     dnorm_weight: Tensor,
     dnorm_bias: Tensor,
-    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
-    del eps
-    up, down = up_weight.to(x.dtype).contiguous(), down_weight.to(x.dtype).contiguous()
-    gate = None if gate_weight is None else gate_weight.to(x.dtype).contiguous()
-    bias = None if up_bias is None else up_bias.to(x.dtype).contiguous()
-    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
-    vectors = (norm_weight, norm_bias)
-    _input(dy, x, vectors, up, down, gate, bias, mean, rstd, dx, normed, (dnorm_weight, dnorm_bias))
-    totals, dup_bias = _weight(dy, normed, up, down, gate, bias)
-    nothing = x.new_empty(0)
+    weights = given.cast(rows.rows.dtype)
+    normed = torch.empty_like(rows.rows, memory_format=torch.contiguous_format)
+    shares = _input(dy, rows, weights, dx, normed)
+    sum_shares(shares, rows.weight, rows.bias, dnorm_weight, dnorm_bias)
+    totals, dup_bias = _weight(dy, normed, weights)
+    ddown = totals[1].t().to(given.down.dtype, memory_format=torch.contiguous_format)
+    ddown_bias = BiasGradient(given.down_bias, dy)
+    ddown_bias.add(dy)
     return (
-        totals[0].to(up_weight.dtype),
-        totals[1].t().to(down_weight.dtype, memory_format=torch.contiguous_format),
-        nothing if gate_weight is None else totals[2].to(gate_weight.dtype),
-        x.new_empty(0) if up_bias is None else dup_bias.to(up_bias.dtype),
-        x.new_empty(0) if down_bias is None else dy.sum(0, dtype=torch.float32).to(down_bias.dtype),
+        totals[0].to(given.up.dtype),
+        ddown,
+        dy.new_empty(0) if given.gate is None else totals[2].to(given.gate.dtype),
+        dy.new_empty(0) if given.up_bias is None else dup_bias.to(given.up_bias.dtype),
+        ddown_bias.result(),
     )
 
 
-def _input(
-    dy: Tensor,
-    x: Tensor,
-    vectors: tuple[Tensor | None, Tensor | None],
-    up: Tensor,
-    down: Tensor,
-    gate: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    dx: Tensor,
-    normed: Tensor,
-    dvectors: tuple[Tensor, Tensor],
-) -> None:
-    tiles = choose("input")
+def _input(dy: Tensor, rows: NormedRows, weights: Weights, dx: Tensor, normed: Tensor) -> Tensor:
+    """Write the gradient of x and the normalised rows; return shares of the norm's gradients."""
+    x, tiles = rows.rows, choose("input")
     programs = -(-len(x) // tiles.rows)
-    wants_vectors = vectors[0] is not None or vectors[1] is not None
+    wants_vectors = rows.weight is not None or rows.bias is not None
     shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
     with on_device(x):
         input_kernel[(programs,)](
-            *(dy, x, _or(vectors[0], x), _or(vectors[1], x)),
-            *(_interleaved(up, gate, tiles.hidden), down),
-            *(_or(bias, x), mean, rstd, dx, normed, shares, len(x)),
+            *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
+            *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
+            *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
             C=x.shape[1],
-            H=up.shape[0],
+            H=len(weights.up),
             BLOCK=tiles.rows,
             BLOCK_H=tiles.hidden,
-            HAS_WEIGHT=vectors[0] is not None,
-            HAS_BIAS=vectors[1] is not None,
-            GATED=gate is not None,
-            HAS_UP_BIAS=bias is not None,
+            HAS_WEIGHT=rows.weight is not None,
+            HAS_BIAS=rows.bias is not None,
+            GATED=weights.gate is not None,
+            HAS_UP_BIAS=weights.up_bias is not None,
             STAGES=tiles.stages,
             **_options(tiles, x),
         )
-    sum_shares(shares, *vectors, *dvectors)
+    return shares
 
 
-def _weight(
-    dy: Tensor, normed: Tensor, up: Tensor, down: Tensor, gate: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _weight(dy: Tensor, normed: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """Return gradients of up, of down transposed and of gate, and of the bias, all float32."""
     tiles = choose("weight")
+    up, gate, bias = weights.up, weights.gate, weights.up_bias
     (H, C), count = up.shape, len(normed)
     hidden = tiles.hidden if H % tiles.hidden == 0 else HIDDEN_MULTIPLE
     blocks = H // hidden
@@ -153,7 +120,7 @@ def _weight(
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
     with on_device(dy):
         weight_kernel[(blocks, parts)](
-            *(dy, normed, up, down.t().contiguous(), _or(gate, up), _or(bias, up)),
+            *(dy, normed, up, weights.down.t().contiguous(), _or(gate, up), _or(bias, up)),
             *(shares, bias_shares, count, rows),
             C=C,
             H=H,
