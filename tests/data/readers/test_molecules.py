@@ -173,11 +173,27 @@ def test_an_sdf_has_targets_of_its_own(table):
     path = table(entry() + entry(gap="n/a"), "m.sdf")
     reader = open_molecules(path, MoleculeOptions(targets=("gap",)))
     np.testing.assert_array_equal(targets(reader)[:, 0], np.array([1.5, np.nan], np.float32))
-    with pytest.raises(DataError, match="has no 'y', only gap"):
+    assert "columns.targets may name gap" in open_molecules(path).report()[0]
+    with pytest.raises(DataError, match=r"no entry has a data item 'y' .*gap"):
         open_molecules(path, MoleculeOptions(targets=("y",)))
-    wrong = table(entry(gap="x"), "w.sdf")
-    with pytest.raises(DataError, match="row 0: 'gap' is 'x'"):
-        rows(open_molecules(wrong, MoleculeOptions(targets=("gap",))))
+    for gap, sentence in (("x", "row 0: 'gap' is 'x'"), ("inf", "row 0: 'gap' is infinite")):
+        wrong = table(entry(gap=gap), "w.sdf")
+        with pytest.raises(DataError, match=sentence):
+            rows(open_molecules(wrong, MoleculeOptions(targets=("gap",))))
+
+
+def test_an_sdf_of_rdkit_has_targets_that_some_entries_lack(tmp_path):
+    chem = pytest.importorskip("rdkit.Chem")
+    path = tmp_path / "m.sdf"
+    with chem.SDWriter(str(path)) as writer:
+        for gap in (None, "2.5"):
+            molecule = chem.MolFromSmiles("CO")
+            if gap is not None:
+                molecule.SetProp("gap", gap)
+            writer.write(molecule)
+    assert ">  <gap>  (2)" in path.read_text()
+    reader = open_molecules(path, MoleculeOptions(targets=("gap",)))
+    np.testing.assert_array_equal(targets(reader)[:, 0], np.array([np.nan, 2.5], np.float32))
 
 
 @pytest.fixture

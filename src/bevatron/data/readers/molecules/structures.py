@@ -2,6 +2,7 @@
 
 import gzip
 import mmap
+import re
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 _END = b"$$$$"
+_ITEM = re.compile(r">[^<]*<([^>]+)>")
 
 
 class SdfEntries:
@@ -52,6 +54,10 @@ class SdfEntries:
         """Text of one entry, without the line that ends it."""
         start = int(self._ends[number - 1, 1]) if number else 0
         return bytes(self._data[start : int(self._ends[number, 0])])
+
+    def mentions(self, text: str) -> bool:
+        """Whether the file holds some text anywhere."""
+        return bool(self._data.find(text.encode()) >= 0)
 
     @cached_property
     def _data(self) -> Any:
@@ -227,11 +233,14 @@ class SdfFile:
     def __init__(self, path: Path, targets: tuple[str, ...]) -> None:
         self.entries = SdfEntries(path)
         self.name, self.targets = str(path), targets
-        known = set(_items(self.entries.entry(0)))
+        self.items = sorted(_items(self.entries.entry(0)))
         for target in targets:
-            if target not in known:
-                listed = ", ".join(sorted(known)) or "nothing"
-                raise DataError(f"{path}: the first entry has no '{target}', only {listed}")
+            # A later entry may have what the first lacks.
+            if target not in self.items and not self.entries.mentions(f"<{target}>"):
+                listed = ", ".join(self.items) or "none"
+                raise DataError(
+                    f"{path}: no entry has a data item '{target}' (those of the first: {listed})"
+                )
 
     @property
     def content(self) -> str:
@@ -257,11 +266,14 @@ class SdfFile:
         if text.strip().lower() in {"", "nan", "na", "n/a", "null", "none"}:
             return float("nan")
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
             raise DataError(
                 f"{self.name}, row {row}: '{name}' is '{text}', expected a number"
             ) from None
+        if np.isinf(value):
+            raise DataError(f"{self.name}, row {row}: '{name}' is infinite")
+        return value
 
     def splits(self) -> Array | None:
         """None: an SDF divides nothing."""
@@ -270,14 +282,20 @@ class SdfFile:
     def report(self) -> list[str]:
         """Say what is there."""
         found = ", ".join(self.targets) or "no targets"
+        if not self.targets and self.items:
+            found += f" (columns.targets may name {', '.join(self.items)})"
         return [f"{self.name}: {self.num_rows} structures with {found}"]
 
 
 def _items(entry: bytes) -> dict[str, str]:
-    """Find the data items that follow the structure: ``> <name>``, then the value's line."""
+    """Find the data items that follow the structure: ``> <name>``, then the value's line.
+
+    Behind the name may stand the number of the entry, ``> <name>  (7)``.
+    """
     lines = entry.decode("utf-8", errors="replace").splitlines()
     items = {}
     for line, value in pairwise(lines):
-        if line.startswith(">") and "<" in line and line.rstrip().endswith(">"):
-            items[line[line.index("<") + 1 : line.rindex(">")]] = value.strip()
+        name = _ITEM.match(line)
+        if name:
+            items[name[1]] = value.strip()
     return items
