@@ -126,6 +126,8 @@ def predict(
 ) -> None:
     """Write energies, forces and stress of structures beside what the file holds already.
 
+    A model of molecules or of graphs takes other options: `bevatron predict RUN --help` shows them.
+
     Parameters
     ----------
     model

@@ -238,7 +238,10 @@ def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
                 f"{', '.join(named[0][1])}; name the same for all"
             )
     if not named[0][1]:
-        raise DataError(f"{named[0][0]}: has no targets to train on")
+        raise DataError(
+            f"{named[0][0]}: has no targets to train on; name them by data.columns.targets (if it "
+            f"is a store, by columns.targets when it is prepared)"
+        )
     return named[0][1]
 
 
