@@ -9,6 +9,7 @@ from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
 from bevatron.recipes.step_cost import StepCost, StepMeter, find_capacity, fit_cost, saturation
+from bevatron.task import Loss
 
 
 class Crystals:
@@ -81,6 +82,39 @@ def test_curve_grows_and_measures_real_steps(meter):
     assert len(costs) >= 3
     assert all(size <= 100 for size in atoms)
     assert all(cost.seconds > 0 for cost in costs)
+
+
+class Pairs(Crystals):
+    """A data set, a batch and a task that know nothing of structures: 1 to 4 pairs of numbers."""
+
+    collate = staticmethod(lambda samples, indices, weights: Pairs(samples))
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.sizes = {"atoms": sum(map(len, samples)), "edges": 0, "graphs": len(samples)}
+
+    def to(self, device, dtype):
+        self.rows = torch.tensor(np.concatenate(self.samples)).to(device, dtype)
+        return self
+
+    def normalisers(self, batch):
+        return {"rows": torch.tensor(float(len(batch.rows)))}
+
+    def loss(self, model, batch, normalisers):
+        return Loss(model(batch.rows).square().sum() / normalisers["rows"], {})
+
+
+def test_steps_of_any_model_are_measured():
+    lengths = np.array([1, 2, 3, 4])
+    pairs = Pairs([np.ones((n, 2), np.float32) for n in lengths])
+    sizes = {"atoms": lengths, "edges": 0 * lengths}
+    model = torch.nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    meter = StepMeter(model, pairs, pairs, torch.device("cpu"), torch.float32, sizes)
+    cost = meter.measure(np.array([0, 3]))
+    assert cost.sizes == {"atoms": 5, "edges": 0, "graphs": 2}
+    assert not torch.equal(model.weight, before)
+    assert meter.random_batch(8, seed=0).max() < 4
 
 
 def test_automatic_capacity_is_refused_on_a_cpu(meter):

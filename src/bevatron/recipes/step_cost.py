@@ -6,18 +6,19 @@ paper's Figure 11) says from which capacity on a device is busy.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import Module
 
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError, OutOfMemoryError
-from bevatron.models.mace import MACE, MaceTask
 from bevatron.recipes.structures import batch_sizes
+from bevatron.task import Task
 from bevatron.train.optim import make_optimizer
 from bevatron.train.settings import OptimConfig
 from bevatron.typing import FloatArray, IntArray
@@ -50,29 +51,34 @@ class StepCost:
 class StepMeter:
     """Measures training steps of a model on batches of a data set.
 
+    Steps run eagerly; one that is recorded as a CUDA graph takes less where batches are small.
+
     Parameters
     ----------
     model
         Moved to the device; its weights change.
     task
-        The loss.
+        The loss; the ``sizes`` of its batches have the names in `TERMS`.
     dataset
         Where batches come from.
     device, dtype
         Where and in which precision.
+    sizes
+        ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given.
     """
 
     def __init__(
         self,
-        model: MACE,
-        task: MaceTask,
+        model: Module,
+        task: Task[Any],
         dataset: Dataset,
         device: torch.device,
         dtype: torch.dtype,
+        sizes: Mapping[str, IntArray] | None = None,
     ) -> None:
         self.model, self.task = model.to(device, dtype), task
         self.dataset, self.device, self.dtype = dataset, device, dtype
-        self.sizes = batch_sizes(dataset)
+        self.sizes = batch_sizes(dataset) if sizes is None else sizes
         self.optimizer = make_optimizer(self.model, OptimConfig(lr=1e-6))
 
     def measure(self, indices: IntArray, repeats: int = 3) -> StepCost:
@@ -98,7 +104,8 @@ class StepMeter:
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-            raise OutOfMemoryError(f"a batch of {batch.num_atoms} atoms does not fit") from None
+            atoms = batch.sizes["atoms"]
+            raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit") from None
         peak = torch.cuda.max_memory_allocated(self.device) if self._on_gpu else 0
         return StepCost(dict(batch.sizes), median(seconds), peak)
 
@@ -124,7 +131,7 @@ class StepMeter:
         return self._filled(generator.integers(len(self.dataset), size=capacity + 1), capacity)
 
     def densest_batch(self, capacity: int) -> IntArray:
-        """Fill ``capacity`` atoms with the structure of most edges per atom: the worst case."""
+        """Fill ``capacity`` atoms with the sample of most edges per atom: the worst case."""
         atoms, edges = self.sizes["atoms"], self.sizes["edges"]
         density = np.where(atoms <= capacity, edges / np.maximum(atoms, 1), -1.0)
         densest = int(np.argmax(density))
