@@ -21,6 +21,33 @@ def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
+    """Normalise rows that are zero outside; store each row's mean and 1/sigma."""
+    mean = tl.sum(z, 1) / C
+    centred = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+    tl.store(Mean + row, mean, mask=row < count)
+    tl.store(Rstd + row, rstd, mask=row < count)
+    return centred * rstd[:, None]
+
+
+@triton.jit
+def normalised_again(z, inside, Mean, Rstd, row, count, WIDE: tl.constexpr):
+    """Normalise rows by what `normalise_rows` stored; return 1/sigma too."""
+    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
+    return tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0), rstd
+
+
+@triton.jit
+def norm_gradient(h, xhat, rstd, C: tl.constexpr):
+    """Turn the gradient of normalised rows into that of the rows."""
+    mean_h = tl.sum(h, 1) / C
+    mean_hx = tl.sum(h * xhat, 1) / C
+    return (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
+
+
+@triton.jit
 def sigmoid_of(u):
     """Compute the sigmoid inside GELU; where exp2 overflows it is 0."""
     z = u * (SLOPE + CUBIC * u * u)
@@ -71,12 +98,8 @@ def norm_gelu_forward(
     )  # fmt: skip
     u = z
     if NORM:
-        mean = tl.sum(tl.where(inside, z, 0.0), 1) / C
-        centred = tl.where(inside, z - mean[:, None], 0.0)
-        rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
-        tl.store(Mean + row, mean, mask=row < count)
-        tl.store(Rstd + row, rstd, mask=row < count)
-        u = centred * rstd[:, None] * load_vector(Weight, col, C, WIDE)
+        xhat = normalise_rows(z, inside, Mean, Rstd, row, count, eps, C)
+        u = xhat * load_vector(Weight, col, C, WIDE)
         u += load_vector(Bias, col, C, WIDE)
     y = tl.maximum(u, 0.0) if RELU else u * sigmoid_of(u)
     tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
@@ -114,9 +137,7 @@ def norm_gelu_backward(
         dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
         u = z
         if NORM:
-            mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
-            rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
-            xhat = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
+            xhat, rstd = normalised_again(z, inside, Mean, Rstd, row, count, WIDE)
             u = xhat * weight + bias
         if RELU:
             g = tl.where(u > 0.0, dy, 0.0)
@@ -128,10 +149,7 @@ def norm_gelu_backward(
             # A thread has all rows of its channels: nothing is exchanged here.
             dweight += tl.sum(g * xhat, 0)
             dbias += tl.sum(g, 0)
-            h = g * weight
-            mean_h = tl.sum(h, 1) / C
-            mean_hx = tl.sum(h * xhat, 1) / C
-            dz = (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
+            dz = norm_gradient(g * weight, xhat, rstd, C)
         if HAS_LINEAR:
             dlinear += tl.sum(tl.where(inside, dz, 0.0), 0)
         tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside)

@@ -4,7 +4,12 @@
 import triton
 import triton.language as tl
 
-from bevatron.kernels.norm_gelu.triton_kernels import load_vector
+from bevatron.kernels.norm_gelu.triton_kernels import (
+    load_vector,
+    norm_gradient,
+    normalise_rows,
+    normalised_again,
+)
 
 
 @triton.jit
@@ -23,12 +28,8 @@ def _forward(
     C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     z, _ = _sum_of(x, Branch, Scale, row, at, inside, count, SCALED, WIDE)
-    mean = tl.sum(z, 1) / C
-    centred = tl.where(inside, z - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
-    tl.store(Mean + row, mean, mask=row < count)
-    tl.store(Rstd + row, rstd, mask=row < count)
-    y = centred * rstd[:, None] * load_vector(Weight, col, C, WIDE)
+    xhat = normalise_rows(z, inside, Mean, Rstd, row, count, eps, C)
+    y = xhat * load_vector(Weight, col, C, WIDE)
     return y + load_vector(Bias, col, C, WIDE)
 
 
@@ -62,13 +63,8 @@ def _backward(
 ):  # fmt: skip
     """Store a branch's gradient; return that of its sum with x, and dy times the normalised."""
     z, scale = _sum_of(x, Branch, Scale, row, at, inside, count, SCALED, WIDE)
-    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
-    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
-    xhat = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
-    h = dy * weight
-    mean_h = tl.sum(h, 1) / C
-    mean_hx = tl.sum(h * xhat, 1) / C
-    dz = (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
+    xhat, rstd = normalised_again(z, inside, Mean, Rstd, row, count, WIDE)
+    dz = norm_gradient(dy * weight, xhat, rstd, C)
     tl.store(DBranch + at, (dz * scale[:, None]).to(DBranch.dtype.element_ty), mask=inside)
     return dz, dy * xhat
 
