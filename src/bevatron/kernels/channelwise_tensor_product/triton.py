@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.autograd import is_wanted
+from bevatron.kernels.channelwise_tensor_product.couplings import product_of
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import PathTable
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
-from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
 from bevatron.maths.irreps import Irreps
 
 

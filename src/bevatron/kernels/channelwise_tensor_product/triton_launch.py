@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bevatron.kernels.channelwise_tensor_product.couplings import Product
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.triton_source import (
-    Product,
     Variant,
     argument_names,
     num_blocks,

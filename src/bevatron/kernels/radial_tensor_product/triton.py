@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
+from bevatron.kernels.channelwise_tensor_product.couplings import product_of
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
-from bevatron.kernels.channelwise_tensor_product.triton_source import product_of
 from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
 from bevatron.maths.irreps import Irreps
 
