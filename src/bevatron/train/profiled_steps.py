@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bevatron.data.dataset import Concatenated
@@ -30,16 +29,14 @@ from bevatron.train.loop import Trainer, fit
 from bevatron.train.optim import trained_parameters
 from bevatron.train.precision import dtype_of
 from bevatron.train.profile import HOST, Span, classify, clipped, innermost
+from bevatron.train.profiler_trace import DATA, WINDOW, read_trace
 from bevatron.train.run import FitResult, Run
 from bevatron.train.step import LaunchedStep, out_of_memory
 
-WINDOW, DATA = "bevatron: profiled steps", "bevatron: waiting for a batch"
 LEAD_IN = 2
 """Traced steps before the window opens, while the profiler itself warms up."""
 MORE = 4
 """Steps of warm-up more at most while shapes of batches are still to be recorded."""
-
-_LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 
 
 @dataclass
@@ -327,7 +324,7 @@ class ProfiledTrainer(Trainer):
         return memory
 
     def _read_trace(self) -> None:
-        recording, read = self._recording, _read(self._profiler)
+        recording, read = self._recording, read_trace(self._profiler)
         recording.window = window = read.window
         on_device = read.device if self._on_gpu else innermost(read.operators)
         calls = read.device if self._on_gpu else read.operators
@@ -355,42 +352,6 @@ class _WatchedLoader:
             if loaded is None:
                 return
             yield loaded
-
-
-@dataclass
-class _Trace:
-    window: tuple[int, int] = (0, 0)
-    device: list[Span] = field(default_factory=list)
-    operators: list[Span] = field(default_factory=list)
-    data: list[Span] = field(default_factory=list)
-    ranks: list[Span] = field(default_factory=list)
-    launches: list[int] = field(default_factory=list)
-
-
-def _read(profiler: profile) -> _Trace:
-    """Sort a profiler's events; its own tables take minutes for as many as these are."""
-    found = _Trace()
-    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    for event in results.events():
-        name, start = event.name(), event.start_ns()
-        if event.device_type() != DeviceType.CPU:
-            if not event.is_user_annotation():
-                stream = event.device_resource_id()
-                found.device.append(Span(name, start, event.duration_ns(), stream))
-            continue
-        span = Span(name, start, event.duration_ns(), event.start_thread_id())
-        if name == WINDOW:
-            found.window = (span.start, span.end)
-        elif name == DATA:
-            found.data.append(span)
-        elif name.startswith("gloo:"):
-            found.ranks.append(span)
-            found.operators.append(Span(name, start, span.duration, -1))
-        elif name.startswith(_LAUNCHES):
-            found.launches.append(start)
-        elif "::" in name and not event.is_user_annotation():
-            found.operators.append(span)
-    return found
 
 
 def _work(spans: Any) -> list[Span]:

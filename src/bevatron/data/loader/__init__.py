@@ -10,7 +10,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from bevatron.data.loader.pool import Pool, loader_error, name_of
+from bevatron.data.loader.failures import loader_error, name_of
+from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import (
     Dataset,
     SampleError,

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from bevatron.data.loader import transfer
+from bevatron.data.loader.failures import exit_text, loader_error, name_of, names_of
 from bevatron.data.loader.worker import Dataset, Failure, serve
 from bevatron.data.processes import start_without_main
 from bevatron.errors import LoaderError
@@ -33,7 +34,6 @@ from bevatron.typing import FloatArray, IntArray
 logger = logging.getLogger(__name__)
 
 _PRELOADED = ["torch", "bevatron.data.loader.worker", "bevatron.data.samples"]
-_MAX_NAMED = 8
 
 
 @dataclass
@@ -314,7 +314,7 @@ class Pool:
             return f"reading {self._name(worker.overdue)} took over {self._sample_timeout:g} s"
         sample = int(worker.progress[0])
         reading = f" while reading {self._name(sample)}" if sample >= 0 else ""
-        return f"{_exit_text(worker.process.exitcode)}{reading}"
+        return f"{exit_text(worker.process.exitcode)}{reading}"
 
     def _deadly(self, task: Task, worker: Worker, cause: str) -> LoaderError:
         if worker.overdue is not None:
@@ -355,35 +355,6 @@ class Pool:
             self._changed.notify_all()
 
 
-def loader_error(
-    dataset: Dataset, position: int, indices: IntArray, failure: Failure
-) -> LoaderError:
-    """Turn a failure into an error that names the sample, the traceback as a note."""
-    if failure.sample is not None:
-        text = f"{name_of(dataset, failure.sample)}: {failure.message}"
-    else:
-        names = names_of(dataset, indices)
-        text = f"batch {position} could not be put together: {failure.message}; samples: {names}"
-    error = LoaderError(text)
-    error.add_note(f"In the loader's worker:\n{failure.traceback}")
-    return error
-
-
-def name_of(dataset: Dataset, sample: int) -> str:
-    """Return a sample's name, or its number if the data set cannot tell."""
-    try:
-        return dataset.describe(sample)
-    except Exception:  # noqa: BLE001  a message about an error must not fail
-        return f"sample {sample}"
-
-
-def names_of(dataset: Dataset, indices: IntArray) -> str:
-    """Return the names of a batch's samples, the first few if there are many."""
-    named = [name_of(dataset, int(index)) for index in indices[:_MAX_NAMED]]
-    more = [f"and {len(indices) - _MAX_NAMED} more"] if len(indices) > _MAX_NAMED else []
-    return "; ".join(named + more)
-
-
 def _pickled(dataset: Dataset, collate: Collate) -> bytes:
     try:
         return pickle.dumps((dataset, collate))
@@ -399,11 +370,3 @@ def _send(worker: Worker, task: Task) -> None:
     # A worker that is gone is noticed by its sentinel, and its tasks are given out again.
     with contextlib.suppress(OSError):
         worker.connection.send((task.key, task.indices, task.weights))
-
-
-def _exit_text(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        name = signal.Signals(-exitcode).name
-        hint = ", perhaps out of memory" if exitcode == -signal.SIGKILL else ""
-        return f"killed by {name}{hint}"
-    return f"exit code {exitcode}"

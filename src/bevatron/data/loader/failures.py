@@ -1,0 +1,47 @@
+"""What a user is told of samples that cannot be loaded and of workers that end."""
+
+import signal
+
+from bevatron.data.loader.worker import Dataset, Failure
+from bevatron.errors import LoaderError
+from bevatron.typing import IntArray
+
+_MAX_NAMED = 8
+
+
+def loader_error(
+    dataset: Dataset, position: int, indices: IntArray, failure: Failure
+) -> LoaderError:
+    """Turn a failure into an error that names the sample, the traceback as a note."""
+    if failure.sample is not None:
+        text = f"{name_of(dataset, failure.sample)}: {failure.message}"
+    else:
+        names = names_of(dataset, indices)
+        text = f"batch {position} could not be put together: {failure.message}; samples: {names}"
+    error = LoaderError(text)
+    error.add_note(f"In the loader's worker:\n{failure.traceback}")
+    return error
+
+
+def name_of(dataset: Dataset, sample: int) -> str:
+    """Return a sample's name, or its number if the data set cannot tell."""
+    try:
+        return dataset.describe(sample)
+    except Exception:  # noqa: BLE001  a message about an error must not fail
+        return f"sample {sample}"
+
+
+def names_of(dataset: Dataset, indices: IntArray) -> str:
+    """Return the names of a batch's samples, the first few if there are many."""
+    named = [name_of(dataset, int(index)) for index in indices[:_MAX_NAMED]]
+    more = [f"and {len(indices) - _MAX_NAMED} more"] if len(indices) > _MAX_NAMED else []
+    return "; ".join(named + more)
+
+
+def exit_text(exitcode: int | None) -> str:
+    """Say how a process ended."""
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = ", perhaps out of memory" if exitcode == -signal.SIGKILL else ""
+        return f"killed by {name}{hint}"
+    return f"exit code {exitcode}"
