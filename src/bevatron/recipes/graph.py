@@ -71,7 +71,12 @@ PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
         {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
     ),
 }
-"""By name, what each published recipe changes of the settings for one graph in every step."""
+"""By name, what each published recipe changes of the settings for one graph in every step.
+
+The learning rate of the heterophilous presets, 3e-5, is that of the published program as far as
+known; no run of ours has confirmed the published figures with it. Compare a few with
+``--optim.lr`` before relying on it.
+"""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from bevatron.errors import ConfigError
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
-from bevatron.models.graph_attention import agnn, agnn_paper, gat, gatv2, gcn, gin, va
+from bevatron.kernels.graph_attention import graph_attention
+from bevatron.models.graph_attention import Layer, agnn, agnn_paper, gat, gatv2, gcn, gin, va
+from bevatron.models.graph_attention.expression import A, H
 
 N, WIDTH = 8, 4
 
@@ -66,6 +69,23 @@ def test_the_row_fetched_for_a_score_is_the_one_that_is_summed(name, monkeypatch
     layer(graph(weighted=False)[0], torch.randn(N, WIDTH))
     assert given == [None]
     assert f"words per edge: {WIDTH + 1} forward" in layer.explain()
+
+
+def test_dropped_values_count_in_the_scores():
+    csr, _ = graph(weighted=False)
+    layer = gat(WIDTH, 6, heads=2, value_dropout=0.5, bias=False)
+    h = torch.randn(N, WIDTH)
+    torch.manual_seed(1)
+    found = layer(csr, h)
+    x = (h @ layer.weight).permute(1, 0, 2).contiguous()
+    row, column = ((x * layer.learned[name]).sum(-1) for name in ("row", "column"))
+    torch.manual_seed(1)
+    dropped = nn.functional.dropout(x, 0.5)
+    torch.testing.assert_close(found, graph_attention(csr, dropped, row, column).flatten(1))
+    layer.eval()
+    torch.testing.assert_close(layer(csr, h), graph_attention(csr, x, row, column).flatten(1))
+    with pytest.raises(ConfigError, match=r"value_dropout: .* sums the very features"):
+        Layer(WIDTH, psi=A * (H @ H.T), phi=None, value_dropout=0.1)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

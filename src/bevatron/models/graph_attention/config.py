@@ -50,6 +50,8 @@ class GraphAttentionConfig:
         Of features.
     attention_dropout
         Of edges, gat and gatv2.
+    value_dropout
+        Of the projected features that attention sums, not of those that scores are made of; gat.
     slope
         Of the leaky ReLU in scores.
     mlp_factor
@@ -84,6 +86,7 @@ class GraphAttentionConfig:
     activation: Literal["relu", "elu", "gelu", "tanh"] = "elu"
     dropout: float = 0.6
     attention_dropout: float = 0.6
+    value_dropout: float = 0.0
     slope: float = 0.2
     mlp_factor: float = 1.0
     self_loops: bool = True
@@ -93,9 +96,11 @@ class GraphAttentionConfig:
         for name in ("num_layers", "hidden", "heads", "out_heads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "value_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name}: expected 0 <= p < 1, got {getattr(self, name)}")
+        if self.value_dropout and self.layer != "gat":
+            raise ConfigError(f"value_dropout: is of gat, the layer is {self.layer}; leave it out")
         if not 0.0 <= self.slope <= 1.0:
             raise ConfigError(f"slope: expected 0 to 1, got {self.slope}")
         if self.mlp_factor < 0:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.csr import Csr
@@ -61,6 +62,9 @@ class Layer(nn.Module):
         Number or learned scalar with which each vertex counts itself: Psi + root * identity.
     order
         ``project`` (Phi first), ``aggregate``, or what costs less.
+    value_dropout
+        Probability that a number of the features that are summed is left out while training. Psi
+        is of the features before that, so it must not be made of scalar products of them.
 
     Raises
     ------
@@ -93,6 +97,7 @@ class Layer(nn.Module):
         inner_bias: bool = False,
         root: Expression | float | None = None,
         order: Order | Literal["auto"] = "auto",
+        value_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         inputs, outputs = _widths(inputs, outputs, phi, heads)
@@ -113,6 +118,12 @@ class Layer(nn.Module):
             {name: nn.Parameter(torch.empty(shape)) for name, shape in self._shapes().items()}
         )
         self._plans: dict[bool, Plan] = {}
+        self.value_dropout = value_dropout
+        if value_dropout and isinstance(self.plan(weighted=False).form, DotForm | JointForm):
+            raise ConfigError(
+                f"value_dropout: {psi} sums the very features that its scores are made of; drop "
+                "those before the layer"
+            )
         self.plan(weighted=False)
         self.reset_parameters()
 
@@ -215,7 +226,8 @@ class Layer(nn.Module):
         value = projected() if project_first else hidden()
         if not isinstance(chosen.form, FixedForm) and value.shape[1] < self.widths.heads:
             value = value.expand(-1, self.widths.heads, -1)
-        summed = self._sum(chosen, csr, evaluate, value)
+        kept = F.dropout(value, self.value_dropout, self.training)
+        summed = self._sum(chosen, csr, evaluate, kept)
         if self.root is not None:
             root = torch.as_tensor(evaluate.number(self.root), device=value.device)
             summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value

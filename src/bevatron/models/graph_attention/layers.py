@@ -44,6 +44,7 @@ def gat(
     combine: Combine = "concat",
     slope: float = 0.2,
     attention_dropout: float = 0.0,
+    value_dropout: float = 0.0,
     bias: bool = True,
     activation: Activation | None = None,
 ) -> Layer:
@@ -61,6 +62,9 @@ def gat(
         Of the leaky ReLU.
     attention_dropout
         Probability that an edge is left out of a head's sum while training.
+    value_dropout
+        Probability that a number of X is left out of the sums while training, though not of the
+        scores, as in the authors' program.
     bias, activation
         See `Layer`.
     """
@@ -70,7 +74,7 @@ def gat(
     psi = A * dropout(softmax(A.pattern * scores), attention_dropout)
     return Layer(
         inputs, outputs, psi=psi, heads=heads, combine=combine, bias=bias, activation=activation,
-        order="project",
+        order="project", value_dropout=value_dropout,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ one, so learning may be transductive or inductive.
 """
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -286,12 +286,15 @@ def _plain_stack(config: GraphAttentionConfig) -> type[nn.Module]:
 def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: bool) -> Layer:
     """Make a layer of the configured kind."""
     if config.layer in {"gat", "gatv2"}:
-        make = gat if config.layer == "gat" else gatv2
-        return make(
-            inputs, outputs, heads=config.out_heads if last else config.heads,
-            combine="mean" if last else "concat", slope=config.slope,
-            attention_dropout=config.attention_dropout,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "heads": config.out_heads if last else config.heads,
+            "combine": "mean" if last else "concat",
+            "slope": config.slope,
+            "attention_dropout": config.attention_dropout,
+        }
+        if config.layer == "gatv2":
+            return gatv2(inputs, outputs, **options)
+        return gat(inputs, outputs, value_dropout=config.value_dropout, **options)
     if config.layer == "agnn":
         return agnn(inputs)
     if config.layer == "agnn_paper":
