@@ -181,6 +181,10 @@ def test_blocks_of_gat_add_up(implementation):
     found = [gat_partial.forward(b, x[s], row_score, col_score[s], **options) for s, b in parts]
     z, lse = gat_partial.finish(gat_partial.merge(found))
     torch.testing.assert_close(z, want, rtol=1e-12, atol=1e-12)
+    bare = [gat_partial.forward(b, x[s], row_score, col_score[s], **options, backward=False)
+            for s, b in parts]  # fmt: skip
+    assert all(not block.z_positive.numel() and not block.positive.numel() for block in bare)
+    torch.testing.assert_close(gat_partial.finish(gat_partial.merge(bare)), (z, lse))
     delta = (grad * z).sum(-1)
     shares = [
         gat_partial.backward(b, x[s], row_score, col_score[s], grad, lse, delta, **options)

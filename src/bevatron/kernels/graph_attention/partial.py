@@ -54,7 +54,8 @@ class Sums:
     total, positive
         [rows, H], s over all entries and over those with a positive sum of scores.
     z, z_positive
-        [rows, H, C], Z over the same.
+        [rows, H, C], Z over the same. ``positive`` and ``z_positive`` are empty where no backward
+        pass follows.
     """
 
     largest: Tensor
@@ -68,10 +69,10 @@ class Sums:
         # A block without entries has m = -inf and sums of zero: its factor must not be NaN.
         factor = torch.where(self.largest == -torch.inf, 0.0, (self.largest - largest).exp())
         wide = factor[..., None]
-        return Sums(
-            *(largest, self.total * factor, self.positive * factor),
-            *(self.z * wide, self.z_positive * wide),
-        )
+        total, z = self.total * factor, self.z * wide
+        if not self.positive.numel():
+            return Sums(largest, total, self.positive, z, self.z_positive)
+        return Sums(largest, total, self.positive * factor, z, self.z_positive * wide)
 
 
 def forward(
@@ -83,14 +84,16 @@ def forward(
     dropout: float = 0.0,
     *,
     seed: int | Tensor | None = None,
+    backward: bool = True,
 ) -> Sums:
     """Compute a block's sums; arguments as for `bevatron.kernels.graph_attention`.
 
-    With dropout the seed must be given: all blocks and the backward pass need the same.
+    With dropout the seed must be given: all blocks and the backward pass need the same. Where no
+    backward pass follows, ``backward=False`` spares the sums over positive entries.
     """
     mask_seed = _mask_seed(seed, dropout, x)
     run = registry.dispatch("graph_attention_sums", x)
-    return Sums(*run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed))
+    return Sums(*run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed, backward))
 
 
 def merge(blocks: Sequence[Sums]) -> Sums:

@@ -19,24 +19,27 @@ def sums(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute m, s, the positive part of s, Z and the positive part of Z."""
+    """Compute m, s, the positive part of s, Z and the positive part of Z.
+
+    Without a backward pass to follow, the positive parts are empty.
+    """
     row, col, count = csr.row_index, csr.col, csr.shape[0]
     score = wide(row_score)[row] + wide(col_score)[col]
     logits = F.leaky_relu(score, negative_slope)
     largest = logits.new_full((count, x.shape[1]), -torch.inf)
     largest = largest.scatter_reduce(0, row.long()[:, None].expand_as(logits), logits, "amax")
     weights = torch.exp(logits - largest[row])
-    positive = weights * (score > 0)
     factor = _factor(csr, weights, seed, dropout)
     zero = torch.zeros_like(largest)
-    return (
-        largest,
-        zero.index_add(0, row, weights),
-        zero.index_add(0, row, positive),
-        weighted_sum(weights * factor, wide(x), row, col, count),
-        weighted_sum(positive * factor, wide(x), row, col, count),
-    )
+    total = zero.index_add(0, row, weights)
+    z = weighted_sum(weights * factor, wide(x), row, col, count)
+    if not backward:
+        return largest, total, total.new_empty(0), z, z.new_empty(0)
+    weights = weights * (score > 0)
+    z_positive = weighted_sum(weights * factor, wide(x), row, col, count)
+    return largest, total, zero.index_add(0, row, weights), z, z_positive
 
 
 @torch.no_grad()

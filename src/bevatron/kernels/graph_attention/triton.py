@@ -11,6 +11,7 @@ from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.graph_attention.triton_launch import (
     INFERENCE,
     PARTIAL,
+    PARTIAL_INFERENCE,
     TRAINING,
     launch_columns,
     launch_forward,
@@ -52,6 +53,7 @@ def sums(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute a block's m, s, positive part of s, Z and positive part of Z."""
     rows, numbers = rows_of(csr)
@@ -59,7 +61,7 @@ def sums(
         z, largest, total, positive, z_positive = attend(
             *(x, row_score, col_score, csr.values, None, rows, numbers, [], []),
             *(ids_of(csr) if seed is not None else [], seed, csr.shape[0]),
-            *(negative_slope, dropout, PARTIAL),
+            *(negative_slope, dropout, PARTIAL if backward else PARTIAL_INFERENCE),
         )
     return largest, total, positive, z, z_positive
 
@@ -113,7 +115,7 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return z and, in training, L, the share of the smaller side, nothing, and that side of Z.
 
-    As part of a block: Z, m, s, the positive part of s and of Z.
+    As part of a block: Z, m, s and, for a backward pass, the positive part of s and of Z.
     """
     del values_by_column, columns, column_numbers  # for the backward pass
     outputs = _outputs(x, num_rows, mode)
@@ -255,9 +257,11 @@ def _outputs(x: Tensor, num_rows: int, mode: int) -> tuple[Tensor, Tensor, Tenso
     if mode == TRAINING:
         first, second = (x.new_empty(stat, dtype=dtype) for _ in range(2))
         return x.new_empty(whole), first, second, x.new_empty(0), x.new_empty(whole, dtype=dtype)
-    z, z_positive = (x.new_empty(whole, dtype=dtype) for _ in range(2))
-    largest, total, positive = (x.new_empty(stat, dtype=dtype) for _ in range(3))
-    return z, largest, total, positive, z_positive
+    z = x.new_empty(whole, dtype=dtype)
+    largest, total = (x.new_empty(stat, dtype=dtype) for _ in range(2))
+    kept = mode == PARTIAL
+    positive = x.new_empty(stat if kept else 0, dtype=dtype)
+    return z, largest, total, positive, x.new_empty(whole if kept else 0, dtype=dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

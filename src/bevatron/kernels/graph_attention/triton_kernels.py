@@ -19,7 +19,8 @@ from bevatron.kernels.csr.triton_parts import (
     load_parts,
 )
 
-INFERENCE, TRAINING, PARTIAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+"""Odd modes keep what a backward pass needs; those from 2 are of a block; 0 is inference."""
 
 
 @triton.jit
@@ -36,12 +37,13 @@ def write_rows(
     place = stat[:, None] * C + c[None, :]
     leader = live & (tl.min(c) == 0)
     s = sp + sn
-    if MODE == PARTIAL:
+    if MODE >= PARTIAL_INFERENCE:
         tl.store(first_out + stat, m * LN2, mask=leader)
         tl.store(second_out + stat, s, mask=leader)
-        tl.store(third_out + stat, sp, mask=leader)
         tl.store(z_out + place, zp + zn, mask=mask)
-        tl.store(side_out + place, zp, mask=mask)
+        if MODE == PARTIAL:
+            tl.store(third_out + stat, sp, mask=leader)
+            tl.store(side_out + place, zp, mask=mask)
     else:
         empty = s == 0.0
         inverse = 1.0 / tl.where(empty, 1.0, s)
@@ -117,7 +119,7 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
         if C % BLOCK_C != 0:
             mask = mask & (c < C)[None, None, :]
         features = tl.load(x + place, mask=mask, other=0.0).to(ACC)
-        if MODE == INFERENCE:
+        if MODE % 2 == 0:
             zp = zp * rescale[:, None] + tl.sum(weight[:, :, None] * features, 1)
         else:
             wp = tl.where(positive, weight, 0.0)
@@ -140,7 +142,7 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
         mask = cut[:, None] & (c < C)[None, :]
         place = stat[:, None] * C + c[None, :]
         tl.store(share_z + place, zp, mask=mask)
-        if MODE != INFERENCE:
+        if MODE % 2 == 1:
             tl.store(share_z + total * C + place, zn, mask=mask)
 
 
@@ -180,7 +182,7 @@ def merge_kernel(
         place = stat[:, None] * C + c[None, :]
         part = tl.load(share_z + place, mask=mask, other=0.0)
         zp = zp * rescale[:, None] + tl.sum(factor[:, None] * part, 0)[None, :]
-        if MODE != INFERENCE:
+        if MODE % 2 == 1:
             part = tl.load(share_z + total * C + place, mask=mask, other=0.0)
             zn = zn * rescale[:, None] + tl.sum(factor[:, None] * part, 0)[None, :]
     write_rows(

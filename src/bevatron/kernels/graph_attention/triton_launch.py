@@ -20,7 +20,7 @@ from bevatron.kernels.graph_attention.triton_kernels import (
     values_kernel,
 )
 
-INFERENCE, TRAINING, PARTIAL = 0, 1, 2
+INFERENCE, TRAINING, PARTIAL_INFERENCE, PARTIAL = range(4)
 
 TILES = {"forward": Tile(1024, 32), "backward": Tile(1024, 32), "values": Tile(1024, 128)}
 """Sizes of programs; the README says what they were chosen from."""
@@ -61,7 +61,7 @@ def launch_forward(
         return
     tile = TILES["forward"]
     width, shares = slices(channels, tile)
-    sides = 1 if mode == INFERENCE else 2
+    sides = 1 + mode % 2
     share_stats = x.new_empty((3, num_slots, num_heads), dtype=wide_type(x))
     share_z = x.new_empty((sides, num_slots, num_heads, channels), dtype=wide_type(x))
     sizes = {"C": channels, "H": num_heads, "BLOCK_C": width, "SLICES": shares}

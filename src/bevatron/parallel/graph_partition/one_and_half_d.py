@@ -76,8 +76,9 @@ class OneAndHalfD(Scheme):
         seed: int,
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it."""
-        tiles = (pad_rows(rows, self.padded) for rows in (x, row_score, col_score))
-        found: Tensor = _GraphAttention.apply(*tiles, self, (negative_slope, dropout), seed)
+        tiles = [pad_rows(rows, self.padded) for rows in (x, row_score, col_score)]
+        learns = torch.is_grad_enabled() and any(rows.requires_grad for rows in tiles)
+        found: Tensor = _GraphAttention.apply(*tiles, self, (negative_slope, dropout), seed, learns)
         return found[: len(self.vertices)]
 
     def dot_attention(
@@ -108,12 +109,15 @@ class _GraphAttention(torch.autograd.Function):
         scheme: OneAndHalfD,
         options: tuple[float, float],
         seed: int,
+        learns: bool,
     ) -> Tensor:
         width = x[:1].numel()
         tile = scheme.swap(torch.cat([x.flatten(1), col_score], 1))
         x_tile = tile[:, :width].reshape(x.shape)
         col_tile = tile[:, width:].contiguous()
-        sums = partial.forward(scheme.block, x_tile, row_score, col_tile, *options, seed=seed)
+        sums = partial.forward(
+            scheme.block, x_tile, row_score, col_tile, *options, seed=seed, backward=learns
+        )
         largest = scheme.row_group.all_reduce(sums.largest.clone(), "max").wait()
         common = rescale(sums.largest, largest)
         total = scheme.row_group.all_reduce(sums.total * common).wait()
@@ -143,7 +147,7 @@ class _GraphAttention(torch.autograd.Function):
         both = scheme.swap(scheme.column_group.all_reduce(both).wait())
         width = by_x[:1].numel()
         by_x = both[:, :width].reshape(z.shape)
-        return by_x, message.wait(), both[:, width:], None, None, None
+        return by_x, message.wait(), both[:, width:], None, None, None, None
 
 
 class _DotAttention(torch.autograd.Function):

@@ -96,8 +96,9 @@ class TwoDimensional(Scheme):
         seed: int,
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it."""
-        sent = (pad_rows(rows, self.padded) for rows in (x, row_score, col_score))
-        found: Tensor = _GraphAttention.apply(*sent, self, (negative_slope, dropout), seed)
+        sent = [pad_rows(rows, self.padded) for rows in (x, row_score, col_score)]
+        learns = torch.is_grad_enabled() and any(rows.requires_grad for rows in sent)
+        found: Tensor = _GraphAttention.apply(*sent, self, (negative_slope, dropout), seed, learns)
         return found[: len(self.vertices)]
 
     def dot_attention(
@@ -126,6 +127,7 @@ class _GraphAttention(torch.autograd.Function):
         scheme: TwoDimensional,
         options: tuple[float, float],
         seed: int,
+        learns: bool,
     ) -> Tensor:
         parts, prefix, wire = channel_chunks(x.shape[2], scheme.chunks), scheme.prefix, scheme.wire
         rows, cols = scheme.row_group, scheme.column_group
@@ -140,7 +142,9 @@ class _GraphAttention(torch.autograd.Function):
         for number in range(len(parts)):
             features.append(tiles[number].wait())
             sums = partial.forward(
-                scheme.block, features[-1], row_tile, col_tile, *options, seed=seed
+                *(scheme.block, features[-1], row_tile, col_tile, *options),
+                seed=seed,
+                backward=learns,
             )
             if number == 0:
                 largest = rows.all_reduce(sums.largest.clone(), "max").wait()
@@ -199,7 +203,7 @@ class _GraphAttention(torch.autograd.Function):
         by_score[:prefix] = scores[0].wait()
         row_type, col_type = ctx.types
         by_row = scores[1].wait().to(row_type)
-        return by_x, by_row, by_score.to(col_type), None, None, None
+        return by_x, by_row, by_score.to(col_type), None, None, None, None
 
 
 def _put_together(
