@@ -225,7 +225,7 @@ def test_elements_of_the_model_may_be_more_than_those_of_the_data(structures, tm
     path.write_text(yaml.safe_dump({**values, "model": {"atomic_numbers": [1, 6]}}))
     assert "data hold also [8]" in refused(*options, tmp_path / "few")
     path.write_text(yaml.safe_dump({**values, "model": {"heads": ["a", "b"]}}))
-    assert "set data.heads instead" in refused(*options, tmp_path / "few")
+    assert "set --data.heads instead" in refused(*options, tmp_path / "few")
 
 
 # Using a model.
