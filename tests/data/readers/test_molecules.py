@@ -103,6 +103,7 @@ def test_several_targets_must_be_named(table):
         ("", {}, "empty"),
         ("smiles,y\n", {}, "no rows|no column of numbers"),
         ("a,b\n1,2\n", {}, "no column is called 'smiles'"),
+        ("smiles;y\nC;1\n", {}, "divided by semicolons; write it with commas"),
         ("smiles,y\nC,1\n", {"smiles": "mol"}, "no column 'mol'"),
         ("smiles,y\nC,1\n", {"targets": ("z",)}, "no column 'z'"),
         ("smiles,y\nC,1\nC,abc\n", {"targets": ("y",)}, "row 1: 'y' is 'abc'"),

@@ -242,6 +242,12 @@ def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
     for known in SMILES_NAMES:
         if known in lowered:
             return lowered[known]
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(
+                f"{path}: its columns seem to be divided by {word}; write it with commas (.csv) or "
+                "tabs (.tsv)"
+            )
     raise DataError(
         f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); name the one that "
         "holds the SMILES by columns.smiles"
