@@ -292,6 +292,9 @@ def test_predictions_are_in_units_and_errors_add_up():
     precision = np.mean([truth[score >= one].mean() for one in score[truth]])
     assert found["toxic_ap"] == pytest.approx(precision, abs=0.01)
     assert found["loss"] > 0
+    # A rank that has scores of its own agrees with those that have none.
+    pieces[0].load_sums(pieces[0].sums() + pieces[1].sums())
+    assert pieces[0].compute() == found
     alone = task.metrics()
     for batch, output in zip(batches, outputs, strict=True):
         alone.update(batch, output)

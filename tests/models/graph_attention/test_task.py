@@ -146,6 +146,18 @@ def test_sums_of_ranks_give_the_ranking_of_all():
     assert alone.compute()["roc_auc"] == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_rank_with_all_labels_agrees_with_one_that_has_none():
+    answers = np.array([0, 1, 0, 1])
+    ranks = [NodeMetrics("yes_no", 1), NodeMetrics("yes_no", 1)]
+    # Scores that are told apart exactly but not by their bins.
+    scores = 5.0 + 1e-9 * torch.arange(4.0, dtype=torch.float64)[:, None]
+    ranks[0].update(batch_of(answers), {"logits": scores})
+    total = ranks[0].sums() + ranks[1].sums()
+    for rank in ranks:
+        rank.load_sums(total)
+    assert ranks[0].compute() == ranks[1].compute()
+
+
 def test_a_label_with_one_answer_only_has_no_ranking():
     assert ranking([0, 0], [1, 2]) is None
     metrics = NodeMetrics("yes_no", 1)

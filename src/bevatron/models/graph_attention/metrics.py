@@ -76,15 +76,18 @@ class NodeMetrics:
             self._scores.append((logits.cpu().numpy(), answers.cpu().numpy()))
 
     def sums(self) -> Tensor:
-        """Return all running sums as one float64 vector."""
-        return torch.cat([self._sums, self._bins.flatten()])
+        """Return all running sums as one float64 vector; the first counts the processes."""
+        return torch.cat([self._sums.new_ones(1), self._sums, self._bins.flatten()])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; scores are exact only while they are of this process alone."""
+        """Replace the running sums; scores are exact only while they are of this process alone.
+
+        All ranks must decide alike, also the one that happens to have all labels.
+        """
         sums = sums.detach().double().cpu()
-        if sums[1] != self._sums[1]:
+        if int(sums[0]) != 1:
             self._scores = None
-        self._sums, self._bins = sums[:3].clone(), sums[3:].reshape(self._bins.shape).clone()
+        self._sums, self._bins = sums[1:4].clone(), sums[4:].reshape(self._bins.shape).clone()
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics by name; one without any label is left out."""
