@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from bevatron.errors import DataError
 from bevatron.train.plots import save
+from bevatron.train.plots.lines import readable_log_ticks
 from bevatron.train.plots.style import colours, new_axes
 
 Row = dict[str, Any]
@@ -72,7 +73,11 @@ def _panel(ax: Axes, key: tuple[Any, ...], rows: Sequence[Row]) -> None:
         bars = np.abs(np.stack([middle - low, high - middle]))
         ax.errorbar(ranks, middle, bars, fmt="o-", color=colour, capsize=3, label=model)
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    if len({row["ranks"] for row in rows}) > 1:
+        ax.set_yscale("log")
+        readable_log_ticks(ax)
+    else:
+        ax.set_ylim(bottom=0)
     ax.set_xticks(sorted({int(row["ranks"]) for row in rows}))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     title = f"{dataset}, {size}\n{entries + ', ' if entries else ''}k={features}, {layers} layers"

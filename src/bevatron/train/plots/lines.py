@@ -98,7 +98,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if panel.logarithmic and 0 < smallest < np.inf:
         ax.set_yscale("log")
-        _readable_log_ticks(ax)
+        readable_log_ticks(ax)
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
@@ -108,7 +108,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         say(ax, "no values")
 
 
-def _readable_log_ticks(ax: Axes) -> None:
+def readable_log_ticks(ax: Axes) -> None:
     """Write ticks as plain numbers, and label more of them where few decades are shown."""
     low, high = ax.get_ylim()
     if low < 1e-4 or high > 1e5:
