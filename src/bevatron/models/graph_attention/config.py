@@ -151,7 +151,7 @@ _RESIDUAL: dict[str, Any] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "gat-cora": {},
-    "gat-citeseer": {},
+    "gat-citeseer": {"value_dropout": 0.6},
     "gat-pubmed": {"out_heads": 8},
     "agnn-cora": {**_AGNN, "num_layers": 2, "first_beta": "fixed"},
     "agnn-citeseer": {**_AGNN, "num_layers": 3},
@@ -159,4 +159,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gat-heterophilous": _RESIDUAL,
     "gcn-heterophilous": {**_RESIDUAL, "layer": "gcn", "heads": 1},
 }
-"""Published recipes: GAT (ICLR 2018), AGNN (2018), heterophilous-graphs (2023)."""
+"""Published recipes: GAT (ICLR 2018), AGNN (2018), heterophilous-graphs (2023).
+
+GAT's authors drop values on all graphs. Cora reaches the published accuracy without (and PyTorch
+Geometric has no such dropout); Citeseer, without it, stays a point below.
+"""
