@@ -77,6 +77,7 @@ def _panel(ax: Axes, key: tuple[Any, ...], rows: Sequence[Row]) -> None:
         ax.set_yscale("log")
         readable_log_ticks(ax)
     else:
+        ax.margins(y=0.15)
         ax.set_ylim(bottom=0)
     ax.set_xticks(sorted({int(row["ranks"]) for row in rows}))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
