@@ -27,6 +27,7 @@ from bevatron.files import (
     write_json_atomically,
     write_text_atomically,
 )
+from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
 from bevatron.recipes.gpspp_targets import labels_of
 from bevatron.recipes.gpspp_use import MoleculePredictions, MoleculePredictor
@@ -376,21 +377,8 @@ def errors(target: Target, labels: FloatArray, predicted: FloatArray) -> Errors:
     if target.kind == "multiclass":
         return {**number, "accuracy": float((labels == predicted).mean())}
     hits = {**number, "accuracy": float(((predicted > 0.5) == (labels > 0.5)).mean())}
-    return {**hits, **_ranking(labels > 0.5, predicted)}
-
-
-def _ranking(positive: Any, score: FloatArray) -> Errors:
-    """Compute AUROC and average precision from the scores themselves, ties counting half."""
-    if positive.all() or not positive.any():
-        return {}
-    _, place = np.unique(score, return_inverse=True)
-    hits = np.bincount(place, weights=positive)
-    misses = np.bincount(place, weights=~positive)
-    below = np.cumsum(misses) - 0.5 * misses
-    auroc = float((hits * below).sum() / (hits.sum() * misses.sum()))
-    caught, wrong = np.cumsum(hits[::-1]), np.cumsum(misses[::-1])
-    precision = caught / (caught + wrong)
-    return {"auroc": auroc, "ap": float((precision * hits[::-1]).sum() / hits.sum())}
+    found = ranking_of_scores(predicted, (labels > 0.5).astype(float))
+    return hits if found is None else {**hits, "auroc": found[0], "ap": found[1]}
 
 
 def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Target]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError
 from bevatron.files import write_bytes_atomically, write_json_atomically
@@ -95,3 +95,34 @@ def load_model_folder(path: Path | str) -> ModelFolder:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{weights}: is damaged ({error}); copy or make it again") from None
     return ModelFolder(kind=str(kind), config=dict(config), state=state)
+
+
+def load_kind(path: Path | str, kind: str) -> ModelFolder:
+    """Read a model folder that must hold one kind of model.
+
+    Raises
+    ------
+    CheckpointError
+        If it holds another kind, or cannot be read.
+    """
+    folder = load_model_folder(path)
+    if folder.kind != kind:
+        raise CheckpointError(f"{path}: holds a model of kind '{folder.kind}', expected '{kind}'")
+    return folder
+
+
+def fill(model: nn.Module, folder: ModelFolder, name: str) -> None:
+    """Give a model the weights of a folder.
+
+    Raises
+    ------
+    CheckpointError
+        If they do not fit; ``name`` begins the sentence.
+    """
+    try:
+        model.load_state_dict(folder.state)
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise CheckpointError(
+            f"{name}: the weights do not fit the configuration ({first})"
+        ) from None

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from bevatron.config import from_dict, to_dict
-from bevatron.errors import CheckpointError
 from bevatron.models.common import model_folder
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.model import GPSPlusPlus
@@ -34,10 +33,7 @@ def load_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlusPlu
     CheckpointError
         If the folder holds another kind of model or its weights do not fit its configuration.
     """
-    folder = model_folder.load_model_folder(path)
-    if folder.kind != KIND:
-        raise CheckpointError(f"{path}: holds a model of kind '{folder.kind}', expected '{KIND}'")
-    return from_folder(folder, str(path), dtype)
+    return from_folder(model_folder.load_kind(path, KIND), str(path), dtype)
 
 
 def from_folder(
@@ -46,11 +42,5 @@ def from_folder(
     """Build the model of a folder that was read."""
     stored = next((value.dtype for value in folder.state.values()), None)
     model = GPSPlusPlus(from_dict(GPSPlusPlusConfig, folder.config), dtype or stored)
-    try:
-        model.load_state_dict(folder.state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(
-            f"{name}: the weights do not fit the configuration ({first})"
-        ) from None
+    model_folder.fill(model, folder, name)
     return model.eval()

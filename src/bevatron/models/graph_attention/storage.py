@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from bevatron.config import from_dict, to_dict
-from bevatron.errors import CheckpointError
 from bevatron.models.common import model_folder
 from bevatron.models.graph_attention.config import GraphAttentionConfig
 from bevatron.models.graph_attention.model import NodeClassifier
@@ -34,10 +33,7 @@ def load_model(path: Path | str, dtype: torch.dtype | None = None) -> NodeClassi
     CheckpointError
         If the folder holds another kind of model or its weights do not fit its configuration.
     """
-    folder = model_folder.load_model_folder(path)
-    if folder.kind != KIND:
-        raise CheckpointError(f"{path}: holds a model of kind '{folder.kind}', expected '{KIND}'")
-    return build(folder, str(path), dtype)
+    return build(model_folder.load_kind(path, KIND), str(path), dtype)
 
 
 def build(
@@ -47,11 +43,5 @@ def build(
     floating = [v.dtype for v in folder.state.values() if v.is_floating_point()]
     model = NodeClassifier(from_dict(GraphAttentionConfig, folder.config))
     model = model.to(dtype or (floating[0] if floating else torch.get_default_dtype()))
-    try:
-        model.load_state_dict(folder.state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(
-            f"{name}: the weights do not fit the configuration ({first})"
-        ) from None
+    model_folder.fill(model, folder, name)
     return model

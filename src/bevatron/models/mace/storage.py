@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from bevatron.config import from_dict, to_dict
-from bevatron.errors import CheckpointError
 from bevatron.models.common import model_folder
 from bevatron.models.mace.config import MaceConfig
 from bevatron.models.mace.model import MACE
@@ -34,21 +33,12 @@ def load_model(path: Path | str, dtype: torch.dtype | None = None) -> MACE:
     CheckpointError
         If the folder holds another kind of model or its weights do not fit its configuration.
     """
-    folder = model_folder.load_model_folder(path)
-    if folder.kind != KIND:
-        raise CheckpointError(f"{path}: holds a model of kind '{folder.kind}', expected '{KIND}'")
-    return build(folder, str(path), dtype)
+    return build(model_folder.load_kind(path, KIND), str(path), dtype)
 
 
 def build(folder: model_folder.ModelFolder, name: str, dtype: torch.dtype | None = None) -> MACE:
     """Build the model of a folder that was read."""
     stored = folder.state["embedding.weight"].dtype if "embedding.weight" in folder.state else None
     model = MACE(from_dict(MaceConfig, folder.config), dtype or stored)
-    try:
-        model.load_state_dict(folder.state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(
-            f"{name}: the weights do not fit the configuration ({first})"
-        ) from None
+    model_folder.fill(model, folder, name)
     return model

@@ -1,0 +1,61 @@
+"""Model folders of all kinds: what is read is what was written, anything else is refused."""
+
+import json
+
+import pytest
+import torch
+
+from bevatron.errors import CheckpointError
+from bevatron.models import gpspp, graph_attention, mace
+from bevatron.models.gpspp.storage import load_model as load_gpspp
+from bevatron.models.gpspp.storage import save_model as save_gpspp
+from bevatron.models.graph_attention.storage import load_model as load_graph
+from bevatron.models.graph_attention.storage import save_model as save_graph
+from bevatron.models.mace.storage import load_model as load_mace
+from bevatron.models.mace.storage import save_model as save_mace
+
+
+def small_mace():
+    config = mace.MaceConfig.preset("small").with_data(
+        atomic_numbers=(1, 8), atomic_energies=((-1.0, -2.0),), avg_num_neighbors=4.0
+    )
+    return mace.MACE(config)
+
+
+KINDS = {
+    "mace": (small_mace, save_mace, load_mace),
+    "gpspp": (lambda: gpspp.build("gpspp-4", num_layers=1), save_gpspp, load_gpspp),
+    "graph_attention": (
+        lambda: graph_attention.NodeClassifier(
+            graph_attention.GraphAttentionConfig().with_data(inputs=5, outputs=3)
+        ),
+        save_graph,
+        load_graph,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_comes_back_and_others_do_not(kind, tmp_path):
+    make, save, load = KINDS[kind]
+    model = make()
+    save(model, tmp_path / kind)
+    again = load(tmp_path / kind)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    for other, (_, _, load_other) in KINDS.items():
+        if other != kind:
+            with pytest.raises(CheckpointError, match=f"kind '{kind}', expected '{other}'"):
+                load_other(tmp_path / kind)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("gpspp", "num_layers"), ("graph_attention", "hidden")])
+def test_weights_of_another_configuration_are_refused_by_name(kind, key, tmp_path):
+    make, save, load = KINDS[kind]
+    save(make(), tmp_path / kind)
+    path = tmp_path / kind / "model.json"
+    found = json.loads(path.read_text())
+    found["config"][key] += 1
+    path.write_text(json.dumps(found))
+    with pytest.raises(CheckpointError, match=f"{kind}: the weights do not fit"):
+        load(tmp_path / kind)
