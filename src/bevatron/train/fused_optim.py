@@ -27,8 +27,8 @@ class FusedAdamEMA(torch.optim.Optimizer):
     All gradients, moments and averages lie one after the other, so that a step is three launches
     however many parameters there are, and never waits for the device. The gradients stay where
     they are: ``zero_grad`` is part of the step, and backward adds to them. A step whose gradient is
-    not finite changes no weight, moment or average; it still counts for the share of the next ones in
-    the average.
+    not finite changes no weight, moment or average; it still counts for the share that the next
+    ones have in the average.
 
     A parameter takes part if backward has reached it, or its ``grad`` was assigned, since the last
     step; any other keeps weight, moments and count of steps, as with torch's optimisers.
