@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples.fields import Field
+from bevatron.data.samples.flat import mover
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
 
@@ -233,12 +234,7 @@ class GraphBatch:
         non_blocking: bool = False,
     ) -> Self:
         """Copy to a device, floating-point tensors to ``dtype``; the second time the same copy."""
-
-        def move(value: Tensor) -> Tensor:
-            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            return value.to(device=device, dtype=target, non_blocking=non_blocking)
-
-        return self._map((str(device), dtype), move)
+        return self._map((str(device), dtype), mover(device, dtype, non_blocking))
 
     def pin_memory(self) -> Self:
         """Copy to page-locked memory; the second time the same copy."""

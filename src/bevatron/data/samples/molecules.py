@@ -1,8 +1,7 @@
 """Molecules: the fields of a prepared sample and the batch that a graph model is given."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from bevatron.data.samples.feature_sets import feature_set
 from bevatron.data.samples.fields import Field
+from bevatron.data.samples.flat import AtomBatch
 from bevatron.typing import Array, Arrays, FloatArray, IntArray
 
 NUM_WALKS = 16
@@ -69,7 +69,7 @@ def molecule_fields(feature_set_name: str, num_targets: int) -> tuple[Field, ...
 
 
 @dataclass(frozen=True)
-class MoleculeBatch:
+class MoleculeBatch(AtomBatch):
     """Molecules, concatenated; no padding unless `bevatron.data.padding` added some.
 
     Attributes
@@ -99,10 +99,7 @@ class MoleculeBatch:
     """
 
     atom_features: Tensor
-    edges: Tensor
     bond_features: Tensor
-    graph: Tensor
-    graph_ptr: Tensor
     edge_graph: Tensor
     degree: Tensor
     reverse_edge: Tensor
@@ -119,23 +116,7 @@ class MoleculeBatch:
     targets: Tensor
     target_weight: Tensor
     graph_weight: Tensor
-    indices: IntArray
     checked: bool = False
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of molecules."""
-        return self.has_positions.shape[0]
-
-    @property
-    def num_atoms(self) -> int:
-        """Number of atoms of all molecules."""
-        return self.atom_features.shape[0]
-
-    @property
-    def num_edges(self) -> int:
-        """Number of directed edges, two per bond."""
-        return self.edges.shape[1]
 
     @property
     def num_pairs(self) -> int:
@@ -143,19 +124,9 @@ class MoleculeBatch:
         return self.shortest_paths.shape[0]
 
     @property
-    def sample_indices(self) -> IntArray:
-        """Positions of the samples in their data set."""
-        return self.indices
-
-    @property
     def sizes(self) -> Mapping[str, int]:
         """Counts for logs."""
-        return {
-            "graphs": self.num_graphs,
-            "atoms": self.num_atoms,
-            "edges": self.num_edges,
-            "pairs": self.num_pairs,
-        }
+        return {**super().sizes, "pairs": self.num_pairs}
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Name the atoms of every pair, on the batch's device and of static shape.
@@ -177,29 +148,6 @@ class MoleculeBatch:
         second = begin[graph] + local % columns
         beyond = place >= self.pair_ptr[-1]
         return first.masked_fill(beyond, last), second.masked_fill(beyond, last), graph
-
-    def to(
-        self,
-        device: torch.device | str,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Copy to a device; floating-point tensors to ``dtype``."""
-
-        def move(value: Tensor) -> Tensor:
-            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            return value.to(device=device, dtype=target, non_blocking=non_blocking)
-
-        return self._map(move)
-
-    def pin_memory(self) -> Self:
-        """Copy to page-locked memory."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
-        return type(self)(**(values | moved))
 
 
 def collate_molecules(

@@ -1,8 +1,8 @@
 """Structures of atoms: the fields of a sample and the batch that a potential is given."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples.fields import Field
+from bevatron.data.samples.flat import AtomBatch
 from bevatron.typing import Arrays, IntArray
 
 RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
@@ -76,7 +77,7 @@ def unlabelled_structure(
 
 
 @dataclass(frozen=True)
-class StructureBatch:
+class StructureBatch(AtomBatch):
     """Structures of atoms, concatenated; no padding.
 
     Attributes
@@ -103,10 +104,7 @@ class StructureBatch:
     atomic_numbers: Tensor
     cell: Tensor
     pbc: Tensor
-    edges: Tensor
     edge_shifts: Tensor
-    graph: Tensor
-    graph_ptr: Tensor
     head: Tensor
     energy: Tensor
     forces: Tensor
@@ -117,62 +115,10 @@ class StructureBatch:
     has_energy: Tensor
     has_forces: Tensor
     has_stress: Tensor
-    indices: IntArray
     checked: bool = False
 
-    @property
-    def num_graphs(self) -> int:
-        """Number of structures."""
-        return self.head.shape[0]
-
-    @property
-    def num_atoms(self) -> int:
-        """Number of atoms of all structures."""
-        return self.positions.shape[0]
-
-    @property
-    def num_edges(self) -> int:
-        """Number of directed edges."""
-        return self.edges.shape[1]
-
-    @property
-    def sample_indices(self) -> IntArray:
-        """Positions of the samples in their data set."""
-        return self.indices
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Counts for logs."""
-        return {"graphs": self.num_graphs, "atoms": self.num_atoms, "edges": self.num_edges}
-
-    def to(
-        self,
-        device: torch.device | str,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-    ) -> Self:
-        """Copy to a device; floating-point tensors to ``dtype``.
-
-        Energies stay in float64: of 10 keV in float32 only 1 meV would be left.
-        """
-
-        def move(value: Tensor) -> Tensor:
-            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            return value.to(device=device, dtype=target, non_blocking=non_blocking)
-
-        energy = self.energy.to(device=device, non_blocking=non_blocking)
-        return replace(self._map(move), energy=energy)
-
-    def pin_memory(self) -> Self:
-        """Copy to page-locked memory."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, function) -> Self:  # type: ignore[no-untyped-def]
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self,
-            **{name: function(v) for name, v in values.items() if isinstance(v, Tensor)},
-        )
+    keeps_dtype: ClassVar[tuple[str, ...]] = ("energy",)
+    """Energies stay in float64: of 10 keV in float32 only 1 meV would be left."""
 
 
 def collate_structures(

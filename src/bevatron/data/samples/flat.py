@@ -1,0 +1,91 @@
+"""What all batches of concatenated samples share: counts, and copies on another device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bevatron.typing import IntArray
+
+
+def mover(
+    device: torch.device | str, dtype: torch.dtype | None, non_blocking: bool
+) -> Callable[[Tensor], Tensor]:
+    """Return what copies a tensor to a device, a floating-point one to ``dtype`` if given."""
+
+    def move(value: Tensor) -> Tensor:
+        target = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        return value.to(device=device, dtype=target, non_blocking=non_blocking)
+
+    return move
+
+
+@dataclass(frozen=True)
+class AtomBatch:
+    """Samples of atoms, concatenated; the base of batches of structures and of molecules.
+
+    Attributes
+    ----------
+    edges : [2, E] int64, (senders, receivers) as atoms of the batch
+    graph : [N] int64, the sample of each atom, ascending
+    graph_ptr : [G + 1] int64, where the atoms of each sample begin
+    indices : [G] int64 numpy, positions of the samples in their data set
+    """
+
+    edges: Tensor
+    graph: Tensor
+    graph_ptr: Tensor
+    indices: IntArray
+
+    keeps_dtype: ClassVar[tuple[str, ...]] = ()
+    """Fields that `to` leaves in the type they have."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of samples."""
+        return self.graph_ptr.shape[0] - 1
+
+    @property
+    def num_atoms(self) -> int:
+        """Number of atoms of all samples."""
+        return self.graph.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """Number of directed edges."""
+        return self.edges.shape[1]
+
+    @property
+    def sample_indices(self) -> IntArray:
+        """Positions of the samples in their data set."""
+        return self.indices
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts for logs."""
+        return {"graphs": self.num_graphs, "atoms": self.num_atoms, "edges": self.num_edges}
+
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Copy to a device; floating-point tensors to ``dtype``, but for `keeps_dtype`."""
+        keep, cast = mover(device, None, non_blocking), mover(device, dtype, non_blocking)
+        return self._map(lambda name, value: (keep if name in self.keeps_dtype else cast)(value))
+
+    def pin_memory(self) -> Self:
+        """Copy to page-locked memory."""
+        return self._map(lambda _, value: value.pin_memory())
+
+    def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changes: dict[str, Any] = {
+            name: function(name, value)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **changes)
