@@ -2,13 +2,16 @@
 
     python benchmarks/gpspp_learning.py STORE --model gpspp-8 --inputs 3d --minutes 4 --out rows
     python benchmarks/gpspp_learning.py STORE --model gpspp-8-mpnn --inputs 2d --epochs 50
+    python benchmarks/gpspp_learning.py STORE --epochs 25 --save models/gap
+    python benchmarks/gpspp_learning.py OTHER --epochs 50 --start-from models/gap --lr 1e-4
     python benchmarks/gpspp_learning.py --collect rows
 
 The store is made by `bevatron prepare` (QM9's gap, SMILES with positions), so that no rdkit is
 needed here. One configuration per process; several run side by side with CUDA_VISIBLE_DEVICES.
 ``3d`` trains with positions, masked as published (1:3:1); ``2d`` with a model that has nothing for
-positions. ``--epochs`` limits by epochs instead of time. Attention without any 3D input trains at
-half the rate, as the paper does. Every run ends with its learning rate at zero and is then tested.
+positions. ``--epochs`` limits by epochs instead of time, for runs that share a GPU. Attention
+without any 3D input trains at half the rate, as the paper does. Every run ends with its learning
+rate at zero and is then tested.
 """
 
 import argparse
@@ -29,6 +32,7 @@ import yaml
 from report import RESULTS, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
+from bevatron.models.gpspp.storage import save_model
 from bevatron.recipes.gpspp import GpsppRun, build
 from bevatron.recipes.gpspp_report import evaluate_molecules
 from bevatron.recipes.molecules import load_molecules
@@ -38,10 +42,13 @@ from bevatron.train.plots import Curve, Panel
 
 NO_POSITIONS = {"distance_bias": False, "distance_sum": False, "bond_lengths": False}
 RATE = 4e-4
+Groups = dict[tuple[str, str, str, str, float], list[dict[str, Any]]]
+"""Runs by model, inputs, changes, the model begun with and learning rate."""
+
 NOTES = (
-    "Mean absolute error in meV on molecules that were not trained on, after the last step; spread "
-    "over seeds where there are several. 3D: positions instead of shortest paths are seen. Morgan "
-    "fingerprints with ridge regression reach 417 meV on QM9's gap."
+    "Mean absolute error in meV on molecules that were not trained on, after the last step; mean ± "
+    "standard deviation where there are several seeds. 3D: positions instead of shortest paths "
+    "are seen. Morgan fingerprints with ridge regression reach 417 meV on QM9's gap."
 )
 
 
@@ -72,6 +79,8 @@ def configuration(arguments: argparse.Namespace, folder: Path) -> GpsppRun:
         },
         "report": False,
     }
+    if arguments.start_from is not None:
+        values["start_from"] = str(arguments.start_from)
     for change in arguments.set:
         key, _, value = change.partition("=")
         place = values
@@ -97,6 +106,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         data = load_molecules(config.data, config.output / "prepared")
     model: Any = run.model
     target = model.config.targets[0].name
+    if arguments.save is not None:
+        save_model(model, arguments.save)
     modes = ("2d", "3d") if arguments.inputs == "3d" else ("2d",)
     device = next(model.parameters()).device
     # Tested as it was trained and validated: products in bfloat16 on a GPU.
@@ -115,6 +126,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "target": target,
         "lr": config.optim.lr,
         "set": arguments.set,
+        "start_from": None if arguments.start_from is None else arguments.start_from.name,
         "molecules": config.molecules,
         "parameters": sum(p.numel() for p in model.parameters()),
         "train_molecules": len(run.train),
@@ -151,26 +163,26 @@ def label(arguments: argparse.Namespace) -> str:
     """Name a run."""
     changes = "".join(f"-{change.split('.')[-1].replace('=', '-')}" for change in arguments.set)
     rate = "" if arguments.lr is None else f"-lr{arguments.lr:g}"
-    return f"{arguments.model}-{arguments.inputs}-{arguments.seed}{rate}{changes}"[:120]
+    begun = "" if arguments.start_from is None else "-finetuned"
+    return f"{arguments.model}-{arguments.inputs}-{arguments.seed}{rate}{begun}{changes}"[:120]
 
 
-def collect(folder: Path, out: Path) -> None:
+def collect(folder: Path, out: Path, name: str) -> None:
     """Make a table and a picture of all runs in a folder."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     runs = [run for run in runs if "curve" in run]
     if not runs:
         raise SystemExit(f"{folder}: holds no results")
-    groups: dict[tuple[str, str, str, float], list[dict[str, Any]]] = defaultdict(list)
-    for run in runs:
-        groups[run["model"], run["inputs"], " ".join(run["set"]), run["lr"]].append(run)
+    groups = grouped(runs)
     rows = []
-    for (model, inputs, changes, lr), members in sorted(groups.items()):
+    for (model, inputs, changes, start, lr), members in sorted(groups.items()):
         last = [run["curve"][-1] for run in members]
         rows.append(
             {
                 "model": model,
                 "trained with": "3D masked 1:3:1" if inputs == "3d" else "no 3D",
                 **({"changes": changes} if any(key[2] for key in groups) else {}),
+                **({"begun": start or "from scratch"} if any(key[3] for key in groups) else {}),
                 "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
                 "lr": lr,
                 "seeds": len(members),
@@ -186,10 +198,17 @@ def collect(folder: Path, out: Path) -> None:
             }
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    path = write_result(
-        "gpspp_learning", rows, notes=NOTES, device=device, extra={"runs": runs}, folder=out
-    )
-    plots.save(draw(runs), path.with_suffix(".png"))
+    path = write_result(name, rows, notes=NOTES, device=device, extra={"runs": runs}, folder=out)
+    plots.save(draw(groups), path.with_suffix(".png"))
+
+
+def grouped(runs: Sequence[dict[str, Any]]) -> Groups:
+    """Put runs together that differ in their seed alone."""
+    groups: Groups = defaultdict(list)
+    for run in runs:
+        changes, start = " ".join(run["set"]), run.get("start_from") or ""
+        groups[run["model"], run["inputs"], changes, start, run["lr"]].append(run)
+    return groups
 
 
 def median_rate(run: dict[str, Any]) -> float | None:
@@ -207,20 +226,28 @@ def spread(values: Sequence[float | None], digits: int = 1) -> str:
     return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.{digits}f}"
 
 
-def draw(runs: Sequence[dict[str, Any]]) -> Any:
-    """Draw validation errors against training time."""
+def draw(groups: Groups) -> Any:
+    """Draw validation errors, the mean over seeds, against epochs."""
     panels = []
     for mode, title in (("2d", "Seen in 2D"), ("3d", "Seen in 3D")):
         key = f"valid_mae_{mode}_mev"
         lines = []
-        for run in runs:
-            points = [(one["seconds"] / 60, one[key]) for one in run["curve"] if key in one]
-            if points:
-                minutes, errors = zip(*points, strict=True)
-                lines.append(Curve(run["name"], minutes, errors, dashed=run["inputs"] == "2d"))
+        for (model, inputs, changes, start, _), members in sorted(groups.items()):
+            curves = [[one for one in run["curve"] if key in one] for run in members]
+            length = min(map(len, curves))
+            if not length:
+                continue
+            errors = [
+                statistics.mean(curve[place][key] for curve in curves) for place in range(length)
+            ]
+            epochs = [one["epoch"] for one in curves[0][:length]]
+            with_3d = "3D masked" if inputs == "3d" else "no 3D"
+            words = " ".join(part for part in (model, with_3d, changes, start and "fine-tuned")
+                             if part)  # fmt: skip
+            lines.append(Curve(words, epochs, errors, dashed=inputs == "2d"))
         if lines:
             panels.append(Panel(title, "validation MAE (meV)", lines))
-    return plots.curves(panels, "training time (min)")
+    return plots.curves(panels, "epochs")
 
 
 def workers() -> int:
@@ -252,10 +279,13 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=2, help="epochs")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
+    parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
+    parser.add_argument("--name", default="gpspp_learning", help="of a collected result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.collect is not None:
-        collect(arguments.collect, arguments.out)
+        collect(arguments.collect, arguments.out, arguments.name)
         return
     if arguments.store is None or (arguments.minutes is None and arguments.epochs is None):
         parser.error("expected a STORE and --minutes or --epochs (or --collect FOLDER)")

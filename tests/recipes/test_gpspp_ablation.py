@@ -168,6 +168,34 @@ def test_runs_side_by_side_have_a_gpu_each_and_failures_are_told(tmp_path, store
     assert {gpu for _, gpu in used[:2]} == {"0", "1"}
 
 
+@pytest.mark.parametrize(("budget", "most"), [({"minutes": 1.0}, 2), ({"epochs": 1}, 5)])
+def test_runs_share_a_gpu_only_where_time_does_not_count(
+    tmp_path, store, monkeypatch, budget, most
+):
+    running, found = [], []
+
+    def run(words, *, input, env, **_):  # noqa: A002
+        running.append(env["CUDA_VISIBLE_DEVICES"])
+        time.sleep(0.2)
+        found.append((len(running), set(running)))
+        running.pop()
+        cell = gpspp_ablation._file(  # what a run leaves behind
+            Ablation((store,), tmp_path, epochs=1), *json.loads(input)["cell"]
+        )
+        cell.parent.mkdir(exist_ok=True)
+        last = {"valid": 1.0, "valid_3d": None, "train": 1.0, "minutes": 1.0}
+        row = {"row": "baseline", "seed": json.loads(input)["cell"][1], "table": 0, "epochs": 1}
+        cell.write_text(json.dumps({**row, "parameters": 1, "metric": "gap_mae", "curve": [last]}))
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(gpspp_ablation, "visible_gpus", lambda: ["3", "4"])
+    monkeypatch.setattr(gpspp_ablation.subprocess, "run", run)
+    options = {**COMMON, "epochs": None, "device": "cuda", "seeds": 5, **budget}
+    run_ablation(Ablation((store,), tmp_path, **options), jobs=5)
+    assert max(number for number, _ in found) == most
+    assert set.union(*(places for _, places in found)) == {"3", "4"}
+
+
 def test_gpus_are_shared_out_by_their_names(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert gpspp_ablation.visible_gpus() == ["2", "5"]

@@ -231,7 +231,7 @@ def bench_gpspp_ablation(
     evaluate_every
         Epochs between validations.
     jobs
-        Runs side by side, each on a GPU of its own where there are some.
+        Runs side by side, over all GPUs; with --minutes each has one for itself.
     """
     from bevatron.recipes.gpspp_ablation import RESULT, Ablation, run_ablation
 

@@ -198,7 +198,8 @@ def run_ablation(
     ablation
         What.
     jobs
-        Processes side by side; with GPUs each has one of the visible ones for itself.
+        Processes side by side, shared out over the visible GPUs; with `Ablation.minutes` each has
+        one for itself.
     tell
         Given lines to show.
 
@@ -339,11 +340,16 @@ def _side_by_side(
     jobs: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Run cells in processes of their own, each on a GPU that no other one uses."""
+    """Run cells in processes of their own, shared out over the GPUs.
+
+    Runs that have a time each get a GPU for themselves; those that have epochs may share one.
+    """
     gpus = visible_gpus() if ablation.device != "cpu" else []
+    if gpus and ablation.minutes is not None:
+        jobs = min(jobs, len(gpus))
     places: SimpleQueue[str | None] = SimpleQueue()
-    for place in gpus[:jobs] if gpus else [None] * jobs:
-        places.put(place)
+    for job in range(jobs):
+        places.put(gpus[job % len(gpus)] if gpus else None)
 
     def one(cell: tuple[str, int]) -> None:
         place = places.get()
@@ -363,8 +369,7 @@ def _side_by_side(
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise BevatronError(f"{name}, seed {seed}: the run failed ({last})")
 
-    workers = min(jobs, len(gpus)) if gpus else jobs
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, cells))
 
 
