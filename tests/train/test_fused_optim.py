@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bevatron.kernels import use
 from bevatron.train.optim import FusedAdamEMA
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -167,6 +168,17 @@ def test_copies_are_the_weights_in_their_type():
     for weight, twin in zip(model.parameters(), optimizer.copies_of_weights, strict=True):
         assert twin.dtype == torch.float16
         assert torch.equal(twin, weight.detach().half())
+
+
+def test_autograd_notices_that_the_weights_have_changed():
+    model, _ = models()
+    optimizer = FusedAdamEMA(model.parameters(), lr=0.1)
+    backward(model, 0)
+    later = model(torch.ones(4, 5, dtype=torch.float64, device=DEVICE), True).square().sum()
+    with use("triton"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        later.backward()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import is_
 from typing import Any, Literal, no_type_check
 
 import torch
@@ -162,8 +163,9 @@ class FusedAdamEMA(torch.optim.Optimizer):
             active=values[2 * number : 3 * number],
             copy=None if self._copies is None else self._copies.flat,
         )
-        for i, parameter in enumerate(self._parameters):
-            parameter.grad = self._gradients.parts[str(i)]
+        self._own = list(self._gradients.parts.values())
+        for i, (parameter, own) in enumerate(zip(self._parameters, self._own, strict=True)):
+            parameter.grad = own
             self._link_state(i)
 
     def _link_state(self, i: int) -> None:
@@ -206,8 +208,8 @@ class FusedAdamEMA(torch.optim.Optimizer):
         """Forget the gradients; they stay where they are."""
         self._gradients.flat.zero_()
         self._touched.clear()
-        for i, parameter in enumerate(self._parameters):
-            parameter.grad = self._gradients.parts[str(i)]
+        for parameter, own in zip(self._parameters, self._own, strict=True):
+            parameter.grad = own
 
     def advance(self) -> None:
         """Send what changes from step to step; `step` does it unless it is being recorded."""
@@ -218,15 +220,24 @@ class FusedAdamEMA(torch.optim.Optimizer):
             share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
         elif self._kind == "swa":
             share = 1.0 / updates
-        rates, decays = [], []
-        for group in self.param_groups:
-            rates += [float(group["lr"])] * len(group["params"])
-            decays += [float(group["weight_decay"])] * len(group["params"])
-        active = [float(i in self._touched) for i in range(len(self._parameters))]
-        numbers = (*rates, *decays, *active, 1.0, float("inf"), share)
-        if numbers != self._sent:
-            self._feed.send(torch.tensor(numbers, dtype=torch.float64))
-            self._sent = numbers
+        every = len(self._touched) == len(self._parameters)
+        touched = None if every else frozenset(self._touched)
+        groups = [(float(group["lr"]), float(group["weight_decay"])) for group in self.param_groups]
+        sent = (*groups, touched, share)
+        if sent == self._sent:
+            return
+        # A few fills: lists of thousands of numbers take longer than the step itself.
+        numbers = torch.ones(self._feed.values.shape, dtype=torch.float64)
+        rates, decays, active = numbers[:-3].view(3, -1)
+        sizes = [len(group["params"]) for group in self.param_groups]
+        for group, rate, decay in zip(groups, rates.split(sizes), decays.split(sizes), strict=True):
+            rate.fill_(group[0])
+            decay.fill_(group[1])
+        if touched is not None:
+            active.zero_()[list(touched)] = 1.0
+        numbers[-2], numbers[-1] = float("inf"), share
+        self._feed.send(numbers)
+        self._sent = sent
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -247,15 +258,19 @@ class FusedAdamEMA(torch.optim.Optimizer):
 
     def _take_gradients(self) -> None:
         """Copy gradients that were put elsewhere to where the kernel reads them."""
+        given = [parameter.grad for parameter in self._parameters]
+        if all(map(is_, given, self._own)):
+            return
         there, here = [], []
-        for i, parameter in enumerate(self._parameters):
-            own = self._gradients.parts[str(i)]
-            if parameter.grad is own:
+        for i, (parameter, grad, own) in enumerate(
+            zip(self._parameters, given, self._own, strict=True)
+        ):
+            if grad is own:
                 continue
-            if parameter.grad is None:
+            if grad is None:
                 own.zero_()
-            elif parameter.grad.data_ptr() != own.data_ptr():
-                there.append(parameter.grad)
+            elif grad.data_ptr() != own.data_ptr():
+                there.append(grad)
                 here.append(own)
                 self._touched.add(i)
             parameter.grad = own

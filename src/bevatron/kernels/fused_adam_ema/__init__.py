@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -158,7 +159,7 @@ class AdamTensors:
     active: Float[Tensor, " P"] | None = None
     copy: Float[Tensor, " n"] | None = None
     squares: Float[Tensor, " b"] | None = None
-    kept: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not all(parameter.is_contiguous() for parameter in self.parameters):

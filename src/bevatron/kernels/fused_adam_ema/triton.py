@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.fused_adam_ema import ALIGNMENT, AdamSettings, AdamTensors, starts_of
+from bevatron.kernels.layer_norm.triton import on_device
 
 TILE = 4096
 """Numbers whose squares one program sums."""
@@ -33,30 +34,11 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         tensors.kept["chunks"] = table = chunk_table(parameters, chunk)
         numbers = torch.arange(len(parameters) + 1, device=table.device)
         tensors.kept["first_chunks"] = torch.searchsorted(table[:, 3].contiguous(), numbers)
-    clip = inf if settings.clip is None else settings.clip
-    update(
-        parameters,
-        tensors.gradient,
-        tensors.first,
-        tensors.second,
-        tensors.largest,
-        tensors.average,
-        tensors.steps,
-        tensors.lr_scale,
-        tensors.weight_decay,
-        tensors.controls,
-        tensors.loss,
-        tensors.verdict,
-        tensors.active,
-        tensors.copy,
-        tensors.squares,
-        tensors.kept["chunks"],
-        tensors.kept["first_chunks"],
-        [*settings.betas, settings.eps, clip],
-        settings.decoupled,
-        settings.per_tensor and settings.clip is not None,
-        chunk,
-    )
+        tensors.kept["aligned"] = all(p.data_ptr() % 16 == 0 for p in parameters)
+    with on_device(tensors.gradient):
+        _launch(tensors, settings, chunk)
+    # As torch's optimisers do: autograd must see that what it kept has changed.
+    torch.autograd.graph.increment_version(parameters)
 
 
 def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
@@ -69,45 +51,17 @@ def chunk_table(parameters: list[Tensor], chunk: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4).to(parameters[0].device)
 
 
-@torch.library.custom_op(
-    "bevatron::fused_adam_ema",
-    mutates_args=(
-        "parameters",
-        "gradient",
-        "first",
-        "second",
-        "largest",
-        "average",
-        "steps",
-        "verdict",
-        "copy",
-    ),
-)
-def update(
-    parameters: list[Tensor],
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    largest: Tensor | None,
-    average: Tensor | None,
-    steps: Tensor,
-    lr_scale: Tensor,
-    weight_decay: Tensor,
-    controls: Tensor,
-    loss: Tensor,
-    verdict: Tensor,
-    active: Tensor | None,
-    copy: Tensor | None,
-    known_squares: Tensor | None,
-    table: Tensor,
-    first_chunks: Tensor,
-    numbers: list[float],
-    decoupled: bool,
-    per_tensor: bool,
-    chunk: int,
-) -> None:
-    """Change everything in place; ``numbers`` are beta1, beta2, eps and clip."""
-    beta1, beta2, eps, clip = numbers
+def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
+    """Change everything in place.
+
+    No custom operator: it is not differentiable, and a dispatcher takes milliseconds to look at
+    thousands of tensors.
+    """
+    gradient, steps, active = tensors.gradient, tensors.steps, tensors.active
+    table, known_squares = tensors.kept["chunks"], tensors.squares
+    (beta1, beta2), eps = settings.betas, settings.eps
+    clip = inf if settings.clip is None else settings.clip
+    per_tensor = settings.per_tensor and settings.clip is not None
     wide = gradient.dtype == torch.float64
     num_tiles = len(table) if per_tensor else triton.cdiv(gradient.numel(), TILE)
     if known_squares is not None and not per_tensor:
@@ -118,6 +72,7 @@ def update(
     rates = torch.empty(num_rates, dtype=torch.float64, device=gradient.device)
     if per_tensor:
         _chunk_norms[(num_tiles,)](table, gradient, squares, CHUNK=chunk)
+        first_chunks = tensors.kept["first_chunks"]
         _clips[(len(steps),)](squares, first_chunks, rates, len(steps), CLIP=clip, BLOCK=256)
     elif known_squares is None:
         _norms[(num_tiles,)](gradient, squares, gradient.numel(), TILE=TILE)
@@ -125,55 +80,49 @@ def update(
         squares,
         num_tiles,
         steps,
-        lr_scale,
-        weight_decay,
-        lr_scale if active is None else active,
+        tensors.lr_scale,
+        tensors.weight_decay,
+        tensors.lr_scale if active is None else active,
         len(steps),
-        controls,
-        loss,
-        verdict,
+        tensors.controls,
+        tensors.loss,
+        tensors.verdict,
         rates,
         LOG_BETA1=log(beta1) if beta1 > 0 else -inf,
         LOG_BETA2=log(beta2) if beta2 > 0 else -inf,
         CLIP=clip,
-        DECOUPLED=decoupled,
+        DECOUPLED=settings.decoupled,
         PER_TENSOR=per_tensor,
         SOME_IDLE=active is not None,
-        BLOCK=1024,
+        BLOCK=4096,
+        num_warps=16,
     )
     _adam[(len(table),)](
         table,
         gradient,
-        first,
-        second,
-        gradient if largest is None else largest,
-        gradient if average is None else average,
-        gradient if copy is None else copy,
+        tensors.first,
+        tensors.second,
+        *(gradient if t is None else t for t in (tensors.largest, tensors.average, tensors.copy)),
         rates,
-        lr_scale if active is None else active,
+        tensors.lr_scale if active is None else active,
         len(steps),
-        controls,
-        verdict,
+        tensors.controls,
+        tensors.verdict,
         BETA1=beta1,
         BETA2=beta2,
         EPS=eps,
-        AMSGRAD=largest is not None,
-        AVERAGED=average is not None,
-        DECOUPLED=decoupled,
+        AMSGRAD=tensors.largest is not None,
+        AVERAGED=tensors.average is not None,
+        DECOUPLED=settings.decoupled,
         PER_TENSOR=per_tensor,
         SOME_IDLE=active is not None,
-        COPIED=copy is not None,
-        ALIGNED=all(parameter.data_ptr() % 16 == 0 for parameter in parameters),
+        COPIED=tensors.copy is not None,
+        ALIGNED=tensors.kept["aligned"],
         ACCUMULATOR=tl.float64 if wide else tl.float32,
         CHUNK=chunk,
         ALIGNMENT=ALIGNMENT,
         num_warps=4,
     )
-
-
-@update.register_fake
-def _(*_arguments: object) -> None:
-    return None
 
 
 @triton.jit
