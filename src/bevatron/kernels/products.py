@@ -1,6 +1,6 @@
 """Matrix products for operators that work on a chunk of rows at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -62,11 +62,15 @@ class WeightGradient:
             part = torch.mm(dy.t(), x, out_dtype=torch.float32)
         self._total = part if self._total is None else self._total.add_(part)
 
+    def total(self) -> Tensor:
+        """Return the sum in float32."""
+        if self._total is None:
+            return torch.zeros(self._like.shape, dtype=torch.float32, device=self._like.device)
+        return self._total
+
     def result(self) -> Tensor:
         """Return the sum, in the type of the weight."""
-        if self._total is None:
-            return torch.zeros_like(self._like, memory_format=torch.contiguous_format)
-        return self._total.to(self._like.dtype)
+        return self.total().to(self._like.dtype)
 
 
 class BiasGradient:
@@ -90,3 +94,68 @@ class BiasGradient:
         if self._total is None:
             return torch.zeros_like(self._bias)
         return self._total.to(self._bias.dtype)
+
+
+class Linear:
+    """Linear layers on the same rows, as one product; and their gradients, summed over chunks.
+
+    Parameters
+    ----------
+    dtype
+        Of the products: weights of another type are rounded to it.
+    weights
+        [K, C] each; in the result the layers stand side by side.
+    biases
+        [K] each, or None.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None] = (None,),
+    ) -> None:
+        self._weights = weights
+        self._biases = (*biases, *[None] * (len(weights) - len(biases)))
+        self._sizes = [len(weight) for weight in weights]
+        self._matrix = _joined([weight.to(dtype) for weight in weights])
+        self._bias: Tensor | None = None
+        if any(bias is not None for bias in self._biases):
+            self._bias = _joined(
+                [
+                    self._matrix.new_zeros(size) if bias is None else bias.to(dtype)
+                    for bias, size in zip(self._biases, self._sizes, strict=True)
+                ]
+            )
+        self._dweight = WeightGradient(self._matrix)
+        self._dbiases = [BiasGradient(bias, self._matrix) for bias in self._biases]
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Multiply rows [n, C] to [n, sum of K]."""
+        return linear(x, self._matrix, self._bias, out)
+
+    def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+        """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
+        if out is not None and add:
+            return torch.addmm(out, dy, self._matrix, out=out)
+        return torch.mm(dy, self._matrix, out=out)
+
+    def keep(self, dy: Tensor, x: Tensor) -> None:
+        """Add a chunk to the gradients of weights and biases."""
+        self._dweight.add(dy, x)
+        for bias, part in zip(self._dbiases, dy.split(self._sizes, dim=1), strict=True):
+            bias.add(part)
+
+    def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return those of weights and biases, in their types; without a bias, no elements."""
+        parts = self._dweight.total().split(self._sizes)
+        # Copies: what an operator returns must not lie in one piece of memory.
+        weights = [
+            part.to(weight.dtype, copy=len(parts) > 1)
+            for part, weight in zip(parts, self._weights, strict=True)
+        ]
+        return weights, [bias.result() for bias in self._dbiases]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0].contiguous()

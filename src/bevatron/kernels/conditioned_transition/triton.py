@@ -4,7 +4,6 @@ Matrix products are the device library's; kernels of the norm and the gated unit
 between, in place. The backward pass makes a chunk's rows again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,12 @@ from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+from bevatron.kernels.products import Linear, chunks
+from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.swiglu.triton import launch_forward as gate_forward
 
-Nine = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def conditioned_transition(x: Tensor, s: Tensor, *weights_and_eps: Any) -> Tensor:
@@ -46,15 +46,18 @@ def condition(
     """Return the result, and mean and 1/sigma of the rows of x and of s as [4, ...] in float32."""
     y = x.new_empty(x.shape)
     statistics = x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
-    matrices = [scale_weight, scale_bias, shift_weight, gate_weight, up_weight, down_weight]
-    weights = Weights(norm_weight, *(w.to(x.dtype) for w in (*matrices, out_weight, out_bias)))
-    x_rows, s_rows = x.reshape(-1, x.shape[-1]), s.reshape(-1, s.shape[-1])
-    y_rows, numbers = y.view(x_rows.shape), statistics.view(4, -1)
-    for part in chunks(len(x_rows), _bytes_per_row(x, s, up_weight, 2)):
-        made = _make(x_rows[part], s_rows[part], weights, numbers[:, part], eps)
-        gate_forward(made.gate, made.value, made.gate)
-        out = linear(s_rows[part], weights.out, weights.out_bias)
-        gate_forward(out, linear(made.gate, weights.down), y_rows[part], silu=False)
+    rows = Rows.of(x, s, statistics, norm_weight, eps)
+    layers = Layers.of(
+        *(x.dtype, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
+        *(down_weight, out_weight, out_bias),
+    )
+    y_rows = y.view(rows.x.shape)
+    for part in chunks(len(y_rows), layers.bytes_per_row(rows)):
+        made = rows.part(part).make(layers)
+        gate, value = halves(made.both)
+        # In place: the hidden rows on their gates.
+        gate_forward(gate, value, gate)
+        gate_forward(layers.out(made.rows.s), layers.narrow(gate), y_rows[part], silu=False)
     return y, statistics
 
 
@@ -83,21 +86,17 @@ def condition_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of all tensors, in their order."""
     dx, ds = x.new_empty(x.shape), x.new_empty(s.shape)
-    given = (
-        *(norm_weight, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
+    rows = Rows.of(x, s, statistics, norm_weight, eps)
+    layers = Layers.of(
+        *(x.dtype, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
         *(down_weight, out_weight, out_bias),
     )
-    weights = Weights(norm_weight, *(w.to(x.dtype) for w in given[1:]))
-    totals = Gradients(given, x)
-    x_rows, s_rows = x.reshape(-1, x.shape[-1]), s.reshape(-1, s.shape[-1])
-    dy_rows, numbers = dy.reshape(x_rows.shape), statistics.view(4, -1)
-    dx_rows, ds_rows = dx.view(x_rows.shape), ds.view(s_rows.shape)
-    for part in chunks(len(x_rows), _bytes_per_row(x, s, up_weight, 4)):
-        _chunk_backward(
-            *(dy_rows[part], x_rows[part], s_rows[part], weights, numbers[:, part], eps),
-            *(dx_rows[part], ds_rows[part], totals),
-        )
-    return dx, ds, *totals.results()
+    dy_rows, dx_rows, ds_rows = (t.view(-1, t.shape[-1]) for t in (dy.contiguous(), dx, ds))
+    dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
+    for part in chunks(len(dy_rows), layers.bytes_per_row(rows)):
+        made = rows.part(part).make(layers)
+        dnorm += _chunk_backward(dy_rows[part], made, layers, dx_rows[part], ds_rows[part])
+    return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
 
 
 @condition_backward.register_fake
@@ -123,116 +122,147 @@ condition.register_autograd(_backward, setup_context=_save)
 
 
 @dataclass(frozen=True)
-class Weights:
-    """All weights, in the type of the rows but for that of the norm."""
+class Layers:
+    """The linear layers: those of the same rows as one."""
 
-    norm: Tensor
-    scale: Tensor
-    scale_bias: Tensor
-    shift: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-    out: Tensor
-    out_bias: Tensor
+    adapt: Linear
+    """From the normalised condition to scale and shift."""
+    wide: Linear
+    """From the normalised rows to gates and values."""
+    narrow: Linear
+    out: Linear
+    hidden: int
 
-
-class Gradients:
-    """The weights' gradients, summed in float32 over chunks."""
-
-    def __init__(self, given: Sequence[Tensor], like: Tensor) -> None:
-        norm, scale, scale_bias, shift, gate, up, down, out, out_bias = given
-        self.norm, self.like = norm, like
-        self.norm_parts: list[Tensor] = []
-        self.scale, self.scale_bias = WeightGradient(scale), BiasGradient(scale_bias, like)
-        self.shift, self.gate, self.up = (WeightGradient(weight) for weight in (shift, gate, up))
-        self.down, self.out = WeightGradient(down), WeightGradient(out)
-        self.out_bias = BiasGradient(out_bias, like)
-
-    def results(self) -> Nine:
-        """Return the sums in the types of the weights."""
-        norm = torch.zeros(self.norm.shape, dtype=torch.float32, device=self.norm.device)
-        for part in self.norm_parts:
-            norm += part
-        return (
-            norm.to(self.norm.dtype),
-            self.scale.result(),
-            self.scale_bias.result(),
-            self.shift.result(),
-            self.gate.result(),
-            self.up.result(),
-            self.down.result(),
-            self.out.result(),
-            self.out_bias.result(),
+    @classmethod
+    def of(
+        cls,
+        dtype: torch.dtype,
+        scale: Tensor,
+        scale_bias: Tensor,
+        shift: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        out: Tensor,
+        out_bias: Tensor,
+    ) -> "Layers":
+        """Join the weights."""
+        return cls(
+            Linear(dtype, [scale, shift], [scale_bias, None]),
+            Linear(dtype, [gate, up]),
+            Linear(dtype, [down]),
+            Linear(dtype, [out], [out_bias]),
+            len(up),
         )
+
+    def bytes_per_row(self, rows: "Rows") -> int:
+        """Say what a row takes in the buffers of a chunk's backward pass."""
+        numbers = 3 * self.hidden + 5 * rows.x.shape[1] + rows.s.shape[1]
+        return numbers * rows.x.element_size()
+
+    def gradients(self) -> Eight:
+        """Return those of all weights and biases, in the order of the operator's arguments."""
+        (scale, shift), (scale_bias, _) = self.adapt.gradients()
+        (gate, up), _ = self.wide.gradients()
+        (down,), _ = self.narrow.gradients()
+        (out,), (out_bias,) = self.out.gradients()
+        return scale, scale_bias, shift, gate, up, down, out, out_bias
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the activations and of their conditions, or a chunk of them.
+
+    Attributes
+    ----------
+    x, s
+        [n, C] and [n, D].
+    statistics
+        [4, n], mean and 1/sigma of the rows of x, then of s.
+    """
+
+    x: Tensor
+    s: Tensor
+    statistics: Tensor
+    norm_weight: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, x: Tensor, s: Tensor, statistics: Tensor, weight: Tensor, eps: float) -> "Rows":
+        """Take tensors of any shape [..., C]."""
+        rows, conditions = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, s))
+        return cls(rows, conditions, statistics.view(4, -1), weight, eps)
+
+    def part(self, part: slice) -> "Rows":
+        """Return a chunk."""
+        numbers = self.statistics[:, part]
+        return Rows(self.x[part], self.s[part], numbers, self.norm_weight, self.eps)
+
+    @property
+    def conditions(self) -> NormedRows:
+        """The rows of s with their norm."""
+        numbers = self.statistics
+        return NormedRows(self.s, self.norm_weight, None, numbers[2], numbers[3], self.eps)
+
+    def make(self, layers: Layers) -> "Made":
+        """Go as far as gates and values; write the statistics."""
+        condition = self.conditions.make()
+        adapted, normed = layers.adapt(condition), torch.empty_like(self.x)
+        scale, shift = halves(adapted)
+        norm_forward(
+            *(self.x, None, None, scale, shift, normed),
+            *(self.statistics[0], self.statistics[1], self.eps),
+            sigmoid=True,
+        )
+        return Made(self, condition, adapted, normed, layers.wide(normed))
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a chunk's backward pass needs of its forward pass."""
+    """What is made of a chunk, again in its backward pass.
 
-    s_rows: NormedRows
+    Attributes
+    ----------
+    condition
+        [n, D], normalised.
+    adapted
+        [n, 2 C], scales, then shifts.
+    normed
+        [n, C].
+    both
+        [n, 2 H], gates, then values.
+    """
+
+    rows: Rows
     condition: Tensor
-    scale: Tensor
+    adapted: Tensor
     normed: Tensor
-    gate: Tensor
-    value: Tensor
+    both: Tensor
 
 
-def _make(x: Tensor, s: Tensor, weights: Weights, numbers: Tensor, eps: float) -> Made:
-    s_rows = NormedRows(s, weights.norm, None, numbers[2], numbers[3], eps)
-    condition = s_rows.make()
-    scale = linear(condition, weights.scale, weights.scale_bias)
-    normed = linear(condition, weights.shift)
-    # In place: the shift becomes the normalised rows.
-    norm_forward(x, None, None, scale, normed, normed, numbers[0], numbers[1], eps, sigmoid=True)
-    gate, value = linear(normed, weights.gate), linear(normed, weights.up)
-    return Made(s_rows, condition, scale, normed, gate, value)
-
-
-def _chunk_backward(
-    dy: Tensor,
-    x: Tensor,
-    s: Tensor,
-    weights: Weights,
-    numbers: Tensor,
-    eps: float,
-    dx: Tensor,
-    ds: Tensor,
-    totals: Gradients,
-) -> None:
-    made = _make(x, s, weights, numbers, eps)
-    hidden = x.new_empty(made.gate.shape)
-    gate_forward(made.gate, made.value, hidden)
-    out, narrow = linear(s, weights.out, weights.out_bias), linear(hidden, weights.down)
+def _chunk_backward(dy: Tensor, made: Made, layers: Layers, dx: Tensor, ds: Tensor) -> Tensor:
+    """Write gradients of a chunk's rows, keep those of the layers; return the norm's weight's."""
+    rows, gates = made.rows, halves(made.both)
+    hidden = dy.new_empty(gates[0].shape)
+    gate_forward(*gates, hidden)
+    out, narrow = layers.out(rows.s), layers.narrow(hidden)
     # In place from here on: a gradient lies where what it belongs to has been.
     gate_backward(dy, out, narrow, out, narrow, silu=False)
-    totals.down.add(narrow, hidden)
-    torch.mm(narrow, weights.down, out=hidden)
-    gate_backward(hidden, made.gate, made.value, made.gate, made.value)
-    totals.gate.add(made.gate, made.normed)
-    totals.up.add(made.value, made.normed)
-    dnormed = torch.mm(made.value, weights.up, out=made.normed)
-    torch.addmm(dnormed, made.gate, weights.gate, out=dnormed)
-    nothing, dscale = x.new_empty(0), made.scale
+    layers.out.keep(out, rows.s)
+    layers.narrow.keep(narrow, hidden)
+    gate_backward(layers.narrow.backward(narrow, out=hidden), *gates, *gates)
+    layers.wide.keep(made.both, made.normed)
+    scale, dshift = halves(made.adapted)
+    layers.wide.backward(made.both, out=dshift)
+    nothing, numbers = dy.new_empty(0), rows.statistics
     norm_backward(
-        *(dnormed, x, None, None, made.scale, numbers[0], numbers[1]),
-        *(dx, nothing, nothing, dscale),
+        *(dshift, rows.x, None, None, scale, numbers[0], numbers[1]),
+        *(dx, nothing, nothing, scale),
         sigmoid=True,
     )
-    totals.scale.add(dscale, made.condition)
-    totals.scale_bias.add(dscale)
-    totals.shift.add(dnormed, made.condition)
-    dcondition = torch.mm(dscale, weights.scale, out=made.condition)
-    torch.addmm(dcondition, dnormed, weights.shift, out=dcondition)
-    dnorm = torch.empty_like(weights.norm, dtype=torch.float32)
-    made.s_rows.backward(dcondition, ds, dnorm, nothing)
-    totals.norm_parts.append(dnorm)
-    totals.out.add(out, s)
-    totals.out_bias.add(out)
-    torch.addmm(ds, out, weights.out, out=ds)
-
-
-def _bytes_per_row(x: Tensor, s: Tensor, up_weight: Tensor, hidden_rows: int) -> int:
-    numbers = hidden_rows * up_weight.shape[0] + 4 * x.shape[-1] + 2 * s.shape[-1]
-    return numbers * x.element_size()
+    layers.adapt.keep(made.adapted, made.condition)
+    layers.adapt.backward(made.adapted, out=made.condition)
+    dnorm = torch.empty_like(rows.norm_weight, dtype=torch.float32)
+    rows.conditions.backward(made.condition, ds, dnorm, nothing)
+    layers.out.backward(out, out=ds, add=True)
+    return dnorm

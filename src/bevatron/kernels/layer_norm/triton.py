@@ -188,7 +188,10 @@ def launch_backward(
     *,
     sigmoid: bool = False,
 ) -> None:
-    """Write all gradients; ``dweight`` and ``dbias`` through one share of every program."""
+    """Write all gradients; ``dweight`` and ``dbias`` through one share of every program.
+
+    ``dscale`` may lie on ``scale``, its rows one stride apart.
+    """
     width, width_pad, block = _block(x, BACKWARD_ELEMENTS)
     given = [dy, x] if scale is None else [dy, x, scale]
     rows = as_rows(*given)
@@ -205,7 +208,7 @@ def launch_backward(
         backward_kernel[(programs,)](
             *(*rows.tensors[:2], _vector(weight, x), _vector(bias, x), rows.tensors[-1]),
             *(mean, rstd, dx, dscale, parts),
-            *(rows.count, *rows.sizes, *strides),
+            *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
             C=width,
             C_PAD=width_pad,
             BLOCK=block,

@@ -94,7 +94,7 @@ def _load_both(
 def backward_kernel(
     DY, X, Weight, Bias, Scale, Mean, Rstd, DX, DScale, Parts,
     count, n1, n2, dy_0, dy_1, dy_2, dy_C, x_0, x_1, x_2, x_C,
-    scale_0, scale_1, scale_2, scale_C,
+    scale_0, scale_1, scale_2, scale_C, dscale_N,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
     SIGMOID: tl.constexpr, WANTS_VECTORS: tl.constexpr,
@@ -137,7 +137,7 @@ def backward_kernel(
             if SIGMOID:
                 scale = logistic(scale)
                 dscale *= scale * (1.0 - scale)
-            at = DScale + row[:, None] * C + col[None, :]
+            at = DScale + (row * dscale_N)[:, None] + col[None, :]
             tl.store(at, dscale.to(DScale.dtype.element_ty), mask=inside)
             g *= scale
         if WANTS_VECTORS:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import new_outputs
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+from bevatron.kernels.products import Linear, chunks
 
 
 def layer_norm_linear(
@@ -40,10 +40,9 @@ def project(
     """Return the result and every row's mean and 1/sigma in float32."""
     y, mean, rstd = new_outputs(x, weight.shape[0])
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
-    y_rows, matrix = y.view(-1, weight.shape[0]), weight.to(x.dtype)
-    vector = None if bias is None else bias.to(x.dtype)
+    layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
     for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
-        linear(rows.make(part), matrix, vector, out=y_rows[part])
+        layer(rows.make(part), out=y_rows[part])
     return y, mean, rstd
 
 
@@ -68,15 +67,14 @@ def project_backward(
     dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
-    matrix = weight.to(x.dtype)
-    dweight, dbias = WeightGradient(weight), BiasGradient(bias, x)
+    layer = Linear(x.dtype, [weight], [bias])
     for part in chunks(len(dy), x.shape[-1] * x.element_size()):
-        dweight.add(dy[part], rows.make(part))
-        dbias.add(dy[part])
-        torch.mm(dy[part], matrix, out=dx_rows[part])
+        layer.keep(dy[part], rows.make(part))
+        layer.backward(dy[part], out=dx_rows[part])
     # In place: on the gradient of the normalised rows.
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
-    return dx, dnorm_weight, dnorm_bias, dweight.result(), dbias.result()
+    (dweight,), (dbias,) = layer.gradients()
+    return dx, dnorm_weight, dnorm_bias, dweight, dbias
 
 
 @project_backward.register_fake

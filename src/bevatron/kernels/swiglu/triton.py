@@ -68,18 +68,19 @@ gated.register_autograd(_backward, setup_context=_save)
 
 
 def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:
-    """Write the result into ``y``, whose rows follow each other; it may lie on an input.
+    """Write the result into ``y``, whose rows lie one stride apart; it may lie on an input.
 
     Without ``silu`` the gate is a sigmoid.
     """
     rows = as_rows(gate, value)
     if rows.count == 0:
         return
+    row_stride = y.stride(-2) if y.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
     with on_device(gate):
         forward_kernel[grid](
             *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
-            gate.shape[-1],
+            row_stride,
             C=gate.shape[-1],
             BLOCK=block,
             BLOCK_C=block_c,

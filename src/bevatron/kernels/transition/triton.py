@@ -13,7 +13,8 @@ from torch import Tensor
 from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import new_outputs
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+from bevatron.kernels.products import Linear, chunks
+from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.swiglu.triton import launch_forward as swiglu_forward
 from bevatron.kernels.transition import triton_fused as fused
@@ -43,7 +44,7 @@ def widen(
     rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
     weights = Weights(up_weight, down_weight, gate_weight, up_bias, down_bias)
     run = fused.forward if fused.fits(x, weights) else _forward_in_chunks
-    run(rows, weights.cast(x.dtype), y.view(-1, y.shape[-1]))
+    run(rows, weights, y.view(-1, y.shape[-1]))
     return y, mean, rstd
 
 
@@ -105,62 +106,54 @@ widen.register_autograd(_backward, setup_context=_save)
 
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
-    for part in chunks(len(y), _bytes_per_row(rows, weights, 2)):
-        hidden = _hidden(rows.make(part), weights)
-        linear(hidden, weights.down, weights.down_bias, out=y[part])
-
-
-def _hidden(normed: Tensor, weights: Weights) -> Tensor:
-    value = linear(normed, weights.up, weights.up_bias)
-    if weights.gate is None:
-        return value.relu_()
-    gate = linear(normed, weights.gate)
-    swiglu_forward(gate, value, gate)
-    return gate
+    wide, narrow = _layers(weights, y.dtype)
+    for part in chunks(len(y), _bytes_per_row(rows, weights)):
+        hidden = wide(rows.make(part))
+        if weights.gate is None:
+            hidden.relu_()
+        else:
+            gate, value = halves(hidden)
+            swiglu_forward(gate, value, gate)
+            hidden = gate
+        narrow(hidden, out=y[part])
 
 
 def _backward_in_chunks(
     dy: Tensor,
     rows: NormedRows,
-    given: Weights,
+    weights: Weights,
     dx: Tensor,
     dnorm_weight: Tensor,
     dnorm_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    weights = given.cast(rows.rows.dtype)
-    dup, ddown = WeightGradient(given.up), WeightGradient(given.down)
-    dgate = WeightGradient(given.up if given.gate is None else given.gate)
-    dup_bias, ddown_bias = BiasGradient(given.up_bias, dx), BiasGradient(given.down_bias, dx)
-    for part in chunks(len(dy), _bytes_per_row(rows, weights, 3)):
+    wide, narrow = _layers(weights, dy.dtype)
+    for part in chunks(len(dy), _bytes_per_row(rows, weights)):
         normed = rows.make(part)
-        dhidden = torch.mm(dy[part], weights.down)
-        ddown_bias.add(dy[part])
-        dvalue = linear(normed, weights.up, weights.up_bias)
+        dhidden, wider = narrow.backward(dy[part]), wide(normed)
         if weights.gate is None:
-            ddown.add(dy[part], dvalue.relu_())
-            dvalue = torch.ops.aten.threshold_backward(dhidden, dvalue, 0)
-            torch.mm(dvalue, weights.up, out=dx[part])
+            hidden = wider.relu_()
+            dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         else:
-            dgates = linear(normed, weights.gate)
             # In place: gradients on gates and values, the hidden rows on their gradient.
-            swiglu_backward(dhidden, dgates, dvalue, dgates, dvalue, dhidden)
-            ddown.add(dy[part], dhidden)
-            dgate.add(dgates, normed)
-            torch.mm(dvalue, weights.up, out=dx[part])
-            torch.addmm(dx[part], dgates, weights.gate, out=dx[part])
-        dup.add(dvalue, normed)
-        dup_bias.add(dvalue)
+            swiglu_backward(dhidden, *halves(wider), *halves(wider), dhidden)
+            hidden, dwider = dhidden, wider
+        narrow.keep(dy[part], hidden)
+        wide.keep(dwider, normed)
+        wide.backward(dwider, out=dx[part])
     # In place again: on the gradient of the normalised rows.
     rows.backward(dx, dx, dnorm_weight, dnorm_bias)
-    return (
-        dup.result(),
-        ddown.result(),
-        dx.new_empty(0) if given.gate is None else dgate.result(),
-        dup_bias.result(),
-        ddown_bias.result(),
-    )
+    (*dgate, dup), (*_, dup_bias) = wide.gradients()
+    (ddown,), (ddown_bias,) = narrow.gradients()
+    return dup, ddown, (dgate or [dx.new_empty(0)])[0], dup_bias, ddown_bias
 
 
-def _bytes_per_row(rows: NormedRows, weights: Weights, hidden_rows: int) -> int:
-    numbers = hidden_rows * len(weights.up) + rows.rows.shape[-1]
-    return numbers * rows.rows.element_size()
+def _layers(weights: Weights, dtype: torch.dtype) -> tuple[Linear, Linear]:
+    """Return gates and values as one layer, and the one back."""
+    narrow = Linear(dtype, [weights.down], [weights.down_bias])
+    if weights.gate is None:
+        return Linear(dtype, [weights.up], [weights.up_bias]), narrow
+    return Linear(dtype, [weights.gate, weights.up], [None, weights.up_bias]), narrow
+
+
+def _bytes_per_row(rows: NormedRows, weights: Weights) -> int:
+    return (3 * len(weights.up) + rows.rows.shape[-1]) * rows.rows.element_size()

@@ -31,9 +31,9 @@ def fits(x: Tensor, weights: Weights) -> bool:
     )
 
 
-def forward(rows: NormedRows, weights: Weights, y: Tensor) -> None:
-    """Write the result and the rows' statistics; weights have the type of the rows."""
-    x, tiles = rows.rows, choose("forward")
+def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
+    """Write the result and the rows' statistics."""
+    x, tiles, weights = rows.rows, choose("forward"), given.cast(y.dtype)
     with on_device(x):
         forward_kernel[(-(-len(x) // tiles.rows),)](
             *(x, _or(rows.weight, x), _or(rows.bias, x)),
