@@ -6,10 +6,19 @@ import torch
 
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
-from bevatron.recipes.step_cost import StepCost, StepMeter, find_capacity, fit_cost, saturation
+from bevatron.recipes import step_cost
+from bevatron.recipes.step_cost import (
+    StepCost,
+    StepMeter,
+    find_capacity,
+    fit_cost,
+    largest_capacity,
+    saturation,
+)
 from bevatron.task import Loss
+from bevatron.train.cuda_graphs import NotRecordableError
 
 
 class Crystals:
@@ -37,12 +46,23 @@ class Crystals:
         return np.array([len(sample[field]) for sample in self.samples], dtype=np.int64)
 
 
-@pytest.fixture
-def meter():
+def make_meter():
     config = MaceConfig.preset(
         "small", num_channels=2, l_max=1, max_L=0, correlation=1, radial_mlp=(4,), r_max=2.0
     ).with_data(atomic_numbers=(1,), atomic_energies=((0.0,),), avg_num_neighbors=4.0)
     return StepMeter(MACE(config), MaceTask(), Crystals(), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def meter():
+    return make_meter()
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """A meter that records its steps, which on a CPU are padded and launched in the same way."""
+    monkeypatch.setattr(step_cost, "obstacle", lambda *_: None)
+    return make_meter()
 
 
 def test_known_factors_are_found_again():
@@ -93,12 +113,12 @@ class Pairs(Crystals):
         self.samples = samples
         self.sizes = {"atoms": sum(map(len, samples)), "edges": 0, "graphs": len(samples)}
 
-    def to(self, device, dtype):
+    def to(self, device, dtype, *, non_blocking=False):
         self.rows = torch.tensor(np.concatenate(self.samples)).to(device, dtype)
         return self
 
     def normalisers(self, batch):
-        return {"rows": torch.tensor(float(len(batch.rows)))}
+        return {"rows": torch.tensor(float(batch.sizes["atoms"]))}
 
     def loss(self, model, batch, normalisers):
         return Loss(model(batch.rows).square().sum() / normalisers["rows"], {})
@@ -115,6 +135,82 @@ def test_steps_of_any_model_are_measured():
     assert cost.sizes == {"atoms": 5, "edges": 0, "graphs": 2}
     assert not torch.equal(model.weight, before)
     assert meter.random_batch(8, seed=0).max() < 4
+
+
+def test_steps_are_recorded_as_those_of_training_are(meter, recording):
+    assert not meter.captured
+    before = [p.detach().clone() for p in recording._run.model.parameters()]
+    for indices in (np.array([0, 1, 2]), np.array([2, 2])):
+        one, other = recording.measure(indices), meter.measure(indices)
+        assert recording.captured
+        assert one.sizes == other.sizes
+        assert one.seconds > 0
+    after = recording._run.model.parameters()
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_steps_that_wait_are_launched(recording, monkeypatch):
+    def waits(*args, **kwargs):
+        raise NotRecordableError("it waits")
+
+    monkeypatch.setattr(step_cost.CapturedStep, "__call__", waits)
+    assert recording.measure(np.array([1])).sizes["atoms"] == 8
+    assert not recording.captured
+
+
+def test_a_batch_without_room_is_one_sentence(meter, monkeypatch):
+    def ends(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step_cost, "train_step", ends)
+    with pytest.raises(OutOfMemoryError, match=r"^a batch of 9 atoms does not fit$"):
+        meter.measure(np.array([0, 1]))
+
+
+class Memory(StepMeter):
+    """A meter of a device on which a step needs so many bytes and not more."""
+
+    of_atom, of_edge, constant = 100.0, 3.0, 5000.0
+
+    def __init__(self, meter, limit, surprise=1.0):
+        self.limit, self.surprise, self.tried = limit, surprise, []
+        self.sizes, self.dataset = meter.sizes, meter.dataset
+
+    def measure(self, indices, repeats=3):
+        atoms, edges = (int(self.sizes[name][indices].sum()) for name in ("atoms", "edges"))
+        needed = self.constant + self.of_atom * atoms + self.of_edge * edges
+        if atoms > 4000:
+            needed *= self.surprise
+        self.tried.append((atoms, edges, needed))
+        if needed > 1.2 * self.limit:
+            raise OutOfMemoryError("full")
+        return StepCost({"atoms": atoms, "edges": edges, "graphs": 1}, 1.0, int(needed))
+
+
+@pytest.mark.parametrize("surprise", [1.0, 1.5])
+def test_capacity_is_full_of_atoms_and_of_edges(meter, surprise):
+    memory = Memory(meter, 2e6, surprise)
+    found = largest_capacity(memory, memory.limit, 1 << 20)
+    per_atom = meter.sizes["edges"].sum() / meter.sizes["atoms"].sum()
+    assert found["edges"] / found["atoms"] == pytest.approx(per_atom, rel=1e-3)
+    needed = memory.constant + memory.of_atom * found["atoms"] + memory.of_edge * found["edges"]
+    assert 0.75 * memory.limit < surprise * needed <= memory.limit
+    assert max(atoms for atoms, _, _ in memory.tried) >= found["atoms"] - 27
+
+
+def test_capacity_holds_the_largest_structure_or_is_refused(meter):
+    largest = {name: int(meter.sizes[name].max()) for name in ("atoms", "edges")}
+    assert largest_capacity(Memory(meter, 1e9), 1e9, 1) == largest
+    little = Memory(meter, 1e9)
+    with pytest.raises(OutOfMemoryError):
+        largest_capacity(little, 10.0, 1 << 20)
+
+
+def test_a_full_batch_has_all_atoms_and_edges(meter):
+    capacity = {"atoms": 200, "edges": 4000}
+    batch = meter.full_batch(capacity)
+    assert meter.sizes["atoms"][batch].sum() > 173
+    assert meter.sizes["edges"][batch].sum() >= 4000
 
 
 def test_automatic_capacity_is_refused_on_a_cpu(meter):

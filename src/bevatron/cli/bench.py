@@ -1,6 +1,7 @@
 """`bevatron bench`: each command prints the rows of one function of `recipes`."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +11,9 @@ from bevatron.cli.words import RunFolder, StoreFolder, print_rows, say
 
 if TYPE_CHECKING:
     from bevatron.recipes.step_cost import StepMeter
+
+
+Dtype = Literal["float32", "float64"]
 
 
 @dataclass(frozen=True)
@@ -24,20 +28,17 @@ class StepOptions:
         A preset, a run or a model folder.
     device
         auto, cpu, cuda or cuda:N.
-    dtype
-        Precision.
     """
 
     store: StoreFolder
     model: str = "default"
     device: str = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
 
-    def meter(self) -> "StepMeter":
+    def meter(self, dtype: Dtype) -> "StepMeter":
         """Make a meter of these steps."""
         from bevatron.recipes.benchmarks import step_meter
 
-        return step_meter(self.store, self.model, self.device, self.dtype)
+        return step_meter(self.store, self.model, self.device, dtype)
 
 
 Steps = Annotated[StepOptions, tyro.conf.arg(name="")]
@@ -92,38 +93,47 @@ def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> N
     print_rows(packing_figures(store, capacity, ranks))
 
 
-def bench_cost(steps: Steps, most: int = 4096) -> None:
+def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> None:
     """Fit what a training step costs by atoms, edges and structures, for balanced batches.
 
     Parameters
     ----------
     steps
         Which training steps.
+    dtype
+        Precision.
     most
         Atoms of the largest batch.
     """
     from bevatron.recipes.benchmarks import cost_model
 
-    rows, lines = cost_model(steps.meter(), most)
+    rows, lines = cost_model(steps.meter(dtype), most)
     print_rows(rows)
     say(*lines)
 
 
-def bench_capacity(steps: Steps, most: int = 65536, out: Path = Path("capacity.png")) -> None:
+def bench_capacity(
+    steps: Steps,
+    dtype: tuple[Dtype, ...] = ("float32", "float64"),
+    most: int = 65536,
+    out: Path = Path("capacity.png"),
+) -> None:
     """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
 
     Parameters
     ----------
     steps
         Which training steps.
+    dtype
+        Precisions, a curve each.
     most
         Atoms of the largest batch.
     out
         Picture to write.
     """
-    from bevatron.recipes.benchmarks import capacity_curve
+    from bevatron.recipes.benchmarks import capacity_curves
 
-    rows, lines = capacity_curve(steps.meter(), most, out)
+    rows, lines = capacity_curves({name: partial(steps.meter, name) for name in dtype}, most, out)
     print_rows(rows)
     say(*lines)
 

@@ -1,7 +1,7 @@
 """`bevatron bench`: rates of store, loader and packing on the user's own data and machine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
@@ -24,12 +24,20 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.parallel.mesh import choose_device
-from bevatron.recipes.step_cost import TERMS, StepMeter, find_capacity, fit_cost, saturation
+from bevatron.recipes.step_cost import (
+    TERMS,
+    StepCost,
+    StepMeter,
+    find_capacity,
+    fit_cost,
+    saturation,
+)
 from bevatron.recipes.structures import batch_sizes
 from bevatron.train import plots
 from bevatron.train.precision import dtype_of
 
 Rows = list[dict[str, Any]]
+Dtype = Literal["float32", "float64"]
 
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:
@@ -118,9 +126,7 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
     )
 
 
-def step_meter(
-    path: Path, model: str, device: str, dtype: Literal["float32", "float64"]
-) -> StepMeter:
+def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
     """Make a meter of training steps of a preset, a run or a model folder on a store's structures.
 
     Raises
@@ -174,38 +180,65 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     return rows, lines
 
 
-def capacity_curve(meter: StepMeter, most: int, out: Path | None = None) -> tuple[Rows, list[str]]:
+def capacity_curves(
+    meters: Mapping[str, Callable[[], StepMeter]], most: int, out: Path | None = None
+) -> tuple[Rows, list[str]]:
     """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
+
+    Parameters
+    ----------
+    meters
+        For each precision what makes a meter; one is made after the other is gone.
+    most
+        Atoms of the largest batch of a curve.
+    out
+        Picture to write.
 
     Returns
     -------
-    The curve as rows, and lines that say from where on it is flat and what fits.
+    The curves as rows, and lines that say from where on they are flat and what fits.
     """
-    costs = list(saturation(meter, most=most))
-    rates = [cost.sizes["atoms"] / cost.seconds for cost in costs]
-    rows = [
-        {
-            **cost.sizes,
-            "ms": f"{cost.seconds * 1e3:.2f}",
-            "atoms/s": f"{rate:,.0f}",
-            "peak MiB": f"{cost.peak_bytes / 2**20:,.0f}" if cost.peak_bytes else "",
-        }
-        for cost, rate in zip(costs, rates, strict=True)
-    ]
-    busy = next(c.sizes["atoms"] for c, r in zip(costs, rates, strict=True) if r > 0.9 * max(rates))
-    lines = [f"from about {busy} atoms on the rate is within 10 % of its highest"]
-    if meter.device.type == "cuda":
-        lines.append(f"largest capacity that fits: {find_capacity(meter)} atoms")
-    if out is not None:
+    rows: Rows = []
+    lines, rates, times = [], [], []
+    for name, make in meters.items():
+        meter = make()
+        costs = list(saturation(meter, most=most))
+        if not costs:
+            raise ConfigError(f"--most: no batch of {most} atoms or fewer could be measured")
         atoms = [cost.sizes["atoms"] for cost in costs]
+        rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
+        rows += [_capacity_row(name, cost) for cost in costs]
+        busy = next(n for n, r in zip(atoms, rate, strict=True) if r > 0.9 * max(rate))
+        how = "recorded as CUDA graphs" if meter.captured else "launched one by one"
+        lines.append(
+            f"{name} (steps {how}): from about {busy:,} atoms on the rate is within 10 % of its "
+            f"highest"
+        )
+        if meter.device.type == "cuda":
+            fits = find_capacity(meter)
+            words = " and ".join(f"{value:,} {what}" for what, value in fits.items())
+            lines.append(f"{name}: largest capacity that fits: {words}")
+        rates.append(plots.Curve(name, atoms, rate))
+        times.append(plots.Curve(name, atoms, [cost.seconds * 1e3 for cost in costs]))
+        del meter
+    if out is not None:
         panels = [
-            plots.Panel("Rate", "atoms per second", (plots.Curve("", atoms, rates),)),
-            plots.Panel(
-                "Time", "ms per step", (plots.Curve("", atoms, [c.seconds * 1e3 for c in costs]),)
-            ),
+            plots.Panel("Rate", "atoms per second", rates, logarithmic=False, from_zero=True),
+            plots.Panel("Time", "ms per step", times),
         ]
-        lines.append(f"picture: {plots.save(plots.curves(panels, 'atoms of a batch'), out)}")
+        figure = plots.curves(panels, "atoms of a batch", logarithmic_x=True)
+        lines.append(f"picture: {plots.save(figure, out)}")
     return rows, lines
+
+
+def _capacity_row(name: str, cost: StepCost) -> dict[str, Any]:
+    return {
+        "dtype": name,
+        **cost.sizes,
+        "ms": f"{cost.seconds * 1e3:.2f}",
+        "atoms/s": f"{cost.sizes['atoms'] / cost.seconds:,.0f}",
+        "peak MiB": f"{cost.peak_bytes / 2**20:,.0f}" if cost.peak_bytes else "",
+    }
 
 
 def _with_elements(config: MaceConfig, found: Statistics, elements: Sequence[int]) -> MaceConfig:

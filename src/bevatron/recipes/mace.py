@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import fnmatch
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,8 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.models.mace.storage import KIND
-from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.parallel.collectives import broadcast_json, gather_json
+from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
 from bevatron.recipes.potential import trained_model
 from bevatron.recipes.step_cost import StepMeter, find_capacity
@@ -214,19 +214,21 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
 
 
 def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
-    """Measure ``batch.capacity: auto``, once for the run's folder."""
+    """Measure ``batch.capacity: auto``, once for a run: the least of all ranks."""
     if config.batch.capacity != "auto":
         return config
     path = config.output / "capacity.json"
-    if path.exists():
-        capacity = int(json.loads(path.read_text())["atoms"])
-    else:
-        local_rank = ranks_from_environment(os.environ)[2]
-        device = choose_device(config.train.device, local_rank)
-        dtype = dtype_of(config.train.dtype)
-        meter = StepMeter(copy.deepcopy(model), task, train, device, dtype)
-        capacity = find_capacity(meter)
-        write_json_atomically(path, {"atoms": capacity}, ConfigError)
+    with open_mesh(config.train.device, config.train.timeout_minutes * 60) as mesh:
+        # The first rank's word counts: another could already see the file that it writes below.
+        if broadcast_json(path.exists(), mesh):
+            capacity = json.loads(path.read_text())
+        else:
+            dtype = dtype_of(config.train.dtype)
+            meter = StepMeter(copy.deepcopy(model), task, train, mesh.device, dtype)
+            found = gather_json(find_capacity(meter), mesh)
+            capacity = {name: min(one[name] for one in found) for name in found[0]}
+            if mesh.is_main:
+                write_json_atomically(path, capacity, ConfigError)
     return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
 
 

@@ -3,11 +3,15 @@
 The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
 balances over ranks (batch.cost_*); the saturation curve (atoms per second by atoms of a batch, the
 paper's Figure 11) says from which capacity on a device is busy.
+
+Steps are those of `bevatron.train.fit`: recorded as CUDA graphs where training records them.
 """
 
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,14 +21,21 @@ from torch.nn import Module
 
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.structures import batch_sizes
 from bevatron.task import Task
-from bevatron.train.optim import make_optimizer
-from bevatron.train.settings import OptimConfig
+from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.cuda_graphs import NotRecordableError
+from bevatron.train.loop import begin_state
+from bevatron.train.run import Run
+from bevatron.train.settings import OptimConfig, Settings, TrainConfig
+from bevatron.train.step import train_step
 from bevatron.typing import FloatArray, IntArray
 
 MEMORY_SHARE = 0.9
 """Part of the free memory that a batch found by `find_capacity` may use."""
+
+LEARNING_RATE = 1e-6
 
 TERMS = ("atoms", "edges", "graphs")
 
@@ -40,18 +51,24 @@ class StepCost:
     seconds
         Median over repeats.
     peak_bytes
-        Memory at its highest; 0 on a CPU, where it is not measured.
+        Memory of a step that is launched, at its highest; 0 on a CPU, where it is not measured.
+    kept_bytes
+        What the recording of such a step holds on to; 0 if it is not recorded.
     """
 
     sizes: dict[str, int]
     seconds: float
     peak_bytes: int
+    kept_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of training: beside a recording another is made, or a validation runs."""
+        return self.peak_bytes + self.kept_bytes
 
 
 class StepMeter:
     """Measures training steps of a model on batches of a data set.
-
-    Steps run eagerly; one that is recorded as a CUDA graph takes less where batches are small.
 
     Parameters
     ----------
@@ -65,6 +82,11 @@ class StepMeter:
         Where and in which precision.
     sizes
         ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given.
+
+    Attributes
+    ----------
+    captured
+        Whether steps are recorded as CUDA graphs, as those of training are where it is possible.
     """
 
     def __init__(
@@ -76,13 +98,18 @@ class StepMeter:
         dtype: torch.dtype,
         sizes: Mapping[str, IntArray] | None = None,
     ) -> None:
-        self.model, self.task = model.to(device, dtype), task
         self.dataset, self.device, self.dtype = dataset, device, dtype
         self.sizes = batch_sizes(dataset) if sizes is None else sizes
-        self.optimizer = make_optimizer(self.model, OptimConfig(lr=1e-6))
+        name: Any = str(dtype).removeprefix("torch.")
+        train = TrainConfig(dtype=name, explode_factor=None)
+        settings = Settings(optim=OptimConfig(lr=LEARNING_RATE), train=train)
+        self._run = Run(model, task, dataset, self.sizes, Path(), settings)
+        self._mesh = Mesh(device=device)
+        self._state = begin_state(self._run, self._mesh, None)
+        self.captured = obstacle(self._run, self._state, self._mesh) is None
 
     def measure(self, indices: IntArray, repeats: int = 3) -> StepCost:
-        """Time steps over some samples.
+        """Time steps over some samples, one after the other as in training.
 
         Raises
         ------
@@ -90,42 +117,85 @@ class StepMeter:
             If they do not fit.
         """
         samples = [self.dataset[int(i)] for i in indices]
-        batch = self.task.collate(samples, indices, [1.0] * len(samples))
+        batch = self._run.task.collate(samples, indices, [1.0] * len(samples))
         try:
-            moved = batch.to(self.device, self.dtype)
-            self._step(moved)
-            self._synchronise(reset=True)
-            seconds = []
-            for _ in range(repeats):
-                began = time.perf_counter()
-                self._step(moved)
-                self._synchronise()
-                seconds.append(time.perf_counter() - began)
-        except torch.OutOfMemoryError:
-            self.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
+            if self.captured:
+                try:
+                    return self._recorded(batch, repeats)
+                except NotRecordableError:
+                    self.captured = False
+            return self._launched(batch, repeats)
+        except (torch.OutOfMemoryError, OutOfMemoryError):
             atoms = batch.sizes["atoms"]
-            raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit") from None
-        peak = torch.cuda.max_memory_allocated(self.device) if self._on_gpu else 0
-        return StepCost(dict(batch.sizes), median(seconds), peak)
+        self._forget()
+        raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit")
+
+    def _recorded(self, batch: Any, repeats: int) -> StepCost:
+        """Record the step of a batch and replay it; the next is launched before one is read."""
+        self._forget()
+        before = self._reset_peak()
+        step = CapturedStep(self._run, self._state, self._mesh)
+        try:
+            waiting = step([batch], lr=LEARNING_RATE)
+            peak = self._peak()
+            gc.collect()
+            if self._on_gpu:
+                torch.cuda.empty_cache()  # the rehearsal's; what is left is the recording
+            kept = max(self._reserved() - before, 0)
+            times = [self._now()]
+            for _ in range(repeats + 1):
+                following = step([batch], lr=LEARNING_RATE)
+                waiting.result()
+                times.append(time.perf_counter())
+                waiting = following
+            waiting.result()
+        finally:
+            step.release()
+            del step
+            self._forget()
+        seconds = median(np.diff(times[1:]).tolist())
+        return StepCost(dict(batch.sizes), seconds, peak, kept)
+
+    def _launched(self, batch: Any, repeats: int) -> StepCost:
+        run, state, mesh = self._run, self._state, self._mesh
+        train_step(run, state, state.model, [batch], lr=LEARNING_RATE, mesh=mesh)
+        self._reset_peak()
+        times = [self._now()]
+        for _ in range(repeats):
+            train_step(run, state, state.model, [batch], lr=LEARNING_RATE, mesh=mesh)
+            times.append(self._now())
+        return StepCost(dict(batch.sizes), median(np.diff(times).tolist()), self._peak())
 
     @property
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def _step(self, batch: Any) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        normalisers = {k: v.to(self.device) for k, v in self.task.normalisers(batch).items()}
-        self.task.loss(self.model, batch, normalisers).total.backward()
-        self.optimizer.step()
-
-    def _synchronise(self, *, reset: bool = False) -> None:
+    def _now(self) -> float:
+        """Wait for the device; return the time in seconds."""
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
-            if reset:
-                torch.cuda.reset_peak_memory_stats(self.device)
+        return time.perf_counter()
 
-    def random_batch(self, capacity: int, seed: int) -> IntArray:
+    def _forget(self) -> None:
+        """Give all memory back that is not in use."""
+        self._state.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _reset_peak(self) -> int:
+        """Begin to watch the memory; return what is reserved now."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return self._reserved()
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self._on_gpu else 0
+
+    def _reserved(self) -> int:
+        return torch.cuda.memory_reserved(self.device) if self._on_gpu else 0
+
+    def random_batch(self, capacity: int, seed: int = 0) -> IntArray:
         """Draw samples until ``capacity`` atoms are full; at least one, samples may repeat."""
         generator = np.random.default_rng(seed)
         return self._filled(generator.integers(len(self.dataset), size=capacity + 1), capacity)
@@ -136,6 +206,14 @@ class StepMeter:
         density = np.where(atoms <= capacity, edges / np.maximum(atoms, 1), -1.0)
         densest = int(np.argmax(density))
         return np.full(max(1, capacity // int(atoms[densest])), densest, dtype=np.int64)
+
+    def full_batch(self, capacity: Mapping[str, int]) -> IntArray:
+        """Fill up both atoms and edges: the largest batch of a capacity, or a little above."""
+        batch = self.random_batch(capacity["atoms"])
+        missing = capacity["edges"] - int(self.sizes["edges"][batch].sum())
+        densest = self.densest_batch(capacity["atoms"])[:1]
+        more = -(-missing // max(int(self.sizes["edges"][densest].sum()), 1))
+        return np.concatenate([batch, np.repeat(densest, max(more, 0))])
 
     def _filled(self, order: IntArray, capacity: int) -> IntArray:
         used = np.cumsum(self.sizes["atoms"][order])
@@ -196,11 +274,23 @@ def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
     return factors
 
 
-def find_capacity(meter: StepMeter, most: int = 1 << 20) -> int:
-    """Find the largest number of atoms whose densest batch fits into the device's memory.
+def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
+    """Find the largest batches, in atoms and in edges, that fit into the device's memory.
 
-    Two small batches give the memory of an atom; the extrapolated size is then tried, and
-    reduced until it fits.
+    Edges stand to atoms as they do in the whole data set, so that batches can be full of both.
+    Batches of few and of many edges per atom give the memory of an atom and of an edge; the
+    capacity that they promise is then tried with a batch full of both, and reduced until it fits.
+
+    Parameters
+    ----------
+    meter
+        Of steps on a GPU.
+    most
+        Atoms at most.
+
+    Returns
+    -------
+    ``atoms`` and ``edges``, as `bevatron.train.settings.BatchConfig.capacity` takes them.
 
     Raises
     ------
@@ -211,21 +301,40 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> int:
     """
     if meter.device.type != "cuda":
         raise ConfigError("batch.capacity: 'auto' needs a GPU; give a number of atoms")
-    largest = int(meter.sizes["atoms"].max())
-    small, large = (
-        meter.measure(meter.densest_batch(n)) for n in (max(64, largest), 512 + largest)
-    )
     free, _ = torch.cuda.mem_get_info(meter.device)
     available = MEMORY_SHARE * (free + torch.cuda.memory_reserved(meter.device))
-    atoms = large.sizes["atoms"] - small.sizes["atoms"]
-    per_atom = max((large.peak_bytes - small.peak_bytes) / max(atoms, 1), 1.0)
-    capacity = int(large.sizes["atoms"] + (available - large.peak_bytes) / per_atom)
-    capacity = max(largest, min(capacity, most))
+    return largest_capacity(meter, available, most)
+
+
+def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
+    """Find the largest batches for which training needs no more than so many bytes."""
+    atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
+    largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}
+    per_atom = float(edges.sum()) / max(float(atoms.sum()), 1.0)
+
+    def capacity(number: float) -> dict[str, int]:
+        wanted = {"atoms": int(number), "edges": int(number * per_atom)}
+        return {name: max(value, largest[name]) for name, value in wanted.items()}
+
+    first = max(512, largest["atoms"])
+    batches = [f(n) for n in (first, 2 * first) for f in (meter.random_batch, meter.densest_batch)]
+    costs = [meter.measure(batch, repeats=1) for batch in batches]
+    table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs], dtype=np.float64)
+    needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
+    of_atom, of_edge, constant = _non_negative(table, needed)
+    number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
+    number = min(number, float(most))
     while True:
+        found = capacity(number)
         try:
-            if meter.measure(meter.densest_batch(capacity), repeats=1).peak_bytes <= available:
-                return capacity
+            if meter.measure(meter.full_batch(found), repeats=1).needed_bytes <= available:
+                return found
         except OutOfMemoryError:
-            if capacity <= largest:
+            if found == largest:
                 raise
-        capacity = max(largest, int(capacity * 0.9))
+        if found == largest:
+            raise OutOfMemoryError(
+                f"a batch of {largest['atoms']} atoms and {largest['edges']} edges, as large as "
+                "the largest structures, does not fit"
+            )
+        number *= 0.9

@@ -265,8 +265,11 @@ class _Recordings:
             del self._graphs[shape], self._inputs[shape]
 
     def record_all(self, shapes: Sequence[BatchShape], some_batch: Callable[[], Batch]) -> None:
-        """Record all shapes that are not yet, with a batch that fits into each."""
-        missing = [shape for shape in shapes if shape not in self._graphs]
+        """Record all shapes that are not yet, with a batch that fits into each.
+
+        The largest first: smaller ones then find room in the memory that it has left.
+        """
+        missing = sorted({*shapes} - self._graphs.keys(), reverse=True)
         if missing:
             batch = some_batch()
             for shape in missing:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from bevatron.train.plots.style import FAINT, Values, colours, new_axes, say
 
@@ -47,7 +54,11 @@ class Panel:
 
 
 def curves(
-    panels: Sequence[Panel], xlabel: str = "epoch", events: Sequence[tuple[float, str]] = ()
+    panels: Sequence[Panel],
+    xlabel: str = "epoch",
+    events: Sequence[tuple[float, str]] = (),
+    *,
+    logarithmic_x: bool = False,
 ) -> Figure:
     """Draw learning curves or any other lines, up to three panels in a row.
 
@@ -59,6 +70,8 @@ def curves(
         Quantity of the common horizontal axis.
     events
         Places to mark with a thin vertical line and a few words, such as a change of the loss.
+    logarithmic_x
+        Whether the horizontal axis is logarithmic, for sizes that double from point to point.
 
     Examples
     --------
@@ -74,6 +87,8 @@ def curves(
     ):
         for panel, ax in zip(panels, axes.flat, strict=False):
             _draw_panel(ax, panel, xlabel)
+            if logarithmic_x:
+                _doubling(ax)
             for index, (place, words) in enumerate(events):
                 _mark(ax, place, words if ax is axes.flat[0] else "", index)
         for ax in axes.flat[len(panels) :]:
@@ -106,6 +121,16 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         ax.legend(loc="best")
     elif not longest:
         say(ax, "no values")
+
+
+def _doubling(ax: Axes) -> None:
+    """Make the horizontal axis logarithmic, with powers of two as ticks."""
+    ax.set_xscale("log", base=2)
+    low, high = np.log2(ax.get_xlim())
+    every = 1 if high - low < 6 else 2
+    ax.xaxis.set_major_locator(FixedLocator([2.0**k for k in range(0, 60, every)]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def readable_log_ticks(ax: Axes) -> None:
