@@ -1,15 +1,19 @@
 """Training with the fast kernels beside training with the reference: losses step by step.
 
-    python benchmarks/kernels_agreement.py --data ../data/mptrj_random_1k.extxyz.gz [--steps 500]
+    python benchmarks/kernels_agreement.py --data ../data/mptrj_random_1k.extxyz.gz --out rows
+    python benchmarks/kernels_agreement.py --collect rows
 
-The same model, data, seed and batches in float32, once with ``reference`` kernels (plain PyTorch)
+The runs do not disturb each other: ``--seeds`` and ``--kernels`` divide them among processes. The
+same model, data, seed and batches in float32, once with ``reference`` kernels (plain PyTorch)
 and once with ``auto`` (Triton, captured steps); then both with another seed of the weights. The
 losses of the first 100 steps are compared one by one. Later two runs drift apart as any two runs
 with other rounding do, so the mean loss of the last 50 steps is set beside its spread over seeds.
 """
 
 import argparse
+import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,13 @@ from report import write_result
 
 from bevatron.recipes import recipe
 from bevatron.recipes.mace import build
+from bevatron.train import plots
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
 
 LAST = 50
+SMOOTH = 20
+"""Steps whose losses are averaged, for the table and for the picture."""
 
 
 def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Namespace) -> Any:
@@ -31,12 +38,14 @@ def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Nam
     values: dict[str, Any] = {
         "output": str(output),
         "preset": arguments.preset,
+        "model": {"num_channels": arguments.channels} if arguments.channels else {},
         "data": {
             "train": [str(path) for path in arguments.data],
-            "prepared": str(folder / "prepared"),
+            "prepared": str(arguments.prepared or folder / "prepared"),
             "valid_fraction": 0.0,
         },
-        "optim": {"lr": arguments.lr, "ema": None, "clip": 10.0},
+        "loss": {"kind": arguments.loss},
+        "optim": {"lr": arguments.lr, "ema": None, "clip": 100.0},
         "schedule": {"kind": "constant", "warmup_steps": 100},
         "batch": {"capacity": arguments.capacity},
         "loader": {"workers": arguments.workers},
@@ -57,44 +66,109 @@ def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Nam
     return np.array([r["loss"] for r in journal if r["kind"] == "step"])[: arguments.steps]
 
 
+def measure(arguments: argparse.Namespace) -> None:
+    """Train the runs of this process and keep the losses of each."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    setting = (
+        f"preset {arguments.preset}, {arguments.channels or 'its'} channels, {arguments.loss} "
+        f"loss, batches of {arguments.capacity} atoms, a learning rate of {arguments.lr:g} after a "
+        "rise over 100 steps"
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in arguments.seeds:
+            for implementation in arguments.kernels:
+                found = losses(implementation, seed, Path(scratch), arguments).tolist()
+                row = {"kernels": implementation, "seed": seed, "setting": setting, "loss": found}
+                path = arguments.out / f"{implementation}-{seed}.json"
+                path.write_text(json.dumps(row))
+                print(path.name, len(found), found[-1], flush=True)
+
+
+def collect(folder: Path, device: str) -> None:
+    """Compare the losses of all runs; write the table and the picture."""
+    runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+    found = {(run["kernels"], run["seed"]): np.array(run["loss"]) for run in runs}
+    seeds = sorted({seed for _, seed in found})
+    ends = {key: float(loss[-LAST:].mean()) for key, loss in found.items()}
+    spread = float(np.std([ends["reference", seed] for seed in seeds], ddof=1))
+    rows, curves = [], []
+    for seed in seeds:
+        one, two = found["reference", seed], found["auto", seed]
+        apart = np.abs(one - two) / np.abs(one)
+        rows.append(
+            {
+                "seed": seed,
+                "steps": len(one),
+                "largest relative difference, 100 steps": f"{apart[:100].max():.1e}",
+                "over all steps": f"{apart.max():.1e}",
+                f"mean of the last {LAST}, reference": round(ends["reference", seed], 5),
+                "fast kernels": round(ends["auto", seed], 5),
+                "apart / spread": round(
+                    abs(ends["auto", seed] - ends["reference", seed]) / spread, 3
+                ),
+            }
+        )
+        curves.append((seed, one, two, apart))
+    notes = (
+        f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} Here: {runs[0]['setting']}. "
+        f"Spread of the reference over seeds (standard deviation of its means): {spread:.4g}."
+    )
+    losses_of = {f"{name}, seed {seed}": v.tolist() for (name, seed), v in found.items()}
+    path = write_result(
+        "kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
+    )
+    plots.save(picture(curves), path.with_suffix(".png"))
+
+
+def picture(curves: Sequence[tuple[int, Any, Any, Any]]) -> Any:
+    """Draw losses of both kinds of kernels and how far they are apart."""
+    one, two, apart = [], [], []
+    for seed, reference, fast, difference in curves:
+        steps = np.arange(1, len(reference) + 1)
+        one.append(plots.Curve(f"reference, seed {seed}", steps, _smooth(reference)))
+        two.append(plots.Curve(f"fast, seed {seed}", steps, _smooth(fast), dashed=True))
+        apart.append(plots.Curve(f"seed {seed}", steps, np.maximum(difference, 1e-9)))
+    return plots.curves(
+        [
+            plots.Panel(f"Loss, mean of {SMOOTH} steps", "loss", (*one, *two)),
+            plots.Panel("Relative difference", "|fast - reference| / reference", apart),
+        ],
+        "step",
+    )
+
+
+def _smooth(values: Any) -> Any:
+    """Average over the last steps; over those there are at the beginning."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    begin = np.maximum(np.arange(1, len(values) + 1) - SMOOTH, 0)
+    return (total[1:] - total[begin]) / (np.arange(1, len(values) + 1) - begin)
+
+
 def main() -> None:
-    """Train all runs and write the comparison."""
+    """Train, or put together what was trained."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--data", nargs="+", type=Path, required=True)
+    parser.add_argument("--data", nargs="*", type=Path, default=[])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--kernels", nargs="*", default=["reference", "auto"])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=13)
     parser.add_argument("--capacity", type=int, default=768)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--loss", default="universal", help="as the MACE-MP models have it")
     parser.add_argument("--preset", default="paper")
+    parser.add_argument("--channels", type=int, help="instead of those of the preset")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
+    parser.add_argument("--out", type=Path, default=Path("agreement-rows"))
+    parser.add_argument("--collect", type=Path)
     arguments = parser.parse_args()
-    rows, found = [], {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for seed in arguments.seeds:
-            for implementation in ("reference", "auto"):
-                found[implementation, seed] = losses(implementation, seed, Path(scratch), arguments)
-            one, two = found["reference", seed], found["auto", seed]
-            apart = np.abs(one - two) / np.abs(one)
-            rows.append(
-                {
-                    "seed": seed,
-                    "steps": len(one),
-                    "largest relative difference, 100 steps": f"{apart[:100].max():.1e}",
-                    "over all steps": f"{apart.max():.1e}",
-                    f"mean of the last {LAST}, reference": round(float(one[-LAST:].mean()), 5),
-                    "fast kernels": round(float(two[-LAST:].mean()), 5),
-                }
-            )
-            print(rows[-1], flush=True)
-    spread = np.std([found["reference", s][-LAST:].mean() for s in arguments.seeds])
-    notes = f"{(__doc__ or '').split(chr(10) * 2)[-1]} Spread over seeds (std): {spread:.4g}."
-    losses_of = {f"{name}, seed {seed}": list(map(float, v)) for (name, seed), v in found.items()}
-    device = "cpu" if arguments.device == "cpu" else "cuda"
-    write_result("kernels_agreement", rows, notes, device=device, extra={"losses": losses_of})
+    if arguments.collect:
+        collect(arguments.collect, "cpu" if arguments.device == "cpu" else "cuda")
+    else:
+        measure(arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Does learning suffer from balanced batches? Force errors on mixed data by batching and by seed.
 
-    python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out rows/gpu0 --seeds 0 1
-    python benchmarks/mace_batching.py --collect rows
+    python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out rows --seeds 0 1
+    python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out costs --epochs 2
+    python benchmarks/mace_batching.py --collect rows --costs costs
 
 Every file is a head of its own with its own E0. All runs of a seed begin with the same weights and
 see the same structures as often; what differs is which structures share a batch. Batches of a fixed
 count hold as many structures as fill the capacity on average. ``meV/A`` is the force RMSE over all
-validation structures after the last epoch, ``at equal time`` the one after the last epoch that
-ended before the fastest run of that seed was over.
+validation structures after the last epoch; every run walks a whole cosine schedule. Rows of as many
+epochs compare at equal samples, rows of as many ``s`` at equal wall time. Runs may share a GPU:
+``s`` is epochs times the seconds of the last epoch of the runs under ``--costs``, which have had
+the GPU to themselves.
 """
 
 import argparse
@@ -15,13 +18,16 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from report import write_result
 
 from bevatron.recipes import recipe
 from bevatron.recipes.mace import MaceRun, build
+from bevatron.train import plots
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
 
@@ -32,10 +38,10 @@ def configuration(
     """Make the configuration of one run."""
     heads = {path.name.split(".")[0]: {"train": [str(path)]} for path in arguments.data}
     values: dict[str, Any] = {
-        "output": str(folder / f"{batching}-{lr:g}-{seed}"),
+        "output": str(folder / f"{batching}-{lr:g}-{arguments.epochs}-{seed}"),
         "preset": arguments.preset,
         "model": {"num_channels": arguments.channels} if arguments.channels else {},
-        "data": {"heads": heads, "prepared": str(folder / "prepared")},
+        "data": {"heads": heads, "prepared": str(arguments.prepared or folder / "prepared")},
         "loss": {"energy_weight": 1.0, "forces_weight": 100.0},
         "optim": {"lr": lr, "ema": 0.99, "clip": 10.0},
         "schedule": {"kind": "cosine"},
@@ -49,6 +55,7 @@ def configuration(
         "checkpoint": {"every_epochs": None},
         "train": {
             "epochs": arguments.epochs,
+            "evaluate_every": arguments.evaluate_every,
             "seed": seed,
             "dtype": "float32",
             "device": arguments.device,
@@ -59,73 +66,92 @@ def configuration(
     return recipe("mace")[0].from_values(values)
 
 
-def curve(config: MaceRun) -> list[dict[str, float]]:
-    """Train; return seconds of training so far and the force error after every epoch."""
+def curve(config: MaceRun) -> tuple[list[dict[str, float]], list[int]]:
+    """Train; return seconds, force error and structures of every epoch, and of every step."""
     fit(build(config))
-    points, seconds = [], 0.0
+    points, graphs = [], []
     for record in read_journal(config.output / "metrics.jsonl"):
+        if record["kind"] == "step":
+            graphs.append(int(record["sizes"]["graphs"]))
         if record["kind"] != "epoch":
             continue
-        seconds += record["time"]["seconds"]
         points.append(
             {
                 "epoch": record["epoch"] + 1,
-                "seconds": seconds,
-                "meV/A": 1e3 * record["valid"]["forces_rmse"],
+                "seconds": record["time"]["seconds"],
+                "meV/A": 1e3 * record["valid"].get("forces_rmse", math.nan),
                 "graphs": record["sizes"].get("graphs", 0),
             }
         )
-    return points
+    return points, graphs
 
 
 def measure(arguments: argparse.Namespace) -> None:
     """Train all runs of this process, and keep every curve as soon as it is there."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(arguments.scratch or scratch)
         for seed in arguments.seeds:
             for lr in arguments.lr:
                 for batching in arguments.batchings:
-                    config = configuration(batching, seed, lr, folder, arguments)
-                    points = curve(config)
+                    config = configuration(batching, seed, lr, Path(scratch), arguments)
+                    points, graphs = curve(config)
                     row = {"batching": batching, "seed": seed, "lr": lr, "curve": points}
                     print({**row, "curve": points[-1]}, flush=True)
-                    name = f"{batching}-{lr:g}-{seed}.json"
+                    row["structures of a batch"] = [min(graphs), max(graphs)]
+                    name = f"{batching}-{lr:g}-{arguments.epochs}-{seed}.json"
                     (arguments.out / name).write_text(json.dumps(row))
 
 
-def at_time(points: list[dict[str, float]], seconds: float) -> float:
-    """Return the force error of the last epoch that ended before ``seconds``; NaN if none did."""
-    ended = [p["meV/A"] for p in points if p["seconds"] <= seconds * 1.001]
-    return ended[-1] if ended else math.nan
-
-
-def collect(folder: Path, device: str) -> None:
-    """Join all curves and write means and spreads over seeds."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-    fastest = {
-        run["seed"]: min(r["curve"][-1]["seconds"] for r in runs if r["seed"] == run["seed"])
-        for run in runs
-    }
+def collect(arguments: argparse.Namespace) -> None:
+    """Join all curves; write means and spreads over seeds, and the picture."""
+    runs = [json.loads(path.read_text()) for path in sorted(arguments.collect.rglob("*.json"))]
+    seconds = {}
+    for path in arguments.costs.rglob("*.json") if arguments.costs else []:
+        cost = json.loads(path.read_text())
+        seconds[cost["batching"]] = cost["curve"][-1]["seconds"]
+    grouped: dict[tuple[str, float, int], list[Any]] = {}
+    for run in runs:
+        key = run["batching"], run["lr"], run["curve"][-1]["epoch"]
+        grouped.setdefault(key, []).append(run)
     rows = []
-    for batching, lr in sorted({(run["batching"], run["lr"]) for run in runs}):
-        own = [run for run in runs if (run["batching"], run["lr"]) == (batching, lr)]
+    for (batching, lr, epochs), own in sorted(grouped.items()):
         errors = [run["curve"][-1]["meV/A"] for run in own]
-        timed = [at_time(run["curve"], fastest[run["seed"]]) for run in own]
-        rows.append(
-            {
-                "batching": batching,
-                "lr": lr,
-                "seeds": len(own),
-                "epochs": own[0]["curve"][-1]["epoch"],
-                "meV/A": round(statistics.mean(errors), 2),
-                "each": " ".join(f"{error:.2f}" for error in errors),
-                "at equal time": round(statistics.mean(timed), 2),
-                "training s": round(statistics.mean(r["curve"][-1]["seconds"] for r in own), 1),
-            }
-        )
-    notes = (__doc__ or "").split("\n\n")[-1]
-    write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
+        fewest = min(run["structures of a batch"][0] for run in own)
+        most = max(run["structures of a batch"][1] for run in own)
+        row: dict[str, Any] = {
+            "batching": batching,
+            "structures of a batch": f"{fewest}-{most}",
+            "lr": lr,
+            "epochs": epochs,
+            "seeds": len(own),
+            "meV/A": round(statistics.mean(errors), 2),
+            "spread": round(statistics.stdev(errors), 2) if len(own) > 1 else "",
+            "each": " ".join(f"{error:.1f}" for error in errors),
+        }
+        if batching in seconds:
+            row |= {"s/epoch": round(seconds[batching], 2)}
+            row |= {"s": round(seconds[batching] * epochs, 1)}
+        rows.append(row)
+    notes = f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} {arguments.notes}".strip()
+    device = arguments.device if arguments.device == "cpu" else "cuda"
+    path = write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
+    plots.save(picture(grouped), path.with_suffix(".png"))
+
+
+def picture(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
+    """Draw the mean error over seeds by epoch, a panel for each learning rate."""
+    most = max(epochs for _, _, epochs in grouped)
+    panels = []
+    for lr in sorted({lr for _, lr, _ in grouped}):
+        curves = []
+        for (batching, own_lr, epochs), runs in sorted(grouped.items()):
+            if own_lr == lr:
+                label = batching if epochs == most else f"{batching}, {epochs} epochs"
+                found = [[point["meV/A"] for point in run["curve"]] for run in runs]
+                x = np.arange(1, epochs + 1)
+                curves.append(plots.Curve(label, x, np.mean(found, axis=0), epochs != most))
+        panels.append(plots.Panel(f"Learning rate {lr:g}", "force RMSE (meV/Å)", curves))
+    return plots.curves(panels)
 
 
 def main() -> None:
@@ -144,12 +170,15 @@ def main() -> None:
     parser.add_argument("--channels", type=int, help="instead of those of the preset")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scratch", type=Path, help="kept: data are prepared once for all")
+    parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
+    parser.add_argument("--evaluate-every", type=int, default=1, help="epochs")
     parser.add_argument("--out", type=Path, default=Path("batching-rows"))
     parser.add_argument("--collect", type=Path)
+    parser.add_argument("--costs", type=Path, help="curves of runs that had the GPU to themselves")
+    parser.add_argument("--notes", default="", help="to stand below the table: the protocol")
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect, arguments.device)
+        collect(arguments)
     else:
         measure(arguments)
 

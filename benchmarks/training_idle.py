@@ -1,17 +1,17 @@
 """How busy a GPU is in real training on structures of mixed sizes, loader and all.
 
-    python benchmarks/training_idle.py [--model paper] [--workers 6]
+    python benchmarks/training_idle.py [--models paper] [--workers 6] [--data ../data/*.extxyz.gz]
 
-`bevatron.train.loop.fit` trains on rattled supercells of 4 to 500 atoms, packed by capacity. After
-a warm-up some steps are traced: idle is 1 - union of the device's intervals over the wall time.
-Once with captured steps, once without; no peer.
+`bevatron.train.loop.fit` trains on files of structures, or without any on rattled supercells of 4
+to 500 atoms, packed by capacity. After a warm-up some steps are traced: idle is 1 - union of the
+device's intervals over the wall time. Once with captured steps, once without; no peer.
 """
 
 import argparse
-import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from report import write_result
 from step_trace import summary
 from torch.profiler import ProfilerActivity, profile
 
+from bevatron.data.dataset import Dataset
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, unlabelled_structure
-from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask
+from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
+from bevatron.recipes.structures import DataConfig, batch_sizes, load_structures
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
@@ -93,15 +95,35 @@ class TracedTask(MaceTask):
         return super().normalisers(batch)
 
 
-def train(preset: str, data: Crystals, workers: int, *, captured: bool) -> dict[str, Any]:
-    """Train one epoch; return what the trace and the journal say."""
-    torch.manual_seed(0)
-    sizes = {"atoms": data.lengths("atomic_numbers"), "edges": data.lengths("edges")}
-    config = MaceConfig.preset(preset).with_data(
+def crystals(preset: str) -> tuple[Dataset, MaceConfig]:
+    """Return rattled supercells and a model for them."""
+    plain = MaceConfig.preset(preset)
+    data = Crystals(plain.r_max)
+    neighbours = data.lengths("edges").sum() / data.lengths("atomic_numbers").sum()
+    return data, plain.with_data(
         atomic_numbers=(28, 29),
         atomic_energies=((-1.9, -1.2),),
-        avg_num_neighbors=float(sizes["edges"].sum() / sizes["atoms"].sum()),
+        avg_num_neighbors=float(neighbours),
     )
+
+
+def from_files(preset: str, files: Sequence[Path], folder: Path) -> tuple[Dataset, MaceConfig]:
+    """Return the structures of some files and a model for them."""
+    plain = MaceConfig.preset(preset)
+    config = DataConfig(train=tuple(files), valid_fraction=0.0)
+    data = load_structures(config, plain.r_max, folder).train
+    found = statistics(data)
+    return data, plain.with_data(
+        atomic_numbers=found.atomic_numbers,
+        atomic_energies=found.atomic_energies,
+        avg_num_neighbors=found.avg_num_neighbors,
+    )
+
+
+def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) -> dict[str, Any]:
+    """Train one epoch; return what the trace and the journal say."""
+    torch.manual_seed(0)
+    sizes = batch_sizes(data)
     task = TracedTask(LossConfig())
     settings = Settings(
         optim=OptimConfig(lr=1e-4),
@@ -118,9 +140,9 @@ def train(preset: str, data: Crystals, workers: int, *, captured: bool) -> dict[
     print(*(line for line in log.splitlines() if "captured" in line), sep="\n")
     times = [record["time"] for record in records if record["kind"] == "step"]
     calm = times[WARM_UP + TRACED + 5 :]
-    seconds = statistics.mean(time["seconds"] for time in calm)
-    waited = statistics.mean(time["seconds"] * time["wait_share"] for time in calm)
-    row: dict[str, Any] = {"model": preset, "steps": "captured" if captured else "launched"}
+    seconds = mean(time["seconds"] for time in calm)
+    waited = mean(time["seconds"] * time["wait_share"] for time in calm)
+    row: dict[str, Any] = {"steps": "captured" if captured else "launched"}
     row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds}
     return row | summary(task.profiler, TRACED)
 
@@ -132,16 +154,27 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="*", default=["paper"])
     parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--data", nargs="*", type=Path, default=[], help="files of structures")
+    parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
     arguments = parser.parse_args()
     rows = []
-    for preset in arguments.models:
-        data = Crystals(MaceConfig.preset(preset).r_max)
-        for captured in (True, False):
-            rows.append(train(preset, data, arguments.workers, captured=captured))
-            print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for preset in arguments.models:
+            folder = arguments.prepared or Path(scratch) / preset
+            made = (
+                from_files(preset, arguments.data, folder) if arguments.data else crystals(preset)
+            )
+            for captured in (True, False):
+                row = train(*made, arguments.workers, captured=captured)
+                rows.append({"model": preset, **row})
+                print(rows[-1], flush=True)
+    data = "Rattled fcc supercells of 4 to 500 atoms"
+    if arguments.data:
+        atoms = batch_sizes(made[0])["atoms"]
+        data = f"{len(atoms):,} real structures of {atoms.min()} to {atoms.max()} atoms"
     notes = (
-        "Rattled fcc supercells of 4 to 500 atoms in batches of 3072 atoms, float32, "
-        f"{arguments.workers} loader workers; {TRACED} traced steps, ms/step from those after it."
+        f"{data} in batches of 3072 atoms, float32, {arguments.workers} loader workers; {TRACED} "
+        "traced steps, ms/step from those after it."
     )
     write_result("training_idle", rows, notes, device="cuda")
 
