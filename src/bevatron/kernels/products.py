@@ -143,12 +143,12 @@ class Linear:
     def keep(self, dy: Tensor, x: Tensor) -> None:
         """Add a chunk to the gradients of weights and biases."""
         self._dweight.add(dy, x)
-        for bias, part in zip(self._dbiases, dy.split(self._sizes, dim=1), strict=True):
+        for bias, part in zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True):
             bias.add(part)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return those of weights and biases, in their types; without a bias, no elements."""
-        parts = self._dweight.total().split(self._sizes)
+        parts = torch.split(self._dweight.total(), self._sizes)
         # Copies: what an operator returns must not lie in one piece of memory.
         weights = [
             part.to(weight.dtype, copy=len(parts) > 1)
