@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from bevatron.models.common import model_folder
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
 from bevatron.models.graph_attention.storage import KIND
-from bevatron.parallel.mesh import ranks_from_environment
+from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.recipes.graph_data import (
     GraphData,
     GraphDataConfig,
@@ -41,6 +41,9 @@ from bevatron.train.settings import (
     TrainConfig,
 )
 from bevatron.train.sharing import SamplesApart, SamplesTogether
+
+if TYPE_CHECKING:
+    from bevatron.recipes.graph_report import Measured
 
 READ_FILE = "graph_options.json"
 """Beside a model's weights: how graphs for it are read."""
@@ -189,13 +192,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
     torch.manual_seed(config.train.seed)
     complete = _complete(config, data)
     model = NodeClassifier(complete).to(dtype_of(config.train.dtype))
-    from bevatron.recipes.graph_report import report_of_run
-
-    def on_end(result: FitResult, folder: Path) -> None:
-        # What needs all processes cannot be computed by the one that writes the report.
-        measured = None if apart else {"valid": result.metrics}
-        report_of_run(folder, model, data, settings, result, measured)
-
+    reporter = _Reporter(model, data, settings, cut=not apart)
     return Run(
         model=model,
         task=NodeTask(data.questions, data.outputs),
@@ -214,7 +211,8 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=_Saver(complete, config.data),
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
-        on_end=on_end if config.report else None,
+        before_end=reporter.measure_together if config.report else None,
+        on_end=reporter.write if config.report else None,
         notes=data.report,
         sharing=SamplesApart() if apart else SamplesTogether(),
     )
@@ -247,6 +245,29 @@ def load_parts(config: GraphRun) -> GraphData:
 
 def _complete(config: GraphRun, data: GraphData) -> GraphAttentionConfig:
     return config.model.with_data(inputs=data.inputs, outputs=data.outputs, labels=data.questions)
+
+
+@dataclass
+class _Reporter:
+    """Measures the final model, by all processes if they hold parts of one graph, and reports."""
+
+    model: NodeClassifier
+    data: GraphData
+    settings: Settings
+    cut: bool
+    measured: "dict[str, Measured] | None" = None
+
+    def measure_together(self, mesh: Mesh) -> None:
+        from bevatron.recipes.graph_report import measure
+
+        if self.cut:
+            self.measured = measure(self.model, self.data, self.settings, mesh)
+
+    def write(self, result: FitResult, folder: Path) -> None:
+        from bevatron.recipes.graph_report import measure, report_of_run
+
+        measured = self.measured or measure(self.model, self.data, self.settings)
+        report_of_run(folder, self.model, measured, self.data, result)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The report of a run on graphs: learning curves, metrics by part, classes confused."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from bevatron.data.dataset import Dataset
 from bevatron.models.graph_attention import NodeTask
+from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph_data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
 from bevatron.train.journal import read_journal
@@ -26,28 +29,65 @@ from bevatron.typing import IntArray
 MOST_CLASSES_DRAWN = 40
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a model reaches on one part of the labels.
+
+    Attributes
+    ----------
+    metrics
+        By name.
+    confused : [classes, classes]
+        How many vertices of a class (row) were taken for which; empty for yes-or-no questions.
+    """
+
+    metrics: dict[str, float]
+    confused: IntArray
+
+
+def measure(
+    model: nn.Module, data: GraphData, settings: Settings, mesh: Mesh | None = None
+) -> dict[str, Measured]:
+    """Evaluate a model on train, valid and test.
+
+    Parameters
+    ----------
+    model
+        With its final weights, where the run left it.
+    data, settings
+        Of the run.
+    mesh
+        The processes over which the graph is cut, all of which call this; None = not cut.
+    """
+    sets = {"train": data.train, "valid": data.valid, "test": data.test}
+    return {
+        role: _measure(model, data, dataset, settings, mesh or Mesh())
+        for role, dataset in sets.items()
+        if dataset is not None
+    }
+
+
 def report_of_run(
     folder: Path,
     model: nn.Module,
+    measured: Mapping[str, Measured],
     data: GraphData,
-    settings: Settings,
     result: FitResult,
-    measured: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
-    """Evaluate the model of a finished run and write report.html and ``plots/``.
+    """Write report.html and ``plots/`` of a finished run.
 
     Parameters
     ----------
     folder
         The run's folder, with config.yaml and metrics.jsonl.
     model
-        With its final weights, where the run left it.
-    data, settings
+        Of the run.
+    measured
+        What it reaches, see `measure`.
+    data
         Of the run.
     result
         What the trainer says of it.
-    measured
-        Metrics by part, if the model cannot be evaluated here.
 
     Returns
     -------
@@ -56,12 +96,7 @@ def report_of_run(
     """
     config = yaml.safe_load((folder / "config.yaml").read_text())
     records = list(read_journal(folder / "metrics.jsonl"))
-    metrics: dict[str, Mapping[str, float]] = dict(measured or {})
-    confused: dict[str, IntArray] = {}
-    sets = {"train": data.train, "valid": data.valid, "test": data.test}
-    for role, dataset in sets.items():
-        if measured is None and dataset is not None:
-            metrics[role], confused[role] = _evaluate(model, data, dataset, settings)
+    metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
     layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
     report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
@@ -77,17 +112,16 @@ def report_of_run(
     rows = [[role, *(each.get(name) for name in names)] for role, each in metrics.items()]
     report.table(["part", *names], rows)
     _learning_curves(report, records)
-    if data.questions == "classes" and chosen in confused:
-        _classes(report, confused[chosen], chosen)
+    if data.questions == "classes" and chosen in measured:
+        _classes(report, measured[chosen].confused, chosen)
     report.section("Data").details("What was found in the files", "\n".join(data.report))
     report.section("How it was made").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")
 
 
-def _evaluate(
-    model: nn.Module, data: GraphData, dataset: Dataset, settings: Settings
-) -> tuple[dict[str, float], IntArray]:
-    """Compute metrics, and how often each class was taken for which, [true, said]."""
+def _measure(
+    model: nn.Module, data: GraphData, dataset: Dataset, settings: Settings, mesh: Mesh
+) -> Measured:
     task = NodeTask(data.questions, data.outputs)
     metrics = task.metrics()
     size = data.outputs if data.questions == "classes" else 0
@@ -104,7 +138,10 @@ def _evaluate(
             pair = batch.labels[known] * size + outputs["logits"].argmax(1)[known]
             counts = torch.bincount(pair, minlength=size**2).cpu().numpy()
             confused += counts.reshape(size, size)
-    return metrics.compute(), confused
+    if mesh.world > 1:
+        metrics.load_sums(sum_over_ranks(metrics.sums(), mesh))
+        confused = sum_over_ranks(torch.from_numpy(confused), mesh).numpy()
+    return Measured(metrics.compute(), confused)
 
 
 def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> None:

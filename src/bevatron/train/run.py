@@ -114,6 +114,8 @@ class Run:
         Lines for the beginning of the log: what was found in the data.
     sharing
         What the ranks divide among themselves: samples, or the parts of each sample.
+    before_end
+        Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
         Called on rank 0 when the run is over and its weights are written, e.g. for the report.
     """
@@ -135,6 +137,7 @@ class Run:
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
     sharing: Sharing = field(default_factory=SamplesApart)
+    before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], None] | None = None
 
 

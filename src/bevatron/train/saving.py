@@ -95,7 +95,7 @@ class Saver:
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:
-        """Write the weights of a finished run, put them into the model and call ``on_end``."""
+        """Write the weights of a finished run, put them into the model, call what ends it."""
         decisions = self.state.progress.decisions
         self.records.console.say(f"the run is over ({result.finished}), writing its weights")
         if self.mesh.is_main:
@@ -104,9 +104,11 @@ class Saver:
             with explained(self.run.folder, BevatronError):
                 self.run.save_model(self.run.folder, weights)
             self.records.console.say(f"weights: {which}; all is in {self.run.folder}")
-            if self.run.on_end is not None:
-                self.run.on_end(result, self.run.folder)
         equalise(self.state.model, self.mesh)
+        if self.run.before_end is not None:
+            self.run.before_end(self.mesh)
+        if self.mesh.is_main and self.run.on_end is not None:
+            self.run.on_end(result, self.run.folder)
         return result
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
