@@ -276,6 +276,9 @@ class Training:
 
     def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record work on a GPU; the weights stay as they are."""
+        if self.options.eager:
+            self.recorded = False
+            return work
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         try:
             replay = Recorder(self.device).record(work)
@@ -504,6 +507,7 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="features and products in bfloat16")
     parser.add_argument("--layers", type=int, help="of the residual stacks")
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
+    parser.add_argument("--eager", action="store_true", help="do not record epochs on a GPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if options.collect is not None:
