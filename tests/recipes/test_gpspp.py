@@ -253,6 +253,22 @@ def test_positions_are_validated_in_both_modes_unless_nothing_reads_them(tmp_pat
     assert first.task.modes == ("3d", "2d")
     with pytest.raises(ConfigError, match="needs a model that uses positions"):
         build(config(tmp_path / "d", DEMO, data=data, mode="3d", model={**TINY, **blind}))
+    assert not any("no training molecule has a 3D" in line for line in (*both.notes, *flat.notes))
+
+
+@pytest.mark.parametrize("mode", ["3d", "both"])
+def test_a_mode_without_positions_to_see_is_refused(tmp_path, table, mode):
+    with pytest.raises(ConfigError, match=f"mode: '{mode}' needs positions, but no training"):
+        build(size_only(tmp_path, table, mode=mode))
+
+
+def test_parts_for_positions_without_positions_are_warned_of(tmp_path, table):
+    told = [line for line in build(size_only(tmp_path, table)).notes if "3D structure, so" in line]
+    assert len(told) == 1
+    assert told[0].startswith("warning: no training molecule has a 3D structure")
+    blind = dict.fromkeys(("distance_bias", "distance_sum", "bond_lengths"), False)
+    flat = build(size_only(tmp_path / "flat", table, model={**TINY, **blind}))
+    assert not any("3D structure, so" in line for line in flat.notes)
 
 
 def test_feature_set_of_data_or_model_is_enough(tmp_path, table):

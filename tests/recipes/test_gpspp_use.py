@@ -181,6 +181,26 @@ def test_rdkit_molecules_and_sdf_bring_their_conformers(tmp_path):
     )
 
 
+def test_predictions_keep_titles_and_data_items_of_an_sdf(tmp_path):
+    first = SDF.split("$$$$", maxsplit=1)[0]
+    block = first.split("M  END", maxsplit=1)[0] + "M  END\n"
+    named = "aspirin\n" + block.split("\n", maxsplit=1)[1]
+    nameless = "\n" + block.split("\n", maxsplit=1)[1]
+    items = "> <logP>\n1.5\n\n>  <remark>  (1)\ntwo\nlines\n\n"
+    (tmp_path / "m.sdf").write_text(f"{named}{items}$$$$\n{nameless}> <logP>\n\n\n$$$$\n")
+    predict_file(exact(model()), tmp_path / "m.sdf", tmp_path / "o.csv")
+    rows = read(tmp_path / "o.csv")
+    assert list(rows[0])[:4] == ["smiles", "name", "logP", "remark"]
+    assert [row["name"] for row in rows] == ["aspirin", ""]
+    assert [row["logP"] for row in rows] == ["1.5", ""]
+    assert [row["remark"] for row in rows] == ["two\nlines", ""]
+    assert all(float(row["predicted_gap"]) for row in rows)
+    (tmp_path / "n.sdf").write_text(f"{named}> <name>\nASA\n\n$$$$\n")
+    predict_file(exact(model()), tmp_path / "n.sdf", tmp_path / "n.csv")
+    (row,) = read(tmp_path / "n.csv")
+    assert (row["title"], row["name"]) == ("aspirin", "ASA")
+
+
 def test_embeddings_stand_where_their_molecules_do(table, tmp_path):
     one = model()
     found = exact(one).embed(MIXED, atoms=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.config import from_dict, to_dict
+from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
@@ -230,7 +231,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         save_model=_Saver(model.config),
         shown_metrics=_shown(model.config, modes),
         on_end=_report(data, modes) if config.report else None,
-        notes=[*data.report, *notes, *more],
+        notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
 
 
@@ -263,13 +264,36 @@ def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
 
 def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
     """Say in which modes is validated: as asked, and in 2D and 3D where there are positions."""
-    known = data.valid is not None and bool(data.valid.lengths("positions").any())
+    known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
         raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
+    for role, part in (("training", data.train), ("validation", data.valid)):
+        if first != "2d" and part is not None and not _with_positions(part):
+            raise ConfigError(
+                f"mode: '{first}' needs positions, but no {role} molecule has any; give structures "
+                "(an SDF, data.columns.geometry) or leave it out"
+            )
     if not known or not model.uses_positions:
         return (first,)
     rest: tuple[Mode, ...] = ("2d", "3d")
     return (first, *(mode for mode in rest if mode != first))
+
+
+def _with_positions(dataset: Dataset) -> bool:
+    return bool(dataset.lengths("positions").any())
+
+
+def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]:
+    """Warn if a model has parts for positions and nothing to train them with."""
+    if not model.uses_positions or _with_positions(data.train):
+        return []
+    words = (
+        "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
+        "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
+        "3D the paper halves the learning rate of attention (--optim.lr 2e-4), and a preset with "
+        "-mpnn may do better"
+    )
+    return [words]
 
 
 def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:

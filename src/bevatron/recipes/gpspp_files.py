@@ -18,6 +18,7 @@ from bevatron.data.readers.molecules import (
     open_molecules,
 )
 from bevatron.data.readers.molecules.ogb import OgbFolder
+from bevatron.data.readers.molecules.structures import SdfFile
 from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.data.store import MANIFEST, Store
 from bevatron.errors import ConfigError, DataError
@@ -69,9 +70,10 @@ def predict_file(
 ) -> Written:
     """Predict every row of a file and write all of them, in order, as CSV or Parquet.
 
-    What a table had is kept; added are PREFIX + target, with several models ``..._std`` for their
-    spread, ``..._p0``, ``..._p1`` ... for the classes of a multiclass target, and ``reason`` where
-    there is no prediction. Columns of these names are replaced.
+    What a table had is kept, and of an SDF the titles (as ``name``) and the data items; added are
+    PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
+    for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
+    these names are replaced.
 
     Parameters
     ----------
@@ -155,13 +157,21 @@ def _floats(values: FloatArray) -> Any:
 
 
 def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dict[str, Any]:
-    """Return what the input had: all columns of a table, else the SMILES."""
+    """Return what the input had: columns of a table; of an SDF titles and data items; SMILES."""
+    smiles = {"smiles": pa.array(found.smiles, pa.string())}
     if isinstance(molecules, MoleculeReader) and len(molecules.files) == 1:
         file = molecules.files[0]
         if isinstance(file, TableFile):
             table = file.everything()
             return {name: table[name] for name in table.column_names}
-    return {"smiles": pa.array(found.smiles, pa.string())}
+        if isinstance(file, SdfFile):
+            items = file.everything()
+            titles = items.pop("")
+            named = {("title" if "name" in items else "name"): titles} if any(titles) else {}
+            texts = {name: pa.array(column, pa.string()) for name, column in
+                     [*named.items(), *items.items()]}  # fmt: skip
+            return smiles | texts
+    return smiles
 
 
 def predict_ogb(

@@ -4,7 +4,6 @@ import gzip
 import mmap
 import re
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +257,22 @@ class SdfFile:
         sample: dict[str, Array] = {"block": text_bytes(text)}
         if self.targets:
             items = _items(text)
-            values = [self._number(items.get(name, ""), name, row) for name in self.targets]
+            first = {name: text.partition("\n")[0] for name, text in items.items()}
+            values = [self._number(first.get(name, ""), name, row) for name in self.targets]
             sample["targets"] = np.array(values, dtype=np.float32)
         return sample
+
+    def everything(self) -> dict[str, list[str | None]]:
+        """Titles of the entries, under an empty name, and all data items by name, as text."""
+        titles: list[str | None] = []
+        columns: dict[str, list[str | None]] = {}
+        for row in range(self.num_rows):
+            entry = self.entries.entry(row)
+            title, _, _ = entry.partition(b"\n")
+            titles.append(title.decode("utf-8", errors="replace").strip())
+            for name, text in _items(entry).items():
+                columns.setdefault(name, [None] * self.num_rows)[row] = text
+        return {"": titles, **columns}
 
     def _number(self, text: str, name: str, row: int) -> float:
         if text.strip().lower() in {"", "nan", "na", "n/a", "null", "none"}:
@@ -288,14 +300,18 @@ class SdfFile:
 
 
 def _items(entry: bytes) -> dict[str, str]:
-    """Find the data items that follow the structure: ``> <name>``, then the value's line.
+    """Find the data items that follow the structure: ``> <name>``, then lines up to an empty one.
 
     Behind the name may stand the number of the entry, ``> <name>  (7)``.
     """
-    lines = entry.decode("utf-8", errors="replace").splitlines()
-    items = {}
-    for line, value in pairwise(lines):
+    items: dict[str, list[str]] = {}
+    own: list[str] | None = None
+    for line in entry.decode("utf-8", errors="replace").splitlines():
         name = _ITEM.match(line)
         if name:
-            items[name[1]] = value.strip()
-    return items
+            own = items[name[1]] = []
+        elif not line.strip():
+            own = None
+        elif own is not None:
+            own.append(line.strip())
+    return {name: "\n".join(lines) for name, lines in items.items()}
