@@ -1,0 +1,206 @@
+"""Operators on rows at many sizes, beside plain and compiled PyTorch, with memory.
+
+    python benchmarks/rows_table.py --op transition layer_norm
+
+Rows are those of a pair of N tokens, whole or as one of 2, 4 or 8 devices holds them (axial
+sharding), and of several widths. Every case is checked as by `kernels.py`, the largest on its
+first rows. All is compiled, checked and recorded before the first time is taken.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pair_peers as peers
+import pair_timing
+import report
+import torch
+from pair_cases import Case, Shape
+from torch import Tensor
+
+from bevatron import kernels
+
+PAIRS = {
+    **{f"N {N}": N * N for N in (64, 128, 256, 384)},
+    **{f"N 384, 1 of {parts}": 384 * 384 // parts for parts in (2, 4, 8)},
+    **{f"N {N}": N * N for N in (1024, 2048)},
+}
+"""Rows of a pair of 128 channels."""
+WIDE_ROWS = 32768
+CHECKED_ROWS = 2**18
+"""The check's float64 tensors must fit beside all else."""
+
+
+def plain_swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    return torch.nn.functional.silu(gate) * value
+
+
+def norm(rows: int, width: int) -> tuple[dict[str, Shape], float, float]:
+    shapes: dict[str, Shape] = {"x": (rows, width), "weight": (width,), "bias": (width,)}
+    return shapes, 10 * rows * width, 0.0
+
+
+def gated(rows: int, width: int) -> tuple[dict[str, Shape], float, float]:
+    shapes: dict[str, Shape] = {"gate": (rows, width), "value": (rows, width)}
+    return shapes, 16 * rows * width, 0.0
+
+
+def norm_linear(rows: int, width: int) -> tuple[dict[str, Shape], float, float]:
+    shapes: dict[str, Shape] = {"x": (rows, width), "norm_weight": (width,)}
+    shapes |= {"norm_bias": (width,), "weight": (4 * width, width)}
+    return shapes, 2 * rows * 11 * width, 24 * rows * width * width
+
+
+def transition(rows: int, width: int) -> tuple[dict[str, Shape], float, float]:
+    hidden = 4 * width
+    shapes: dict[str, Shape] = {"x": (rows, width), "norm_weight": (width,), "norm_bias": (width,)}
+    shapes |= {"up_weight": (hidden, width), "down_weight": (width, hidden)}
+    shapes |= {"gate_weight": (hidden, width)}
+    return shapes, 10 * rows * width, 18 * rows * width * hidden
+
+
+def conditioned(rows: int, width: int) -> tuple[dict[str, Shape], float, float]:
+    D, H = width // 2, 2 * width
+    shapes: dict[str, Shape] = {"x": (rows, width), "s": (rows, D), "norm_weight": (D,)}
+    shapes |= {"scale_weight": (width, D), "scale_bias": (width,), "shift_weight": (width, D)}
+    shapes |= {"gate_weight": (H, width), "up_weight": (H, width), "down_weight": (width, H)}
+    shapes |= {"out_weight": (width, D), "out_bias": (width,)}
+    work = 6 * rows * (3 * width * D + 3 * width * H)
+    return shapes, 2 * rows * (5 * width + 3 * D), work
+
+
+Shaper = Callable[[int, int], tuple[dict[str, Shape], float, float]]
+OPERATORS: dict[str, tuple[Shaper, Any, Any, int, tuple[int, ...]]] = {
+    "layer_norm": (norm, kernels.layer_norm, peers.layer_norm, 128, (8, 64, 384, 1024, 2048)),
+    "swiglu": (gated, kernels.swiglu, plain_swiglu, 512, (1024, 2048)),
+    "layer_norm_linear": (
+        *(norm_linear, kernels.layer_norm_linear, peers.layer_norm_linear),
+        *(128, (64, 256, 384)),
+    ),
+    "transition": (transition, kernels.transition, peers.transition, 128, (64, 256, 384)),
+}
+"""Shapes and work, our operator, plain PyTorch, channels of a pair's rows, other widths."""
+
+
+def cases(op: str) -> Iterator[Case]:
+    """Yield the sizes of an operator."""
+    if op == "conditioned_transition":
+        sizes = [(f"48 x {N}", 48 * N, 768) for N in (64, 256, 384, 768)]
+        sizes += [(f"48 x 384, 1 of {parts}", 48 * 384 // parts, 768) for parts in (2, 4, 8)]
+        shaper, functions = (
+            conditioned,
+            (kernels.conditioned_transition, peers.conditioned_transition),
+        )
+    else:
+        shaper, ours, plain, width, widths = OPERATORS[op]
+        functions = (ours, plain)
+        sizes = [(f"{name}, {width} wide", rows, width) for name, rows in PAIRS.items()]
+        sizes += [(f"{WIDE_ROWS} rows, {width} wide", WIDE_ROWS, width) for width in widths]
+    for name, rows, width in sizes:
+        shapes, moved, operations = shaper(rows, width)
+        yield Case(op, name, shapes, *functions, moved, operations)
+
+
+def few(case: Case) -> Case:
+    """Cut a case to as many rows as the check takes."""
+    rows = max(shape[0] for shape in case.shapes.values())
+    most = min(rows, CHECKED_ROWS)
+    shapes = {
+        name: (most, *shape[1:]) if shape[0] == rows else shape
+        for name, shape in case.shapes.items()
+    }
+    return Case(case.op, case.name, shapes, case.ours, case.plain)
+
+
+def prepare(case: Case, dtype: torch.dtype) -> Iterator[tuple[dict[str, Any], Callable[[], Any]]]:
+    """Check a case; yield a row of the table and what is to be timed, for each implementation."""
+    with kernels.use("triton"):
+        worst = max(pair_timing.check(few(case), dtype).values())
+    inputs = case.draw(dtype)
+    along = pair_timing.direction(case, inputs)
+    compiled = torch.compile(case.plain, dynamic=False)
+    for who, operator in (("bevatron", case.ours), ("eager", case.plain), ("compile", compiled)):
+        row: dict[str, Any] = {"op": case.op, "case": case.name, "who": who, "ms": 0.0}
+        with kernels.use("triton"):
+            function = pair_timing.step(operator, inputs, along)
+            function()
+            function()
+            row["MiB"] = peak(function)
+            replay = pair_timing.captured(function)
+        if who == "bevatron":
+            row["worst error"] = worst
+        yield row, replay
+
+
+def peak(function: Callable[[], Any]) -> int:
+    """Return the MiB that a call takes beyond the inputs."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / pair_timing.MIB)
+
+
+def main() -> None:
+    """Prepare all, then time all, then write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    known = [*OPERATORS, "conditioned_transition"]
+    parser.add_argument("--op", nargs="+", choices=known, default=known)
+    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
+    parser.add_argument("--after", type=Path, help="take times when this file has appeared")
+    options = parser.parse_args()
+    dtype, rows, prepared, large = torch.bfloat16, [], [], []
+    for op in options.op:
+        for case in cases(op):
+            if max(shape[0] for shape in case.shapes.values()) > 2**20:
+                large.append(case)
+                continue
+            prepared += [(case, *both) for both in prepare(case, dtype)]
+    while options.after is not None and not options.after.exists():
+        time.sleep(0.05)
+    copy_rate, matrix_rate = pair_timing.ceilings()
+
+    def take(case: Case, row: dict[str, Any], replay: Callable[[], Any]) -> None:
+        floors = (case.moved / copy_rate, case.operations / matrix_rate)
+        row |= {"ms": pair_timing.median_ms(replay), "floor ms": 1e3 * max(floors)}
+        rows.append(row)
+        print(row, flush=True)
+
+    for case, row, replay in prepared:
+        take(case, row, replay)
+    prepared.clear()
+    for case in large:
+        for row, replay in prepare(case, dtype):
+            take(case, row, replay)
+        torch.cuda.empty_cache()
+    notes = (
+        "bfloat16, forward and backward with all gradients, checked against float64; CUDA-graph "
+        "replays, L2 flushed; MiB: peak beyond the inputs. In this run a copy moved "
+        f"{copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 product ran at "
+        f"{matrix_rate / 1e12:.0f} TFLOP/s."
+    )
+    name = "-".join(["rows", *options.op])
+    report.write_result(name, beside(rows), notes, device="cuda", folder=options.out)
+
+
+def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the implementations of a case into one row."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["op"], row["case"])
+        one = found.setdefault(key, {"op": row["op"], "case": row["case"]})
+        one |= {f"{row['who']} ms": row["ms"], f"{row['who']} MiB": row["MiB"]}
+        one |= {k: row[k] for k in ("floor ms", "worst error") if k in row}
+    for one in found.values():
+        peer = min(one["eager ms"], one["compile ms"])
+        one["faster"] = "bevatron" if one["bevatron ms"] <= peer else "peer"
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    main()
