@@ -90,10 +90,11 @@ def measure(arguments: argparse.Namespace) -> None:
     """Train all runs of this process, and keep every curve as soon as it is there."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.runs or Path(scratch)
         for seed in arguments.seeds:
             for lr in arguments.lr:
                 for batching in arguments.batchings:
-                    config = configuration(batching, seed, lr, Path(scratch), arguments)
+                    config = configuration(batching, seed, lr, folder, arguments)
                     points, graphs = curve(config)
                     row = {"batching": batching, "seed": seed, "lr": lr, "curve": points}
                     print({**row, "curve": points[-1]}, flush=True)
@@ -171,6 +172,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
+    parser.add_argument("--runs", type=Path, help="kept: folder of the runs")
     parser.add_argument("--evaluate-every", type=int, default=1, help="epochs")
     parser.add_argument("--out", type=Path, default=Path("batching-rows"))
     parser.add_argument("--collect", type=Path)
