@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.layer_norm import only_up_to_32_bit
+from bevatron.kernels.rows import check_shapes
 
 __all__ = ["conditioned_transition"]
 
@@ -99,12 +100,7 @@ def conditioned_transition(
         "out_weight": (out_weight, (C, D)),
         "out_bias": (out_bias, (C,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"conditioned_transition: {name} has shape {tuple(tensor.shape)}, expected {shape} "
-                f"to go with x {tuple(x.shape)}"
-            )
+    check_shapes("conditioned_transition", wanted, f"x {tuple(x.shape)}")
     weights = [tensor for name, (tensor, _) in wanted.items() if name != "s"]
     result: Tensor = registry.dispatch("conditioned_transition", x)(x, s, *weights, eps)
     return result

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
+from bevatron.kernels.rows import register_gradients
 from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.swiglu.triton import launch_forward as gate_forward
@@ -99,26 +99,7 @@ def condition_backward(
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
 
 
-@condition_backward.register_fake
-def _(dy: Tensor, x: Tensor, s: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
-    del dy
-    return tuple(empty_gradients(x, x, s, *weights_and_rest[:9]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:11], output[1])
-    ctx.eps = inputs[11]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dy: Tensor | None, dstatistics: Tensor | None) -> tuple[Tensor | None, ...]:
-    del dstatistics  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 12
-    return *condition_backward(dy, *ctx.saved_tensors, ctx.eps), None
-
-
-condition.register_autograd(_backward, setup_context=_save)
+register_gradients(condition, condition_backward, 11)
 
 
 @dataclass(frozen=True)

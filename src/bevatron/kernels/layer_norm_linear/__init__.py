@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.layer_norm import only_up_to_32_bit
+from bevatron.kernels.rows import check_shapes
 
 __all__ = ["layer_norm_linear"]
 
@@ -72,12 +73,7 @@ def layer_norm_linear(
         "weight": (weight, (K, C)),
         "bias": (bias, (K,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"layer_norm_linear: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
-                f"go with x {tuple(x.shape)}"
-            )
+    check_shapes("layer_norm_linear", wanted, f"x {tuple(x.shape)}")
     run = registry.dispatch("layer_norm_linear", x)
     result: Tensor = run(x, norm_weight, norm_bias, weight, bias, eps)
     return result

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import empty_gradients, of_given
+from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import new_outputs
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
+from bevatron.kernels.rows import register_gradients
 
 
 def layer_norm_linear(
@@ -77,26 +78,4 @@ def project_backward(
     return dx, dnorm_weight, dnorm_bias, dweight, dbias
 
 
-@project_backward.register_fake
-def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
-    del dy
-    return tuple(empty_gradients(x, x, *weights_and_rest[:4]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output[1:])
-    ctx.eps = inputs[5]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 6
-    found = project_backward(dy, *ctx.saved_tensors, ctx.eps)
-    return *of_given(ctx.saved_tensors[:5], found), None
-
-
-project.register_autograd(_backward, setup_context=_save)
+register_gradients(project, project_backward, 5)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.layer_norm import only_up_to_32_bit
+from bevatron.kernels.rows import check_shapes
 
 __all__ = ["transition"]
 
@@ -87,12 +88,7 @@ def transition(
         "up_bias": (up_bias, (H,)),
         "down_bias": (down_bias, (out,)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"transition: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
-                f"x {tuple(x.shape)} and {H} hidden channels"
-            )
+    check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
     run = registry.dispatch("transition", x)
     result: Tensor = run(
         x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps

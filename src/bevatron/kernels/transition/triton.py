@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import empty_gradients, of_given
+from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import new_outputs
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
+from bevatron.kernels.rows import register_gradients
 from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.swiglu.triton import launch_forward as swiglu_forward
@@ -80,29 +81,7 @@ def widen_backward(
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
 
 
-@widen_backward.register_fake
-def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
-    del dy
-    return tuple(empty_gradients(x, x, *weights_and_rest[:7]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.eps = inputs[8]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 9
-    found = widen_backward(dy, *ctx.saved_tensors, ctx.eps)
-    return *of_given(ctx.saved_tensors[:8], found), None
-
-
-widen.register_autograd(_backward, setup_context=_save)
+register_gradients(widen, widen_backward, 8)
 
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
