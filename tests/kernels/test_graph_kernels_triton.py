@@ -25,7 +25,9 @@ from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
 pytest.importorskip("triton")
 
 from bevatron.kernels.csr import triton_merge  # noqa: E402
+from bevatron.kernels.dot_attention import triton as dot_operator  # noqa: E402
 from bevatron.kernels.dot_attention import triton_launch as dot_launch  # noqa: E402
+from bevatron.kernels.graph_attention import triton as gat_operator  # noqa: E402
 from bevatron.kernels.graph_attention import triton_launch as gat_launch  # noqa: E402
 from bevatron.kernels.spmm import triton as spmm_launch  # noqa: E402
 
@@ -156,6 +158,16 @@ def test_gat_in_buckets_of_length(monkeypatch):
     with gat_launch.tiles(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))
+
+
+def test_what_rows_of_one_sign_leave_unwritten_is_not_read():
+    # New memory is filled with NaN under this setting.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        hub = "a hub, rows of one, an empty row and column"
+        gat(*_first(matrix(hub, values=False), 1, 3, torch.float32))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_large_scores_do_not_overflow():
@@ -298,25 +310,74 @@ def test_inference_and_training_agree():
     assert_close(inferred, trained, 1e-6)
 
 
-def test_opcheck():
-    csr, values = matrix("random", values=True)
-    csr = csr.with_values(values.to(DEVICE))
-    from bevatron.kernels.dot_attention import triton as dot
-    from bevatron.kernels.graph_attention import triton as gat_module
+@pytest.mark.parametrize("operator", ["gat", "dot", "sum"])
+def test_through_the_dispatcher_the_bits_are_the_same(operator, monkeypatch):
+    structure, values = matrix("random", values=True)
+    values = values.to(DEVICE).requires_grad_()
+    leaves = [draw(*shape).requires_grad_() for shape in ((5, 2, 3), (7, 2), (5, 2), (7, 2, 3))]
+    x, row_score, col_score, query = leaves
 
-    sides = *launch.rows_of(csr), *launch.columns_of(csr)
+    def run(csr):
+        if operator == "gat":
+            return graph_attention(csr, x, row_score, col_score, dropout=0.3, seed=5)
+        if operator == "dot":
+            return dot_attention(csr, x, query=query, softmax=True, scale=row_score[:1])
+        return spmm(csr, x)
+
+    found = []
+    for traced in (False, True):
+        for module in (gat_operator, dot_operator, spmm_launch):
+            monkeypatch.setattr(module, "is_traced", lambda x, traced=traced: traced)
+        with kernels.use("triton"):
+            csr = structure.with_values(values)
+            z = run(csr)
+            with torch.no_grad():
+                inferred = run(csr)
+        inputs = [*leaves, values]
+        gradients = torch.autograd.grad(z.square().sum(), inputs, materialize_grads=True)
+        found.append([inferred, z.detach(), *gradients])
+    assert all(map(torch.equal, *found))
+
+
+def test_second_derivatives_of_attention_are_refused_and_those_of_sums_known():
+    csr, _ = matrix("random", values=False)
     x, row_score, col_score = (
         draw(*shape).requires_grad_() for shape in ((5, 2, 3), (7, 2), (5, 2))
     )
+    with kernels.use("triton"):
+        z = graph_attention(csr, x, row_score, col_score)
+        (inner,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once"):
+            inner.sum().backward()
+        (inner,) = torch.autograd.grad(spmm(csr, x).square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(inner.sum(), x)
+    ones = torch.ones_like(x)
+    with kernels.use("reference"):
+        expected = 2 * spmm(csr.transpose(), spmm(csr, ones))
+    assert_close(found, expected, 1e-6)
+
+
+def test_opcheck():
+    csr, values = matrix("random", values=True)
+    csr = csr.with_values(values.to(DEVICE))
+    sides = *launch.rows_of(csr), *launch.columns_of(csr)
+    x, row_score = (draw(*shape).requires_grad_() for shape in ((5, 2, 3), (7, 2)))
     by_column = csr.values_by_column
     values = csr.values.clone().requires_grad_()
+    # Scores of both signs in every row: an output that only other rows have is not written.
+    whole = Csr.from_coo(*torch.ones(7, 5).nonzero().T.to(DEVICE), (7, 5))
+    signs = torch.tensor([[2.0], [-2.0], [3.0], [-1.0], [1.0]], device=DEVICE).expand(5, 2)
     torch.library.opcheck(
-        gat_module.attend,
-        (x, row_score, col_score, values, by_column, *sides, [], None, 7, 0.2, 0.0, 1),
+        gat_operator.attend,
+        (
+            *(x, 0 * row_score, signs.clone().requires_grad_(), draw(35).requires_grad_()),
+            *(draw(35), *launch.rows_of(whole), *launch.columns_of(whole)),
+            *([], None, 7, 0.2, 0.0, 1),
+        ),
     )
     query = draw(7, 2, 3).requires_grad_()
     torch.library.opcheck(
-        dot.attend,
+        dot_operator.attend,
         (
             *(query, x, None, None, None, None, values, by_column, *sides, [], None),
             *(7, 0.2, 0.0, True, False, False),

@@ -112,6 +112,28 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     ]
 
 
+def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
+    """Cut a list of parts into launches in which every row has lanes of a warp to itself.
+
+    A program of one warp takes as many rows as their channels, 16 bytes a lane, fill its lanes, and
+    four times as many of those that are shorter than half a step. For kernels whose tiles are
+    [entries, rows, channels].
+    """
+    total, at_least = numbers[1], numbers[2:]
+    most = max(4, tile.numbers // channels)
+    rows = max(1, min(512 // (channels * number_bytes), most // 4))
+    if total <= FEW_PARTS:
+        return [Bucket(0, total, rows, most // rows)] if total else []
+    many = max(rows, min(4 * rows, RESIDENT // channels))
+    place = (most // rows // 2).bit_length() - 1
+    long = at_least[place] if place < len(at_least) else 0
+    found = [
+        Bucket(0, long, rows, most // rows),
+        Bucket(long, total - long, many, max(1, most // many)),
+    ]
+    return [bucket for bucket in found if bucket.count]
+
+
 def slices(channels: int, tile: Tile) -> tuple[int, int]:
     """Return the channels of a program, a power of two, and the number of shares."""
     width = min(tile.channels, 1 << (channels - 1).bit_length())

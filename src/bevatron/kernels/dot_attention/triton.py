@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.csr import Csr
+from bevatron.kernels.csr.direct import direct, is_traced
 from bevatron.kernels.csr.launch import columns_of, ids_of, rows_of
 from bevatron.kernels.csr.wide import wide, wide_type
 from bevatron.kernels.dot_attention.partial import Scores
@@ -54,7 +55,8 @@ def run(
 ) -> Tensor:
     """Call the operator with the matrix's parts; a query that is None is the key."""
     by_column = csr.values_by_column
-    z: Tensor = attend(
+    launch = attend if is_traced(key) else _attend_directly
+    z: Tensor = launch(
         *(query, key, value, row_scale, col_scale, vector, csr.values),
         None if by_column is None else by_column.detach(),
         *(*rows_of(csr), *columns_of(csr), ids_of(csr) if seed is not None else [], seed),
@@ -63,8 +65,7 @@ def run(
     return z
 
 
-@torch.library.custom_op("bevatron::dot_attention", mutates_args=())
-def attend(
+def _attend(
     query: Tensor | None,
     key: Tensor,
     value: Tensor | None,
@@ -97,6 +98,9 @@ def attend(
     return outputs
 
 
+attend = torch.library.custom_op("bevatron::dot_attention", _attend, mutates_args=())
+
+
 @attend.register_fake
 def _(
     query: Tensor | None,
@@ -125,8 +129,7 @@ def _(
     return _outputs(key, value, num_rows, softmax, partial)
 
 
-@torch.library.custom_op("bevatron::dot_attention_backward", mutates_args=())
-def attend_backward(
+def _attend_backward(
     grad: Tensor,
     z: Tensor,
     lse: Tensor,
@@ -181,6 +184,11 @@ def attend_backward(
         if by_entry is not None:
             dvalues.copy_(by_entry.sum(1))
     return found
+
+
+attend_backward = torch.library.custom_op(
+    "bevatron::dot_attention_backward", _attend_backward, mutates_args=()
+)
 
 
 @attend_backward.register_fake
@@ -321,7 +329,8 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[An
     z, lse, *inputs, seed = ctx.saved_tensors[:11]
     lists = list(ctx.saved_tensors[11:])
     ends = ctx.counts[0], ctx.counts[0] + ctx.counts[1]
-    found = attend_backward(
+    run: Any = attend_backward if is_traced(grad) else _attend_backward
+    found = run(
         *(grad, z, lse, *inputs, lists[: ends[0]], ctx.numbers[0], lists[ends[0] : ends[1]]),
         *(ctx.numbers[1], lists[ends[1] :], seed, ctx.slope, ctx.dropout, ctx.softmax),
         *(ctx.symmetric, ctx.needs_input_grad[6]),
@@ -340,3 +349,4 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[An
 
 
 attend.register_autograd(_backward, setup_context=_save)
+_attend_directly = direct(_attend, _save, _backward)

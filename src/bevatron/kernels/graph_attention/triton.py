@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.csr import Csr
+from bevatron.kernels.csr.direct import direct, is_traced
 from bevatron.kernels.csr.launch import columns_of, ids_of, rows_of
 from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.graph_attention.triton_launch import (
@@ -37,10 +38,12 @@ def graph_attention(
     wanted = (x, row_score, col_score, *([] if csr.values is None else [csr.values]))
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
     by_column = csr.values_by_column if training else None
-    z: Tensor = attend(
-        *(x, row_score, col_score, csr.values, None if by_column is None else by_column.detach()),
-        *(rows, row_numbers, columns, column_numbers, ids_of(csr) if seed is not None else []),
-        *(seed, csr.shape[0], negative_slope, dropout, TRAINING if training else INFERENCE),
+    by_column = None if by_column is None else by_column.detach()
+    run = attend if is_traced(x) else _attend_directly
+    z: Tensor = run(
+        *(x, row_score, col_score, csr.values, by_column, rows, row_numbers),
+        *(columns, column_numbers, ids_of(csr) if seed is not None else [], seed),
+        *(csr.shape[0], negative_slope, dropout, TRAINING if training else INFERENCE),
     )[0]
     return z
 
@@ -58,7 +61,7 @@ def sums(
     """Compute a block's m, s, positive part of s, Z and positive part of Z."""
     rows, numbers = rows_of(csr)
     with torch.no_grad():
-        z, largest, total, positive, z_positive = attend(
+        z, largest, total, positive, z_positive = _attend(
             *(x, row_score, col_score, csr.values, None, rows, numbers, [], []),
             *(ids_of(csr) if seed is not None else [], seed, csr.shape[0]),
             *(negative_slope, dropout, PARTIAL if backward else PARTIAL_INFERENCE),
@@ -95,8 +98,7 @@ def gradients(
     return dx, dscore
 
 
-@torch.library.custom_op("bevatron::graph_attention", mutates_args=())
-def attend(
+def _attend(
     x: Tensor,
     row_score: Tensor,
     col_score: Tensor,
@@ -126,6 +128,9 @@ def attend(
     return outputs
 
 
+attend = torch.library.custom_op("bevatron::graph_attention", _attend, mutates_args=())
+
+
 @attend.register_fake
 def _(
     x: Tensor,
@@ -149,8 +154,7 @@ def _(
     return _outputs(x, num_rows, mode)
 
 
-@torch.library.custom_op("bevatron::graph_attention_backward", mutates_args=())
-def attend_backward(
+def _attend_backward(
     grad: Tensor,
     x: Tensor,
     row_score: Tensor,
@@ -177,6 +181,11 @@ def attend_backward(
         *(dx, dscore, slope, dropout),
     )
     return dx, row_grad, dscore, info
+
+
+attend_backward = torch.library.custom_op(
+    "bevatron::graph_attention_backward", _attend_backward, mutates_args=()
+)
 
 
 @attend_backward.register_fake
@@ -207,8 +216,7 @@ def _(
     )
 
 
-@torch.library.custom_op("bevatron::graph_attention_backward_values", mutates_args=())
-def attend_backward_values(
+def _attend_backward_values(
     grad: Tensor,
     x: Tensor,
     col_score: Tensor,
@@ -225,6 +233,11 @@ def attend_backward_values(
     dvalues = values.new_empty(values.shape)
     launch_values(grad, x, col_score, info, rows, row_numbers, ids, seed, dvalues, slope, dropout)
     return dvalues
+
+
+attend_backward_values = torch.library.custom_op(
+    "bevatron::graph_attention_backward_values", _attend_backward_values, mutates_args=()
+)
 
 
 @attend_backward_values.register_fake
@@ -290,13 +303,14 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[An
     )
     rows, columns = lists[:num_rows], lists[num_rows : num_rows + num_columns]
     ids = lists[num_rows + num_columns :]
-    dx, drow, dcol, info = attend_backward(
+    traced = is_traced(grad)
+    dx, drow, dcol, info = (attend_backward if traced else _attend_backward)(
         *(grad, x, row_score, col_score, z, lse, share, side, by_column, columns),
         *(ctx.numbers[1], ids, seed, ctx.slope, ctx.dropout),
     )
     dvalues = None
     if values is not None and ctx.needs_input_grad[3]:
-        dvalues = attend_backward_values(
+        dvalues = (attend_backward_values if traced else _attend_backward_values)(
             *(grad, x, col_score, info, values, rows, ctx.numbers[0], ids, seed),
             *(ctx.slope, ctx.dropout),
         )
@@ -304,3 +318,4 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[An
 
 
 attend.register_autograd(_backward, setup_context=_save)
+_attend_directly = direct(_attend, _save, _backward)

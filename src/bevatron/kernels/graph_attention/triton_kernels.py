@@ -4,6 +4,9 @@ A program owns a few rows (forward) or columns (backward), or a part of a long o
 the channels of a head. Every step fetches the features of some entries of each and adds them up in
 registers; nothing is kept for an entry. Exponentials are powers of two, of logits times log2(e).
 The sum of the two scores is rounded alike forward and backward, so its sign is the same in both.
+
+Tiles are [entries, rows, channels]: Triton gives the lanes of a warp to the last axes, so that each
+row's entries are added up within a thread, without a shuffle.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -30,7 +33,8 @@ def write_rows(
 ):  # fmt: skip
     """Normalise rows and write what the mode asks for.
 
-    Training keeps of Z the part, of positive or of other entries, that holds less of the weight.
+    Training keeps of Z the part, of positive or of other entries, that holds less of the weight;
+    if it holds nothing, it is left unwritten.
     """
     stat = row * H + head
     mask = live[:, None] & (c < C)[None, :]
@@ -53,9 +57,10 @@ def write_rows(
             lse = tl.where(empty, float("inf"), m + tl.log2(tl.where(empty, 1.0, s)))
             tl.store(first_out + stat, lse, mask=leader)
             flip = sp > sn
-            tl.store(second_out + stat, tl.where(flip, -sn, sp) * inverse, mask=leader)
+            share = tl.where(flip, -sn, sp) * inverse
+            tl.store(second_out + stat, share, mask=leader)
             side = tl.where(flip[:, None], zn, zp) * inverse[:, None]
-            tl.store(side_out + place, side, mask=mask)
+            tl.store(side_out + place, side, mask=mask & (share != 0.0)[:, None])
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold", "num_slots"])
@@ -85,34 +90,34 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
     longest = tl.max(length)
     step = tl.arange(0, E)
     ahead = tl.load(
-        index + start[:, None] + step[None, :], mask=step[None, :] < length[:, None], other=0
+        index + start[None, :] + step[:, None], mask=step[:, None] < length[None, :], other=0
     )
     for begin in range(0, longest, E):
         entry = begin + step
-        inside = entry[None, :] < length[:, None]
+        inside = entry[:, None] < length[None, :]
         j = ahead.to(tl.int64)
         later = entry + E
         ahead = tl.load(
-            index + start[:, None] + later[None, :], mask=later[None, :] < length[:, None], other=0
+            index + start[None, :] + later[:, None], mask=later[:, None] < length[None, :], other=0
         )
         theirs = tl.load(col_score + j * H + head, mask=inside, other=0.0).to(ACC)
-        score = mine[:, None] + theirs
+        score = mine[None, :] + theirs
         positive = score > 0.0
         logit = tl.where(inside, score * tl.where(positive, one, SLOPE * one), float("-inf"))
-        top = tl.maximum(m, tl.max(logit, 1))
+        top = tl.maximum(m, tl.max(logit, 0))
         # A row without entries so far has no largest logit: any finite number does.
         base = tl.where(top == float("-inf"), 0.0, top)
         rescale = tl.exp2(m - base)
-        weight = tl.exp2(logit - base[:, None])
+        weight = tl.exp2(logit - base[None, :])
         m = top
-        sp = sp * rescale + tl.sum(tl.where(positive, weight, 0.0), 1)
-        sn = sn * rescale + tl.sum(tl.where(positive, 0.0, weight), 1)
+        sp = sp * rescale + tl.sum(tl.where(positive, weight, 0.0), 0)
+        sn = sn * rescale + tl.sum(tl.where(positive, 0.0, weight), 0)
         if HAS_VALUES:
-            weight *= tl.load(values + start[:, None] + entry[None, :], mask=inside, other=0.0).to(
+            weight *= tl.load(values + start[None, :] + entry[:, None], mask=inside, other=0.0).to(
                 ACC
             )
         if DROPOUT:
-            keep = is_kept(key, row[:, None], j, row_ids, col_ids, threshold, HAS_IDS)
+            keep = is_kept(key, row[None, :], j, row_ids, col_ids, threshold, HAS_IDS)
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
         place = j[:, :, None] * (H * C) + (head * C + c)[None, None, :]
         mask = inside[:, :, None]
@@ -120,12 +125,12 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
             mask = mask & (c < C)[None, None, :]
         features = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         if MODE % 2 == 0:
-            zp = zp * rescale[:, None] + tl.sum(weight[:, :, None] * features, 1)
+            zp = zp * rescale[:, None] + tl.sum(weight[:, :, None] * features, 0)
         else:
             wp = tl.where(positive, weight, 0.0)
             wn = tl.where(positive, 0.0, weight)
-            zp = zp * rescale[:, None] + tl.sum(wp[:, :, None] * features, 1)
-            zn = zn * rescale[:, None] + tl.sum(wn[:, :, None] * features, 1)
+            zp = zp * rescale[:, None] + tl.sum(wp[:, :, None] * features, 0)
+            zn = zn * rescale[:, None] + tl.sum(wn[:, :, None] * features, 0)
     whole = live & (slot < 0)
     write_rows(
         m, sp, sn, zp, zn, row, whole, head, c, z_out, first_out, second_out, third_out, side_out,
@@ -200,6 +205,8 @@ def prepare_kernel(
     """Compute delta = <G, z> and the gradient of the rows' scores; pack what columns fetch."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = place < num_rows
+    part = tl.load(share + place, mask=live, other=0.0)
+    one_sided = part == 0.0
     delta = tl.zeros([BLOCK_N], ACC)
     along = tl.zeros([BLOCK_N], ACC)
     for begin in range(0, C, BLOCK_C):
@@ -208,8 +215,8 @@ def prepare_kernel(
         at = place[:, None] * C + c[None, :]
         g = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
         delta += tl.sum(g * tl.load(z + at, mask=mask, other=0.0).to(ACC), 1)
+        mask = mask & ~one_sided[:, None]
         along += tl.sum(g * tl.load(side + at, mask=mask, other=0.0).to(ACC), 1)
-    part = tl.load(share + place, mask=live, other=0.0)
     by_score = (1.0 - SLOPE) * (along - delta * tl.abs(part))
     by_score = tl.where(part < 0.0, -by_score, by_score)
     tl.store(row_grad + place, by_score.to(row_grad.dtype.element_ty), mask=live)
@@ -221,7 +228,7 @@ def prepare_kernel(
 
 @triton.jit
 def write_columns(
-    q, qs, ds, row, live, head, c, x, dx, dscore, num_columns,
+    q, qs, ds, row, live, filled, head, c, x, dx, dscore, num_columns,
     C: tl.constexpr, H: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of x and of this share of channels' part of the column's score."""
@@ -229,7 +236,7 @@ def write_columns(
     mask = live[:, None] & (c < C)[None, :]
     place = stat[:, None] * C + c[None, :]
     tl.store(dx + place, q.to(dx.dtype.element_ty), mask=mask)
-    mine = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+    mine = tl.load(x + place, mask=mask & filled[:, None], other=0.0).to(ACC)
     leads = tl.min(c) == 0
     along = tl.sum(mine * qs, 1) - tl.where(leads, ds, 0.0)
     share = (tl.min(c) // BLOCK_C).to(tl.int64) * num_columns * H
@@ -262,15 +269,15 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
     longest = tl.max(length)
     step = tl.arange(0, E)
     ahead = tl.load(
-        index + start[:, None] + step[None, :], mask=step[None, :] < length[:, None], other=0
+        index + start[None, :] + step[:, None], mask=step[:, None] < length[None, :], other=0
     )
     for begin in range(0, longest, E):
         entry = begin + step
-        inside = entry[None, :] < length[:, None]
+        inside = entry[:, None] < length[None, :]
         i = ahead.to(tl.int64)
         later = entry + E
         ahead = tl.load(
-            index + start[:, None] + later[None, :], mask=later[None, :] < length[:, None], other=0
+            index + start[None, :] + later[:, None], mask=later[:, None] < length[None, :], other=0
         )
         at = (i * H + head) * 4
         if PACKED:
@@ -281,20 +288,20 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
             theirs = tl.load(info + at, mask=inside, other=0.0)
             lse = tl.load(info + at + 1, mask=inside, other=0.0)
         delta = tl.load(info + at + 2, mask=inside, other=0.0)
-        score = mine[:, None] + theirs
+        score = mine[None, :] + theirs
         positive = score > 0.0
         logit = tl.where(inside, score * tl.where(positive, one, SLOPE * one) - lse, float("-inf"))
         weight = tl.exp2(logit)
         sloped = tl.where(positive, weight, SLOPE * weight)
-        ds += tl.sum(sloped * delta, 1)
+        ds += tl.sum(sloped * delta, 0)
         if HAS_VALUES:
-            factor = tl.load(values + start[:, None] + entry[None, :], mask=inside, other=0.0).to(
+            factor = tl.load(values + start[None, :] + entry[:, None], mask=inside, other=0.0).to(
                 ACC
             )
             weight *= factor
             sloped *= factor
         if DROPOUT:
-            keep = is_kept(key, i, col[:, None], row_ids, col_ids, threshold, HAS_IDS)
+            keep = is_kept(key, i, col[None, :], row_ids, col_ids, threshold, HAS_IDS)
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
             sloped = tl.where(keep, sloped * INVERSE_KEEP, 0.0)
         place = i[:, :, None] * (H * C) + (head * C + c)[None, None, :]
@@ -302,10 +309,12 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
         if C % BLOCK_C != 0:
             mask = mask & (c < C)[None, None, :]
         features = tl.load(grad + place, mask=mask, other=0.0).to(ACC)
-        q += tl.sum(weight[:, :, None] * features, 1)
-        qs += tl.sum(sloped[:, :, None] * features, 1)
+        q += tl.sum(weight[:, :, None] * features, 0)
+        qs += tl.sum(sloped[:, :, None] * features, 0)
     whole = live & (slot < 0)
-    write_columns(q, qs, ds, col, whole, head, c, x, dx, dscore, num_columns, C, H, BLOCK_C, ACC)
+    write_columns(
+        q, qs, ds, col, whole, length > 0, head, c, x, dx, dscore, num_columns, C, H, BLOCK_C, ACC
+    )
     if CUT:
         cut = live & (slot >= 0)
         stat = slot * H + head
@@ -343,7 +352,10 @@ def backward_merge_kernel(
         place = stat[:, None] * C + c[None, :]
         q += tl.sum(tl.load(share_z + place, mask=mask, other=0.0), 0)[None, :]
         qs += tl.sum(tl.load(share_z + total * C + place, mask=mask, other=0.0), 0)[None, :]
-    write_columns(q, qs, ds, col, col >= 0, head, c, x, dx, dscore, num_columns, C, H, BLOCK_C, ACC)
+    live = col >= 0
+    write_columns(
+        q, qs, ds, col, live, live, head, c, x, dx, dscore, num_columns, C, H, BLOCK_C, ACC
+    )
 
 
 @triton.jit(do_not_specialize=["first", "count", "threshold"])

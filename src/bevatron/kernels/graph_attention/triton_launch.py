@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.csr.dropout import threshold
-from bevatron.kernels.csr.launch import Tile, buckets, on_device, slices
+from bevatron.kernels.csr.launch import Tile, buckets, on_device, side_by_side, slices
 from bevatron.kernels.csr.triton_parts import accumulator
 from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.graph_attention.triton_kernels import (
@@ -68,7 +68,7 @@ def launch_forward(
     sizes |= {"ACC": accumulator(x), "MODE": mode}
     index, *parts, cut_row, cut_ptr = rows
     with on_device(x):
-        for bucket in buckets(numbers, width, tile):
+        for bucket in side_by_side(numbers, width, tile, x.element_size()):
             forward_kernel[(bucket.programs, num_heads * shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, row_score, col_score, *mask_arguments(x, ids, seed, dropout)),
@@ -150,7 +150,7 @@ def launch_columns(
     sizes["ACC"] = accumulator(x)
     index, *parts, cut_row, cut_ptr = columns
     with on_device(x):
-        for bucket in buckets(numbers, width, tile):
+        for bucket in side_by_side(numbers, width, tile, grad.element_size()):
             backward_kernel[(bucket.programs, num_heads * shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, grad, info, col_score, *mask_arguments(x, ids, seed, dropout)),

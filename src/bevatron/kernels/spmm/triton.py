@@ -9,7 +9,16 @@ from torch import Tensor
 
 from bevatron.errors import KernelError
 from bevatron.kernels.csr import Csr
-from bevatron.kernels.csr.launch import Tile, buckets, columns_of, on_device, rows_of, slices
+from bevatron.kernels.csr.direct import direct, is_traced
+from bevatron.kernels.csr.launch import (
+    Tile,
+    buckets,
+    columns_of,
+    on_device,
+    rows_of,
+    side_by_side,
+    slices,
+)
 from bevatron.kernels.csr.triton_merge import add_shares
 from bevatron.kernels.csr.triton_parts import accumulator
 from bevatron.kernels.csr.wide import wide_type
@@ -50,20 +59,20 @@ def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
         sign = 1 if reduce == "max" else -1
         result: Tensor = extreme(x, values, *sides, csr.shape[0], sign)[0]
         return result
-    result = add(x, values, by_column, *sides, csr.shape[0])
+    run = add if is_traced(x) else _add_directly
+    result = run(x, values, by_column, *sides, csr.shape[0])
     if reduce == "sum":
         return result
     amount = csr.row_ptr.diff()[:, None, None].to(wide_type(x))
     if values is not None:
         ones = x.new_ones((csr.shape[1], 1, 1), dtype=wide_type(x))
-        amount = torch.where(amount > 0, add(ones, values, by_column, *sides, csr.shape[0]), 1.0)
+        amount = torch.where(amount > 0, run(ones, values, by_column, *sides, csr.shape[0]), 1.0)
     else:
         amount = amount.clamp(min=1.0)
     return (result / amount).to(x.dtype)
 
 
-@torch.library.custom_op("bevatron::spmm_sum", mutates_args=())
-def add(
+def _add(
     x: Tensor,
     values: Tensor | None,
     values_by_column: Tensor | None,
@@ -78,6 +87,9 @@ def add(
     out = x.new_empty((num_rows, *x.shape[1:]))
     launch_sum(x, values, rows, row_numbers, out)
     return out
+
+
+add = torch.library.custom_op("bevatron::spmm_sum", _add, mutates_args=())
 
 
 @add.register_fake
@@ -189,7 +201,7 @@ def _backward_sum(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     dx = dvalues = None
     if ctx.needs_input_grad[0]:
         # The transposed product: columns take the place of rows.
-        dx = add(
+        dx = (add if is_traced(grad) else _add_directly)(
             *(grad, by_column, values, columns, ctx.numbers[1], rows, ctx.numbers[0]),
             ctx.num_columns,
         )
@@ -219,6 +231,7 @@ def _backward_extreme(ctx: Any, grad: Tensor | None, unused: Tensor | None) -> t
 
 
 add.register_autograd(_backward_sum, setup_context=_save_sum)
+_add_directly = direct(_add, _save_sum, _backward_sum, once=False)
 extreme.register_autograd(_backward_extreme, setup_context=_save_extreme)
 
 
@@ -233,7 +246,7 @@ def launch_sum(
     share = x.new_empty((numbers[0], *x.shape[1:]), dtype=wide_type(x))
     index, *parts, cut_row, cut_ptr = rows
     with on_device(x):
-        for bucket in buckets(numbers, width, tile):
+        for bucket in side_by_side(numbers, width, tile, x.element_size()):
             sum_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, share),
