@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bevatron import kernels
-from bevatron.errors import KernelError
+from bevatron.errors import ConfigError, KernelError
 from bevatron.kernels import channelwise_tensor_product, radial_tensor_product
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, paths
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, as_layout
 from bevatron.testing import AwkwardGraph, Tolerance, assert_close, awkward_graphs, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -216,7 +216,7 @@ def test_operators_are_registered_as_torch_wants_them(hidden):
     inputs = make(SMALL, PAIR, hidden=hidden)
     edges = EdgeOrder(inputs.pop("edges"), PAIR.num_nodes, by_receiver=True)
     launch = module("channelwise_tensor_product.triton_launch")
-    irreps = " ".join([*SMALL[:2], str(paths(*SMALL).irreps_mid)])
+    irreps = " ".join([*SMALL[:2], str(paths(*SMALL).irreps_mid), "mul_ir"])
     tensors = [value.requires_grad_() for value in inputs.values()]
     index = launch.Index.of(edges, 4)
     if hidden:
@@ -260,3 +260,33 @@ def test_a_captured_step_follows_new_edges(hidden):
         torch.cuda.synchronize()
         for got, want in zip(found, step(), strict=True):
             assert torch.equal(got, want)
+
+
+def swapped(x, irreps, before):
+    """Exchange channels and components of every block."""
+    blocks = x.split([block.size for block in irreps], dim=1)
+    shapes = [(b.mul, b.dim) if before == "mul_ir" else (b.dim, b.mul) for b in irreps]
+    parts = [b.unflatten(1, s).mT.flatten(1) for b, s in zip(blocks, shapes, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_components_before_channels_are_the_same_numbers(hidden, implementation, small_chunks):
+    inputs = make(SMALL, TINY, hidden=hidden)
+    call, (name, _) = product(SMALL, inputs)
+    irreps_mid = paths(*SMALL).irreps_mid
+
+    def other_layout(x, **others):
+        return call(x=x, **others, layout="ir_mul")
+
+    def by_swapping(x, **others):
+        usual = call(x=swapped(x, Irreps.parse(SMALL[0]), "ir_mul"), **others)
+        return swapped(usual, irreps_mid, "mul_ir")
+
+    check_op(other_layout, by_swapping, inputs, ran=(name, implementation))
+
+
+def test_an_unknown_layout_is_refused():
+    with pytest.raises(ConfigError, match="there is no 'channels'"):
+        as_layout("channels")

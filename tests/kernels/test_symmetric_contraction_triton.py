@@ -221,3 +221,19 @@ def test_a_captured_step_follows_new_elements():
         torch.cuda.synchronize()
         for got, want in zip(found, step(), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_components_before_channels_are_the_same_numbers(implementation):
+    irreps, inputs = "3x0e+3x1o", make(1, "3x0e+3x1o", 2)
+    call = contraction(irreps, 2)
+
+    def other_layout(a, elements, **weights):
+        orders = {d: [weights[f"w{d}_{nu}"] for nu in (1, 2)] for d in (0, 1)}
+        return symmetric_contraction(a, orders, elements, irreps, 2, layout="ir_mul")
+
+    def by_swapping(**inputs):
+        scalars, vectors = call(**inputs).split([3, 9], dim=1)
+        return torch.cat([scalars, vectors.unflatten(1, (3, 3)).mT.flatten(1)], dim=1)
+
+    check_op(other_layout, by_swapping, inputs, ran=("symmetric_contraction", implementation))

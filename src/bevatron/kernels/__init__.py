@@ -10,6 +10,7 @@ from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_produ
 from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
+from bevatron.kernels.equivariant_linear import equivariant_linear
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.gaussian_basis import gaussian_basis
 from bevatron.kernels.global_attention import global_attention
@@ -49,6 +50,7 @@ from bevatron.kernels.scaled_residual import scaled_residual
 from bevatron.kernels.scatter_sum import scatter_sum
 from bevatron.kernels.segment_sum import segment_sum
 from bevatron.kernels.silu import silu
+from bevatron.kernels.silu_linear import silu_linear
 from bevatron.kernels.spherical_harmonics import spherical_harmonics
 from bevatron.kernels.spmm import spmm
 from bevatron.kernels.swiglu import swiglu
@@ -66,6 +68,7 @@ __all__ = [
     "conditioned_transition",
     "current",
     "dot_attention",
+    "equivariant_linear",
     "explain",
     "fused_adam_ema",
     "gaussian_basis",
@@ -98,6 +101,7 @@ __all__ = [
     "sddmm",
     "segment_sum",
     "silu",
+    "silu_linear",
     "spherical_harmonics",
     "spmm",
     "spmmm",

@@ -8,9 +8,12 @@ channel, within a channel the 2l+1 components.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, cast, get_args, overload
 
 from bevatron.errors import ConfigError
+
+Layout = Literal["mul_ir", "ir_mul"]
+"""How a block lies in memory: channel after channel (e3nn), or component after component."""
 
 _BLOCK = re.compile(r"^(?:(\d+)\s*x\s*)?(\d+)\s*([eo])$")
 
@@ -132,3 +135,16 @@ class Irreps(Sequence[Irrep]):
 
     def __str__(self) -> str:
         return "+".join(str(block) for block in self.blocks)
+
+
+def as_layout(name: str) -> Layout:
+    """Check the name of a layout.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such layout.
+    """
+    if name not in get_args(Layout):
+        raise ConfigError(f"layout: there is no '{name}' (known: {', '.join(get_args(Layout))})")
+    return cast("Layout", name)

@@ -7,7 +7,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable, path_table
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
 
@@ -50,6 +50,7 @@ def channelwise_tensor_product(
     irreps_in: Irreps | str,
     irreps_harmonics: Irreps | str,
     irreps_out: Irreps | str,
+    layout: Layout = "mul_ir",
 ) -> Float[Tensor, "N D_mid"]:
     r"""Couple each sender's features with its edge's harmonics and sum over edges into receivers.
 
@@ -67,8 +68,7 @@ def channelwise_tensor_product(
     Parameters
     ----------
     x
-        Node features in e3nn's ``mul_ir`` layout: block after block of ``irreps_in``, in a block
-        channel after channel, in a channel its 2l+1 components.
+        Node features, block after block of ``irreps_in``.
     harmonics
         Of each edge, in the order of ``irreps_harmonics``.
     weights
@@ -80,17 +80,21 @@ def channelwise_tensor_product(
         Irreps of ``x``, of ``harmonics`` (one copy of each) and the wanted results. Which paths
         there are and in which order says `paths`; degrees and parities not in ``irreps_out`` are
         left out.
+    layout
+        How a block of ``x`` and of the result lies in memory: e3nn's ``mul_ir``, channel after
+        channel and in a channel its 2l+1 components; or ``ir_mul``, component after component and
+        in a component all channels, which is faster.
 
     Returns
     -------
     Tensor
-        In the layout of `paths(...).irreps_mid`: one block per path, ``mul_ir`` within it. Zero for
-        a node without edges.
+        The blocks of `paths(...).irreps_mid`, one per path. Zero for a node without edges.
 
     Raises
     ------
     ConfigError
-        If the irreps cannot be read or the harmonics hold several copies of a degree.
+        If the irreps cannot be read, the harmonics hold several copies of a degree, or there is no
+        such layout.
     ValueError
         If a shape does not go with the irreps.
 
@@ -113,7 +117,9 @@ def channelwise_tensor_product(
             f"{(num_edges, table.num_weights)} for '{irreps_in}' times '{irreps_harmonics}'"
         )
     run = registry.dispatch("channelwise_tensor_product", x)
-    result: Tensor = run(x, harmonics, weights, edges, irreps_in, irreps_harmonics, table)
+    result: Tensor = run(
+        x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)
+    )
     return result
 
 

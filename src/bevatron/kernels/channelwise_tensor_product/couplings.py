@@ -5,7 +5,7 @@ from functools import cache
 from math import sqrt
 
 from bevatron.kernels.channelwise_tensor_product.paths import Path, path_table
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irrep, Irreps, Layout, as_layout
 from bevatron.maths.so3 import wigner_3j
 
 
@@ -28,11 +28,18 @@ class Product:
     pairs: tuple[tuple[int, int, tuple[Coupling, ...]], ...]
     num_weights: int
     dim_out: int
+    layout: Layout
 
     @property
     def channels(self) -> int:
         """Channels of the widest block of x."""
         return max((block.mul for block in self.irreps_in), default=0)
+
+    def column(self, start: int, irrep: Irrep, m: int) -> str:
+        """Write where component m of channel k lies in a row, its block beginning at ``start``."""
+        if self.layout == "ir_mul":
+            return f"{start + m * irrep.mul} + k"
+        return f"{start} + k * {irrep.dim} + {m}"
 
     @property
     def couplings(self) -> list[Coupling]:
@@ -41,7 +48,9 @@ class Product:
 
 
 @cache
-def product_of(irreps_in: str, irreps_harmonics: str, irreps_out: str) -> Product:
+def product_of(
+    irreps_in: str, irreps_harmonics: str, irreps_out: str, layout: Layout = "mul_ir"
+) -> Product:
     """List the couplings of a product; the arguments are those of the operator."""
     blocks, harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(blocks, harmonics, Irreps.parse(irreps_out))
@@ -62,4 +71,13 @@ def product_of(irreps_in: str, irreps_harmonics: str, irreps_out: str) -> Produc
     # By harmonics first: their gradients are complete, and leave, as early as possible.
     order = sorted(groups, key=lambda pair: (pair[1], pair[0]))
     pairs = tuple((i, j, tuple(groups[i, j])) for i, j in order)
-    return Product(blocks, harmonics, pairs, table.num_weights, table.irreps_mid.dim)
+    return Product(blocks, harmonics, pairs, table.num_weights, table.irreps_mid.dim, layout)
+
+
+def named_product(name: str) -> Product:
+    """Return the product of irreps of x, of the harmonics and of the result, and a layout.
+
+    Custom operators take these as one string, separated by blanks.
+    """
+    irreps_in, irreps_harmonics, irreps_out, layout = name.split(" ")
+    return product_of(irreps_in, irreps_harmonics, irreps_out, as_layout(layout))

@@ -39,6 +39,7 @@ class EdgeOrder:
     ) -> None:
         self.edges, self.num_nodes, self.by_receiver = edges, num_nodes, by_receiver
         self._sorted: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._sorted_senders: tuple[Tensor, Tensor] | None = None
         self._by_sender: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -67,24 +68,26 @@ class EdgeOrder:
         return self._by_receiver()[2]
 
     def by_sender(self, chunk: int) -> tuple[Int[Tensor, " E"], Int[Tensor, " _"]]:
-        """Sort each run of ``chunk`` edges, which are sorted by receiver, by their senders.
+        """Sort the edges, which are sorted by receiver, by their senders; cut into runs.
 
         Returns
         -------
         permutation, ptr
-            The edges of run c and sender n are
-            ``permutation[ptr[c * N + n] : ptr[c * N + n + 1]]``, counted among those sorted by
-            receiver.
+            The edges of sender n among those of run c, ``chunk`` edges long, are
+            ``permutation[ptr[n * C + c] : ptr[n * C + c + 1]]``, ascending, of C runs.
         """
         if chunk not in self._by_sender:
-            place = torch.arange(self.num_edges, device=self.edges.device)
-            num_segments = -(-self.num_edges // chunk) * self.num_nodes
-            segments = place // chunk * self.num_nodes + self.senders
-            # Half the digits, half the passes of a radix sort.
-            if num_segments < 2**31:
-                segments = segments.to(torch.int32)
-            ordered, permutation = torch.sort(segments, stable=True)
-            self._by_sender[chunk] = permutation, _pointers(ordered, num_segments)
+            if self._sorted_senders is None:
+                # Fewer digits, fewer passes of a radix sort.
+                narrow = torch.int16 if self.num_nodes < 2**15 else torch.int32
+                self._sorted_senders = torch.sort(self.senders.to(narrow), stable=True)
+            ordered, permutation = self._sorted_senders
+            num_edges, runs = self.num_edges, -(-self.num_edges // chunk)
+            wide = torch.int32 if self.num_nodes * max(num_edges, 1) < 2**31 else torch.int64
+            places = ordered.to(wide) * num_edges + permutation.to(wide)
+            count = torch.arange(self.num_nodes * runs + 1, device=places.device, dtype=wide)
+            bounds = count // max(runs, 1) * num_edges + count % max(runs, 1) * chunk
+            self._by_sender[chunk] = permutation, torch.searchsorted(places, bounds)
         return self._by_sender[chunk]
 
     def _by_receiver(self) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout
 from bevatron.maths.so3 import wigner_3j
 
 
@@ -21,6 +21,7 @@ def channelwise_tensor_product(
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
     table: PathTable,
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Per block of x: one small matrix per edge couples its sender to all paths of the block.
 
@@ -36,7 +37,10 @@ def channelwise_tensor_product(
         chosen = [p for p, path in enumerate(table.paths) if path.x == i]
         if not chosen:
             continue
-        by_node = part.unflatten(1, (block.mul, block.dim)).mT.contiguous()
+        if layout == "mul_ir":
+            by_node = part.unflatten(1, (block.mul, block.dim)).mT.contiguous()
+        else:
+            by_node = part.unflatten(1, (block.dim, block.mul))
         paths = [table.paths[p] for p in chosen]
         messages = _messages(
             by_node.index_select(0, senders),
@@ -46,7 +50,8 @@ def channelwise_tensor_product(
         )
         for p, message in zip(chosen, messages, strict=True):
             total = message.new_zeros(x.shape[0], *message.shape[1:])
-            results[p] = total.index_add(0, receivers, message).mT.flatten(1)
+            total = total.index_add(0, receivers, message)
+            results[p] = (total.mT if layout == "mul_ir" else total).flatten(1)
     if not results:
         return x.new_zeros(x.shape[0], 0)
     return torch.cat([results[p] for p in range(len(table.paths))], dim=1)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.autograd import is_wanted
-from bevatron.kernels.channelwise_tensor_product.couplings import product_of
+from bevatron.kernels.channelwise_tensor_product.couplings import named_product
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import PathTable
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout
 
 
 def channelwise_tensor_product(
@@ -28,10 +28,11 @@ def channelwise_tensor_product(
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
     table: PathTable,
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Compute what the reference does."""
     order = EdgeOrder.of(edges, x.shape[0])
-    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid)])
+    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid), layout])
     result: Tensor = _forward(x, harmonics, weights, *Index.of(order, order.num_edges), irreps)
     return result
 
@@ -48,9 +49,9 @@ def _forward(
     sender_ptr: Tensor,
     irreps: str,
 ) -> Tensor:
-    """Compute the product; ``irreps`` are those of x, of the harmonics and of the result."""
+    """Compute the product; ``irreps`` as `named_product` takes them."""
     index = Index(senders, receiver_ptr, permutation, by_sender, sender_ptr)
-    out = x.new_zeros(x.shape[0], product_of(*irreps.split(" ")).dim_out)
+    out = x.new_zeros(x.shape[0], named_product(irreps).dim_out)
     _run(irreps, "forward", {"x": x, "y": harmonics, "w": weights}, {"out": out}, index)
     return out
 
@@ -116,7 +117,7 @@ def _run(
     there = {name: t.contiguous() for name, t in tensors.items() if t is not None}
     num_edges = index.senders.shape[0]
     for chunk in chunks(num_edges, num_edges):
-        run(product_of(*irreps.split(" ")), kind, there, into, index, chunk)
+        run(named_product(irreps), kind, there, into, index, chunk)
 
 
 def _results(
@@ -139,7 +140,7 @@ def _named(
 
 @_forward.register_fake
 def _(x: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape[0], product_of(*rest[-1].split(" ")).dim_out)
+    return x.new_empty(x.shape[0], named_product(rest[-1]).dim_out)
 
 
 @_backward.register_fake

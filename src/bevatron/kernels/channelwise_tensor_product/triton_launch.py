@@ -166,16 +166,18 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
     dtype = tl.float64 if out.dtype == torch.float64 else tl.float32
     constants = {"DIM": dim, "BLOCK": block, "DTYPE": dtype, "num_warps": 1}
     tensors = (rows, index.by_sender, index.sender_ptr, out)
-    _sum_by_sender[grid](*tensors, chunk.number * num_nodes, chunk.first, **constants)
+    runs = (index.sender_ptr.shape[0] - 1) // num_nodes
+    _sum_by_sender[grid](*tensors, runs, chunk.number, chunk.first, **constants)
 
 
-@triton.jit(do_not_specialize=["segment", "first"])
+@triton.jit(do_not_specialize=["runs", "run", "first"])
 def _sum_by_sender(
     rows_ptr,
     permutation_ptr,
     ptr_ptr,
     out_ptr,
-    segment,
+    runs,
+    run,
     first,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -186,8 +188,8 @@ def _sum_by_sender(
     node = pid // parts
     column = pid % parts * BLOCK + tl.arange(0, BLOCK)
     mask = column < DIM
-    begin = tl.load(ptr_ptr + segment + node)
-    end = tl.load(ptr_ptr + segment + node + 1)
+    begin = tl.load(ptr_ptr + node * runs + run)
+    end = tl.load(ptr_ptr + node * runs + run + 1)
     if begin < end:
         total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)
         for i in range(begin, end):

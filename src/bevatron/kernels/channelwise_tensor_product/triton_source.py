@@ -168,10 +168,8 @@ class _Writer:
                 self._store(where, f"{name}_{c.number}", self._mask(c.path.x, self._there))
         for i, irrep in enumerate(irreps) if self.by_x else ():
             for m in range(irrep.dim):
-                where = (
-                    f"{self.by_x}_ptr + (edge - first) * {irreps.dim} + {irreps.slices[i].start}"
-                )
-                where += f" + k * {irrep.dim} + {m}"
+                where = f"{self.by_x}_ptr + (edge - first) * {irreps.dim} + "
+                where += self.product.column(irreps.slices[i].start, irrep, m)
                 self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, self._there))
 
     def _store_harmonics(self) -> None:
@@ -224,7 +222,7 @@ class _Writer:
                 (
                     f"{name}_{i}_{m}",
                     f"sender * {irreps.dim}",
-                    f"{part.start} + k * {irrep.dim} + {m}",
+                    self.product.column(part.start, irrep, m),
                     i,
                 )
                 for i, (irrep, part) in enumerate(zip(irreps, irreps.slices, strict=True))
@@ -328,7 +326,8 @@ class _Writer:
 
     def _place(self, c: Coupling, m: int) -> str:
         """Where a component of a path's result lies."""
-        return f"node * {self.product.dim_out} + {c.start} + k * {c.path.out.dim} + {m}"
+        column = self.product.column(c.start, c.path.out, m)
+        return f"node * {self.product.dim_out} + {column}"
 
     def _load_node(self, name: str, tensor: str, c: Coupling, m: int, also: str = "") -> None:
         self._load(name, f"{tensor}_ptr + {self._place(c, m)}", self._mask(c.path.x, also))

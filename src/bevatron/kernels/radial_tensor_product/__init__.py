@@ -10,7 +10,7 @@ from bevatron.kernels.channelwise_tensor_product import (
     only_32_and_64_bit,
     path_table,
 )
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "radial_tensor_product"]
 
@@ -32,6 +32,7 @@ def radial_tensor_product(
     irreps_in: Irreps | str,
     irreps_harmonics: Irreps | str,
     irreps_out: Irreps | str,
+    layout: Layout = "mul_ir",
 ) -> Float[Tensor, "N D_mid"]:
     r"""Compute `channelwise_tensor_product` with the weights :math:`w_e = h_e W`.
 
@@ -41,7 +42,7 @@ def radial_tensor_product(
 
     Parameters
     ----------
-    x, harmonics, edges, irreps_in, irreps_harmonics, irreps_out
+    x, harmonics, edges, irreps_in, irreps_harmonics, irreps_out, layout
         As in `channelwise_tensor_product`.
     hidden
         What enters the last layer of the radial network. A factor that the weights of an edge have
@@ -84,6 +85,14 @@ def radial_tensor_product(
             )
     run = registry.dispatch("radial_tensor_product", x)
     result: Tensor = run(
-        x, harmonics, hidden, last_weight, edges, irreps_in, irreps_harmonics, table
+        x,
+        harmonics,
+        hidden,
+        last_weight,
+        edges,
+        irreps_in,
+        irreps_harmonics,
+        table,
+        as_layout(layout),
     )
     return result

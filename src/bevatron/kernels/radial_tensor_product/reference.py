@@ -4,7 +4,7 @@ from torch import Tensor
 
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
 from bevatron.kernels.channelwise_tensor_product.reference import channelwise_tensor_product
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout
 
 
 def radial_tensor_product(
@@ -16,9 +16,10 @@ def radial_tensor_product(
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
     table: PathTable,
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Make all weights, then the product."""
     weights = hidden @ last_weight
     return channelwise_tensor_product(
-        x, harmonics, weights, edges, irreps_in, irreps_harmonics, table
+        x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, layout
     )

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
-from bevatron.kernels.channelwise_tensor_product.couplings import product_of
+from bevatron.kernels.channelwise_tensor_product.couplings import named_product
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
 from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout
 
 CHUNK_BYTES = 128 * 2**20
 """What the weights of a chunk may take: enough to fill a GPU, little beside all weights."""
@@ -32,6 +32,7 @@ def radial_tensor_product(
     irreps_in: Irreps,
     irreps_harmonics: Irreps,
     table: PathTable,
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Compute what the reference does."""
     order = EdgeOrder.of(edges, x.shape[0])
@@ -39,7 +40,7 @@ def radial_tensor_product(
         harmonics = harmonics.index_select(0, order.permutation)
         hidden = hidden.index_select(0, order.permutation)
     size = chunk_size(order.num_edges, table.num_weights * x.element_size())
-    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid)])
+    irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid), layout])
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
     result: Tensor = _forward(x, harmonics, hidden, last_weight, *tensors, irreps, size)
@@ -68,8 +69,8 @@ def _forward(
     irreps: str,
     size: int,
 ) -> Tensor:
-    """Compute the product; ``irreps`` are those of x, of the harmonics and of the result."""
-    product = product_of(*irreps.split(" "))
+    """Compute the product; ``irreps`` as `named_product` takes them."""
+    product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     out = x.new_zeros(x.shape[0], product.dim_out)
     x, harmonics, hidden, last_weight = (
@@ -101,7 +102,7 @@ def _backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients by the first four inputs, empty where ``needs`` says no."""
-    product = product_of(*irreps.split(" "))
+    product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     results = gx, gy, gh, g_last = _results(x, harmonics, hidden, last_weight, needs)
     x, harmonics, hidden, last_weight, g = (
@@ -149,7 +150,7 @@ def _double_backward(
     With w = h W the gradients gh = gw W^T and gW = h^T gw pass on aw = ah W + h aW, and by
     themselves dW = ah^T gw and dh = gw aW^T, on top of dh = dw W^T and dW = h^T dw.
     """
-    product = product_of(*irreps.split(" "))
+    product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     dg = g.new_zeros(g.shape if needs[0] else 0)
     results = dx, dy, dh, d_last = _results(x, harmonics, hidden, last_weight, needs[1:])
@@ -212,7 +213,7 @@ def _results(
 
 @_forward.register_fake
 def _(x: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape[0], product_of(*rest[-2].split(" ")).dim_out)
+    return x.new_empty(x.shape[0], named_product(rest[-2]).dim_out)
 
 
 @_backward.register_fake

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bevatron.kernels.triton_products import halves, product, split
+
 SPLITS = 16
 """Parts of the edges whose outer products are summed apart, to keep all multiprocessors busy."""
 
@@ -47,7 +49,7 @@ class Layer:
         self.weight = weight
         self.hidden, self.width = weight.shape
         if weight.dtype == torch.float32:
-            self.high, self.low = _halves(weight)
+            self.high, self.low = halves(weight)
             self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
@@ -124,33 +126,6 @@ def _exact() -> bool:
     return not torch.backends.cuda.matmul.allow_tf32
 
 
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split as `_split` does."""
-    high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    return high, x - high
-
-
-@triton.jit
-def _split(x):
-    """Split float32 numbers into what TF32 holds of them, rounded, and the rest."""
-    bits = x.to(tl.int32, bitcast=True)
-    high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return high, x - high
-
-
-@triton.jit
-def _product(a_high, a_low, b_high, b_low, EXACT: tl.constexpr):
-    """Multiply two split matrices; the smallest of the four parts is left out.
-
-    Longer sums are added up outside: a tensor core cuts digits off its own, which adds up too.
-    """
-    if EXACT:
-        total = tl.dot(a_low, b_high, input_precision="tf32")
-        total = tl.dot(a_high, b_low, total, input_precision="tf32")
-        return tl.dot(a_high, b_high, total, input_precision="tf32")
-    return tl.dot(a_high, b_high, input_precision="tf32")
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _expand(
     rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
@@ -164,7 +139,7 @@ def _expand(
         rows_ptr + row * HIDDEN + k[None, :],
         mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
     ).to(tl.float32)  # fmt: skip
-    a_high, a_low = _split(a)
+    a_high, a_low = split(a)
     for tile in range(GROUP):
         column = (tl.program_id(1) * GROUP + tile) * N + tl.arange(0, N)[None, :]
         inside = (row < num_rows) & (column < WIDTH)
@@ -172,7 +147,7 @@ def _expand(
         mask = (k[:, None] < HIDDEN) & (column < WIDTH)
         b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
         b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        total = _product(a_high, a_low, b_high, b_low, EXACT)
+        total = product(a_high, a_low, b_high, b_low, EXACT)
         if ADD:
             total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
@@ -201,8 +176,8 @@ def _contract(
         mask = (column < HIDDEN) & (k[:, None] < WIDTH)
         b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
         b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        a_high, a_low = _split(a)
-        total += _product(a_high, a_low, b_high, b_low, EXACT)
+        a_high, a_low = split(a)
+        total += product(a_high, a_low, b_high, b_low, EXACT)
     tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
 
 
@@ -230,7 +205,7 @@ def _outer(
             right_ptr + row[:, None] * WIDTH + column,
             mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
         ).to(tl.float32)  # fmt: skip
-        a_high, a_low = _split(a)
-        b_high, b_low = _split(b)
-        total += _product(a_high, a_low, b_high, b_low, EXACT)
+        a_high, a_low = split(a)
+        b_high, b_low = split(b)
+        total += product(a_high, a_low, b_high, b_low, EXACT)
     tl.store(where, total, mask=inside)

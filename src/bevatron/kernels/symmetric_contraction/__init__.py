@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.element_order import ElementOrder
-from bevatron.maths.irreps import Irreps
+from bevatron.maths.irreps import Irreps, Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 
 registry.register(
@@ -29,6 +29,7 @@ def symmetric_contraction(
     irreps_out: Irreps | str,
     correlation: int,
     coefficients: Mapping[int, Sequence[CouplingTensor]] | None = None,
+    layout: Layout = "mul_ir",
 ) -> Float[Tensor, "N D_out"]:
     r"""Couple products of an atom's features with each other, channel by channel.
 
@@ -55,12 +56,14 @@ def symmetric_contraction(
     coefficients
         For every L, U of order 1 .. c, as a checkpoint brings them; else
         `bevatron.maths.symmetric_product.symmetric_coefficients`, which are mace-torch's.
+    layout
+        Of the result: e3nn's ``mul_ir``, in a block channel after channel and in a channel its
+        2L+1 components; or ``ir_mul``, component after component and in each all channels.
 
     Returns
     -------
     Tensor
-        Block after block of ``irreps_out``, in a block channel after channel, in a channel its 2L+1
-        components (e3nn's ``mul_ir``).
+        Block after block of ``irreps_out``, each in the layout that was asked for.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def symmetric_contraction(
             f"{', '.join(map(str, sorted(num_elements)))} elements; all must be of as many"
         )
     run = registry.dispatch("symmetric_contraction", a)
-    result: Tensor = run(a, ordered, elements, tuple(couplings))
+    result: Tensor = run(a, ordered, elements, tuple(couplings), as_layout(layout))
     return result
 
 

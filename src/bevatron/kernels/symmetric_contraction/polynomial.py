@@ -11,13 +11,14 @@ children have one factor more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.maths.irreps import Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, known_coupling
 from bevatron.typing import FloatArray
 
@@ -60,12 +61,15 @@ class Polynomial:
         (M, sorted components) of each term; M counts over all blocks. Depth first in the tree.
     mixing
         [terms, paths of all degrees and orders], float64.
+    layout
+        Of a block of the result.
     """
 
     size: int
     degrees: tuple[int, ...]
     terms: tuple[tuple[int, tuple[int, ...]], ...]
     mixing: FloatArray
+    layout: Layout = "mul_ir"
 
     @property
     def num_m(self) -> int:
@@ -73,12 +77,14 @@ class Polynomial:
         return sum(2 * degree + 1 for degree in self.degrees)
 
     @property
-    def places(self) -> list[tuple[int, int]]:
-        """Where a component M lies in a row of K channels: first * K + channel * step + its m."""
+    def places(self) -> list[tuple[int, int, int]]:
+        """Where a component M lies in a row of K channels: first * K + channel * step + shift."""
+        if self.layout == "ir_mul":
+            return [(m, 1, 0) for m in range(self.num_m)]
         return [
-            (sum(2 * d + 1 for d in self.degrees[:block]), 2 * degree + 1)
+            (sum(2 * d + 1 for d in self.degrees[:block]), 2 * degree + 1, m)
             for block, degree in enumerate(self.degrees)
-            for _ in range(2 * degree + 1)
+            for m in range(2 * degree + 1)
         ]
 
     def tree(self, first: int = 0, last: int | None = None) -> Node:
@@ -96,17 +102,20 @@ class Polynomial:
         return _mixing(self, dtype, device)
 
 
-def polynomial_key(couplings: Sequence[Sequence[CouplingTensor]]) -> str:
+def polynomial_key(couplings: Sequence[Sequence[CouplingTensor]], layout: Layout = "mul_ir") -> str:
     """Name the polynomial of these couplings; only attributes are read, so a compiler can trace."""
-    return "/".join([",".join([coupling.key for coupling in orders]) for orders in couplings])
+    degrees = [",".join([coupling.key for coupling in orders]) for orders in couplings]
+    return "/".join([layout, *degrees])
 
 
 @cache
 def known_polynomial(key: str) -> Polynomial:
     """Return the polynomial of this name."""
-    return polynomial_of(
-        tuple(tuple(map(known_coupling, orders.split(","))) for orders in key.split("/"))
+    layout, *degrees = key.split("/")
+    found = polynomial_of(
+        tuple(tuple(map(known_coupling, orders.split(","))) for orders in degrees)
     )
+    return replace(found, layout=as_layout(layout))
 
 
 @lru_cache(maxsize=64)

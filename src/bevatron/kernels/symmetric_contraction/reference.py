@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.element_order import ElementOrder
+from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.typing import IntArray
 
@@ -28,6 +29,7 @@ def symmetric_contraction(
     weights: Sequence[Sequence[Tensor]],
     elements: Tensor | ElementOrder,
     couplings: tuple[tuple[CouplingTensor, ...], ...],
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Evaluate all degrees at once, element by element."""
     table = _table(couplings, a.dtype, a.device)
@@ -46,7 +48,8 @@ def symmetric_contraction(
     if not parts:
         return a.new_zeros(0, a.shape[1] * table.num_m)
     b_nkm = torch.cat(parts, dim=1).transpose(0, 1)[groups.inverse]
-    return torch.cat([b_nkm[:, :, part].flatten(1) for part in table.degrees], dim=1)
+    blocks = [b_nkm[:, :, part] for part in table.degrees]
+    return torch.cat([(b if layout == "mul_ir" else b.mT).flatten(1) for b in blocks], dim=1)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from bevatron.kernels.symmetric_contraction.polynomial import (
     polynomial_key,
 )
 from bevatron.kernels.symmetric_contraction.triton_source import num_chunks, write_source
+from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 
 ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weights_along": 2}
@@ -44,9 +45,10 @@ def symmetric_contraction(
     weights: Sequence[Sequence[Tensor]],
     elements: Tensor | ElementOrder,
     couplings: tuple[tuple[CouplingTensor, ...], ...],
+    layout: Layout = "mul_ir",
 ) -> Tensor:
     """Evaluate all degrees at once, atoms sorted by element."""
-    key = polynomial_key(couplings)
+    key = polynomial_key(couplings, layout)
     flat = torch.cat([weight for orders in weights for weight in orders], dim=1)
     c = fold(flat.to(_accumulator(a.dtype)), key)
     groups = ElementOrder.of(elements, c.shape[0])

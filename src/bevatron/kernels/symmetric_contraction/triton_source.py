@@ -297,5 +297,5 @@ class _Writer:
         self._add(f"tl.store({self._place(name, m)}, {name}{m}, mask=mask)")
 
     def _place(self, name: str, m: int) -> str:
-        first, step = self.polynomial.places[m]
-        return f"{name}_ptr + row + ({first} * K + {m - first}) + (k * {step})[None, :]"
+        first, step, shift = self.polynomial.places[m]
+        return f"{name}_ptr + row + ({first} * K + {shift}) + (k * {step})[None, :]"

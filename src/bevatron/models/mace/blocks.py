@@ -1,8 +1,9 @@
 r"""The linear maps, radial functions and read-outs of MACE.
 
-Features are flat, ``mul_ir``: degree after degree, within a degree channel after channel, within a
-channel the 2l+1 components. Every map is normalised as in e3nn: weights are of order 1 and the
-output is divided by the square root of the number of inputs.
+Features are flat, ``ir_mul``: degree after degree, within a degree component after component,
+within a component all channels, which lie side by side wherever they are read or written. Every map
+is normalised as in e3nn: weights are of order 1 and the output is divided by the square root of the
+number of inputs.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,13 @@ from ase.data import covalent_radii
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bevatron.kernels import indexed_linear, radial_basis, silu
+from bevatron.kernels import (
+    equivariant_linear,
+    indexed_linear,
+    radial_basis,
+    silu,
+    silu_linear,
+)
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.radial import (
     agnesi_transform,
@@ -33,7 +40,7 @@ def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tens
     # Split at once: the gradient of a slice per degree would be as many full-sized sums.
     widths = [mul * (2 * degree + 1) for degree, mul in enumerate(channels)]
     return [
-        part.unflatten(1, (mul, 2 * degree + 1))
+        part.unflatten(1, (2 * degree + 1, mul)).transpose(1, 2)
         for degree, (mul, part) in enumerate(zip(channels, x.split(widths, dim=1), strict=True))
     ]
 
@@ -43,11 +50,9 @@ def join_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N K 
     return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
 
 
-def mix_channels(x: Float[Tensor, "N K M"], weight: Float[Tensor, "K J"]) -> Float[Tensor, "N J M"]:
-    """Multiply the channels by a matrix, the same for every component."""
-    if x.shape[-1] == 1:
-        return (x.squeeze(-1) @ weight).unsqueeze(-1)
-    return (x.transpose(1, 2) @ weight).transpose(1, 2)
+def flatten_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N D"]:
+    """Make a flat feature of one [N, K, 2l+1] per degree."""
+    return torch.cat([part.transpose(1, 2).flatten(1) for part in parts], dim=1)
 
 
 class EquivariantLinear(nn.Module):
@@ -55,24 +60,22 @@ class EquivariantLinear(nn.Module):
 
     Parameters
     ----------
-    channels_in, channels_out
-        Channels of the degrees 0, 1, ...; a degree without input must have no output.
+    channels
+        K, of each degree of the result and of each block of the input.
+    blocks
+        Of the input, in the degrees 0, 1, ...
     """
 
-    def __init__(self, channels_in: Sequence[int], channels_out: Sequence[int]) -> None:
+    def __init__(self, channels: int, blocks: Sequence[int]) -> None:
         super().__init__()
-        self.channels_in = tuple(channels_in)
+        self.blocks = tuple(blocks)
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.randn(k_in, k_out))
-            for k_in, k_out in zip(channels_in, channels_out, strict=True)
+            nn.Parameter(torch.randn(number * channels, channels)) for number in blocks
         )
 
-    def forward(self, x: Float[Tensor, "N D"]) -> list[Float[Tensor, "N K _"]]:
-        """Return one [N, K, 2l+1] per degree."""
-        return [
-            mix_channels(part, weight * (1.0 / sqrt(weight.shape[0])))
-            for part, weight in zip(split_degrees(x, self.channels_in), self.weights, strict=True)
-        ]
+    def forward(self, x: Float[Tensor, "N D_in"], scale: float = 1.0) -> Float[Tensor, "N D"]:
+        """Return one block per degree, times ``scale``."""
+        return equivariant_linear(x, list(self.weights), self.blocks, scale)
 
 
 class ElementLinear(nn.Module):
@@ -109,8 +112,8 @@ class ElementLinear(nn.Module):
                 scale = 1.0 / sqrt(weight.shape[0] * weight.shape[1])
                 mixed.append(indexed_linear(parts[degree], weight, elements, scale))
             else:
-                shape = (parts[0].shape[0], self.channels, 2 * degree + 1)
-                mixed.append(parts[0].new_zeros(shape))
+                shape = (parts[0].shape[0], 2 * degree + 1, self.channels)
+                mixed.append(parts[0].new_zeros(shape).transpose(1, 2))
         return mixed
 
 
@@ -244,8 +247,9 @@ class RadialMLP(nn.Module):
     def hidden(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E H"]:
         """Return what enters the last layer: apply that with `last_weight`, fused if one likes."""
         for layer in range(len(self.weights) - 1):
-            x = silu(x @ self._scaled(layer))
-        return x
+            weight = self._scaled(layer)
+            x = silu_linear(x, weight) if layer else x @ weight
+        return silu(x) if len(self.weights) > 1 else x
 
     @property
     def last_weight(self) -> Float[Tensor, "H n"]:

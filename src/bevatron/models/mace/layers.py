@@ -15,6 +15,7 @@ from bevatron.models.mace.blocks import (
     ElementLinear,
     EquivariantLinear,
     RadialMLP,
+    flatten_degrees,
     join_degrees,
     split_degrees,
 )
@@ -56,9 +57,9 @@ class Interaction(nn.Module):
         self.irreps_in = irreps(channels, l_in)
         self.irreps_harmonics = irreps(1, l_max)
         self.irreps_out = irreps(channels, l_max)
-        self.linear_up = EquivariantLinear([channels] * (l_in + 1), [channels] * (l_in + 1))
+        self.linear_up = EquivariantLinear(channels, [1] * (l_in + 1))
         self.radial_mlp = RadialMLP([config.num_bessel, *config.radial_mlp, sum(paths) * channels])
-        self.linear = EquivariantLinear([n * channels for n in paths], [channels] * (l_max + 1))
+        self.linear = EquivariantLinear(channels, paths)
         skip_in, skip_out = (l_in, l_out) if self.residual else (l_max, l_max)
         self.skip = ElementLinear(config.num_elements, channels, skip_in, skip_out)
         self.density = RadialMLP([config.num_bessel, 1]) if "density" in kind else None
@@ -73,12 +74,11 @@ class Interaction(nn.Module):
         elements: ElementOrder,
     ) -> tuple[Float[Tensor, "N K S"], Float[Tensor, "N F"] | None]:
         """Return A and, in the residual kinds, what the skip adds after the product."""
-        up = torch.cat([part.flatten(1) for part in self.linear_up(features)], dim=1)
         hidden = self.radial_mlp.hidden(radial)
         if cutoff is not None:
             hidden = hidden * cutoff
         messages = radial_tensor_product(
-            up,
+            self.linear_up(features),
             harmonics,
             hidden,
             self.radial_mlp.last_weight,
@@ -86,22 +86,24 @@ class Interaction(nn.Module):
             self.irreps_in,
             self.irreps_harmonics,
             self.irreps_out,
+            layout="ir_mul",
         )
-        parts = self.linear(messages)
+        a = self._mixed(messages, radial, cutoff, edges)
         if self.residual:
             skip = self.skip(split_degrees(features, [self.channels] * (self.l_in + 1)), elements)
-            added = torch.cat([part.flatten(1) for part in skip], dim=1)
-            return self._normalise(join_degrees(parts), radial, cutoff, edges), added
-        a = self._normalise(join_degrees(parts), radial, cutoff, edges)
+            return a, flatten_degrees(skip)
         degrees = a.split([2 * degree + 1 for degree in range(self.l_max + 1)], dim=2)
         return join_degrees(self.skip(degrees, elements)), None
 
-    def _normalise(
-        self, a: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
+    def _mixed(
+        self, messages: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
     ) -> Float[Tensor, "N K S"]:
-        """Divide by the number of neighbours, average or as a smooth density."""
+        """Mix channels; divide by the number of neighbours, average or as a smooth density."""
+        scale = 1.0 / self.avg_num_neighbors if self.density is None else 1.0
+        mixed: Tensor = self.linear(messages, scale)
+        a: Tensor = mixed.unflatten(1, (-1, self.channels)).transpose(1, 2)
         if self.density is None:
-            return a * (1.0 / self.avg_num_neighbors)
+            return a
         density = torch.tanh(self.density(radial).square())
         if cutoff is not None:
             density = density * cutoff
@@ -125,7 +127,7 @@ class Product(nn.Module):
         self.contraction = nn.ModuleList(
             ContractionWeights(config, degree) for degree in range(l_out + 1)
         )
-        self.linear = EquivariantLinear([channels] * (l_out + 1), [channels] * (l_out + 1))
+        self.linear = EquivariantLinear(channels, [1] * (l_out + 1))
 
     def forward(
         self, a: Float[Tensor, "N K S"], skip: Float[Tensor, "N F"] | None, elements: ElementOrder
@@ -135,9 +137,9 @@ class Product(nn.Module):
         weights = {w.degree: list(w.weights) for w in contraction}
         couplings = {w.degree: w.couplings() for w in contraction}
         correlated = symmetric_contraction(
-            a, weights, elements, self.irreps_out, self.correlation, couplings
+            a, weights, elements, self.irreps_out, self.correlation, couplings, layout="ir_mul"
         )
-        features = torch.cat([part.flatten(1) for part in self.linear(correlated)], dim=1)
+        features: Tensor = self.linear(correlated)
         return features if skip is None else features + skip
 
 

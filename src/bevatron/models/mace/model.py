@@ -3,9 +3,9 @@
 Batatia et al., "MACE: Higher order equivariant message passing neural networks" (NeurIPS 2022),
 with the variations of its foundation models. From bottom to top: `blocks` (linear maps, radial
 functions, read-outs), `layers` (message and product), and here the whole. An atom's features are
-flat in e3nn's ``mul_ir`` layout, ``128x0e+128x1o``; a layer turns those of an atom and of its
-neighbours within r_max into new ones. Each layer adds to the energy of the atom through a read-out
-of its scalars. Forces and stress are derivatives of the energy.
+flat, ``128x0e+128x1o``, in the layout ``ir_mul`` (component after component); a layer turns those
+of an atom and of its neighbours within r_max into new ones. Each layer adds to the energy of the
+atom through a read-out of its scalars. Forces and stress are derivatives of the energy.
 
 Legend: N atoms, E directed edges (sender -> receiver), G structures, K channels, Z elements, H
 heads, S = (l_max+1)^2 components of the spherical harmonics. Units eV and Å.
@@ -287,7 +287,8 @@ class Geometry:
             moved = positions + torch.einsum("ni,nij->nj", positions, symmetric[batch.graph])
             cell = cell + cell @ symmetric
         sender, receiver = batch.edges
-        shifts = torch.einsum("ei,eij->ej", batch.edge_shifts, cell[batch.graph[sender]])
+        # As a batched product it would be a kernel of one row per edge.
+        shifts = (batch.edge_shifts.unsqueeze(2) * cell[batch.graph[sender]]).sum(dim=1)
         vectors = moved.index_select(0, receiver) - moved.index_select(0, sender) + shifts
         lengths = torch.linalg.vector_norm(vectors, dim=-1)
         return cls(positions, zero, vectors, lengths, batch.edges, batch.atomic_numbers)

@@ -1,0 +1,55 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Float32 matrix products on TF32 tensor cores, every number split into two that these hold.
+
+Three of the four partial products are summed (3xTF32): errors are those of float32 arithmetic, at
+more than its speed. For use inside Triton kernels.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def precision(x: Tensor) -> str:
+    """Name how `multiply` computes: ``float64``, ``split``, or ``tf32`` where torch allows it."""
+    if x.dtype == torch.float64:
+        return "float64"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "split"
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split as `split` does."""
+    high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return high, x - high
+
+
+@triton.jit
+def split(x):
+    """Split float32 numbers into what TF32 holds of them, rounded, and the rest."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def product(a_high, a_low, b_high, b_low, EXACT: tl.constexpr):
+    """Multiply two split matrices; the smallest of the four parts is left out.
+
+    Longer sums are added up outside: a tensor core cuts digits off its own, which adds up too.
+    """
+    if EXACT:
+        total = tl.dot(a_low, b_high, input_precision="tf32")
+        total = tl.dot(a_high, b_low, total, input_precision="tf32")
+        return tl.dot(a_high, b_high, total, input_precision="tf32")
+    return tl.dot(a_high, b_high, input_precision="tf32")
+
+
+@triton.jit
+def multiply(a, b, PRECISION: tl.constexpr):
+    """Multiply two matrices as `precision` says; float64 is IEEE."""
+    if PRECISION == "float64":
+        return tl.dot(a, b, input_precision="ieee", out_dtype=tl.float64)
+    a_high, a_low = split(a)
+    b_high, b_low = split(b)
+    return product(a_high, a_low, b_high, b_low, PRECISION == "split")
