@@ -1,7 +1,7 @@
 """Epochs of a mixed data set on one and on many GPUs: strong and weak scaling of MACE.
 
     torchrun --nproc-per-node 8 benchmarks/scaling_gpus.py --data ../data/*.xyz.gz --out rows
-    python benchmarks/scaling_gpus.py --collect rows
+    python benchmarks/scaling_gpus.py --collect rows [--with an_earlier_result.json]
 
 What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
 ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
@@ -9,12 +9,15 @@ first ten (launched one by one). A case is ``batching:kernels``; ``reference`` i
 every step launched one by one, which is how e3nn works, ``auto`` the fast kernels with captured
 steps. Batches of a fixed count hold as many structures as fill the capacity on average. Strong:
 the same data on all numbers of GPUs; weak: one copy of the data for each GPU.
+
+The pictures show what Figures 6 (strong scaling), 7 (weak scaling) and 10 (what batching and
+kernels give, by themselves and together) of Firoz et al. (arXiv:2504.10700) show.
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statist
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.step_cost import TERMS, StepCost, fit_cost
 from bevatron.recipes.structures import DataConfig, batch_sizes, load_structures
+from bevatron.train import plots
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
@@ -46,6 +50,14 @@ from bevatron.train.settings import (
 LAUNCHED_WARM_UP = 10
 CASES = ("fixed_count:reference", "balanced:reference", "fixed_count:auto", "algorithm1:auto")
 CASES += ("balanced:auto",)
+
+STEPS = {
+    "fixed_count:reference": "fixed count, plain",
+    "balanced:reference": "balanced, plain",
+    "fixed_count:auto": "fixed count, fast kernels",
+    "algorithm1:auto": "Algorithm 1, fast kernels",
+    "balanced:auto": "balanced, fast kernels",
+}
 
 
 def prepared_data(files: Sequence[Path], cutoff: float, folder: Path) -> tuple[Dataset, Any]:
@@ -138,6 +150,11 @@ def copies(train: Dataset, number: int) -> Dataset:
     return Subset(train, np.tile(np.arange(len(train)), number))
 
 
+def thinned(train: Dataset, every: int) -> Dataset:
+    """Keep one of so many samples, of all sizes alike."""
+    return Subset(train, np.arange(0, len(train), every))
+
+
 def measure(arguments: argparse.Namespace) -> None:
     """Run all cases on the GPUs of this job; the first rank writes a file of rows."""
     with tempfile.TemporaryDirectory() as scratch, open_mesh(arguments.device) as mesh:
@@ -152,7 +169,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for kind, case in kinds:
             fast = not case.endswith("reference")
             number = mesh.world if kind == "weak" else arguments.strong_copies if fast else 1
-            data = copies(train, number)
+            data = copies(train, number) if fast else thinned(train, arguments.thin_reference)
             make = partial(make_run, data, found, case, arguments=arguments)
             run = make(folder / f"run-{mesh.world}-{kind}-{case.replace(':', '-')}")
             row = measured(run, case, mesh, arguments)
@@ -164,20 +181,26 @@ def measure(arguments: argparse.Namespace) -> None:
                 path.write_text(json.dumps(rows))
 
 
-def collect(folder: Path) -> None:
-    """Join the rows of all numbers of GPUs, add efficiencies and write the result."""
-    rows = [
+Rows = list[dict[str, Any]]
+
+
+def collect(folder: Path, earlier: Sequence[Path]) -> None:
+    """Join the rows of all numbers of GPUs, add efficiencies, write the result and pictures."""
+    rows: Rows = [
         row for path in sorted(folder.glob("rows-*.json")) for row in json.loads(path.read_text())
     ]
+    with_ratios(rows)
+    sources = []
+    for path in earlier:
+        result = json.loads(path.read_text())
+        origin = f"{result['hardware']} {result['date']}"
+        taken = _further(rows, result["rows"])
+        sources.append(
+            f"Rows marked {origin} are of an earlier run and code, their efficiencies relative to "
+            f"one GPU there: {result['notes']}"
+        )
+        rows += [{**row, "measured": origin} for row in taken]
     rows.sort(key=lambda row: (row["scaling"], row["case"], row["GPUs"]))
-    single = {(r["scaling"], r["case"]): r["atoms/s"] for r in rows if r["GPUs"] == 1}
-    fixed = {r["GPUs"]: r["atoms/s"] for r in rows if r["case"] == "fixed_count:reference"}
-    for row in rows:
-        base = single.get((row["scaling"], row["case"]))
-        if base:
-            row["efficiency %"] = round(100 * row["atoms/s"] / (base * row["GPUs"]), 1)
-        if row["GPUs"] in fixed:
-            row["over fixed count, reference"] = round(row["atoms/s"] / fixed[row["GPUs"]], 2)
     costs = {}
     for row in rows:
         cost, error = row.pop("cost", None), row.pop("cost error", None)
@@ -185,7 +208,92 @@ def collect(folder: Path) -> None:
             costs[row["case"]] = {**cost, "relative error": error}
     print(json.dumps(costs, indent=1))
     (folder / "costs.json").write_text(json.dumps(costs))
-    write_result("scaling_gpus", rows, notes=(__doc__ or "").split("\n\n")[-1], device="cuda")
+    notes = " ".join([*(__doc__ or "").split("\n\n")[2:4], *sources]).replace("\n", " ")
+    written = write_result(
+        "scaling_gpus", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
+        extra={"costs": costs},
+    )  # fmt: skip
+    for name, figure in pictures(rows).items():
+        plots.save(figure, written.with_name(f"{written.stem}_{name}.png"))
+
+
+def _further(rows: Rows, earlier: Rows) -> Rows:
+    """Return earlier rows of numbers of GPUs that were not measured now; void ones are left out."""
+    now = {(row["scaling"], row["case"], row["GPUs"]) for row in rows}
+    found = []
+    for row in earlier:
+        key = row["scaling"], row["case"], row["GPUs"]
+        if key not in now and isinstance(row["atoms/s"], int | float):
+            found.append({("median" if k == "median ms" else k): v for k, v in row.items()})
+    return found
+
+
+def with_ratios(rows: Rows) -> None:
+    """Add efficiencies, by mean and by median steps, and ratios to plain fixed-count batches.
+
+    The base is the same case on one GPU; for weak scaling without such a row the strong one, whose
+    batches are alike.
+    """
+    single = {(r["scaling"], r["case"]): r for r in rows if r["GPUs"] == 1}
+    fixed = {r["GPUs"]: r["atoms/s"] for r in rows if r["case"] == "fixed_count:reference"}
+    for row in rows:
+        own = single.get((row["scaling"], row["case"])) or single.get(("strong", row["case"]))
+        if own:
+            row["efficiency %"] = round(100 * row["atoms/s"] / (own["atoms/s"] * row["GPUs"]), 1)
+            medians = steady_rate(row) / (steady_rate(own) * row["GPUs"])
+            row["efficiency by medians %"] = round(100 * medians, 1)
+        if row["GPUs"] in fixed:
+            row["over fixed count, reference"] = round(row["atoms/s"] / fixed[row["GPUs"]], 2)
+
+
+def steady_rate(row: Mapping[str, Any]) -> float:
+    """Atoms per second if every step took the median time."""
+    return float(row["atoms/s"] * row["ms/step"] / row["median"])
+
+
+def pictures(rows: Rows) -> dict[str, Any]:
+    """Draw strong and weak scaling and what batching and kernels give."""
+    figures = {}
+    for kind in ("strong", "weak"):
+        own = [row for row in rows if row["scaling"] == kind]
+        if len({row["GPUs"] for row in own}) > 1:
+            figures[kind] = _scaling(own, kind)
+    most = max(row["GPUs"] for row in rows)
+    strong = {r["case"]: r for r in rows if r["scaling"] == "strong" and r["GPUs"] == most}
+    base = strong.get("fixed_count:reference")
+    if base is not None:
+        names = {case: words for case, words in STEPS.items() if case in strong}
+        figures["ablation"] = plots.bars(
+            list(names.values()),
+            {
+                "all steps": [strong[c]["atoms/s"] / base["atoms/s"] for c in names],
+                "median step": [steady_rate(strong[c]) / steady_rate(base) for c in names],
+            },
+            f"atoms per second over fixed-count batches with plain PyTorch, {most} GPUs",
+            "What batching and kernels give",
+        )
+    return figures
+
+
+def _scaling(rows: Rows, kind: str) -> Any:
+    """Draw time or rate and efficiency over GPUs."""
+    rates, efficiencies = [], []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = sorted((row for row in rows if row["case"] == case), key=lambda row: row["GPUs"])
+        gpus = [row["GPUs"] for row in own]
+        rates.append(plots.Curve(case, gpus, [row["atoms/s"] for row in own]))
+        if "efficiency by medians %" in own[0]:
+            shares = [row["efficiency by medians %"] for row in own]
+            efficiencies.append(plots.Curve(case, gpus, shares))
+    title = f"{kind.capitalize()} scaling"
+    panels = [
+        plots.Panel(title, "atoms per second", rates),
+        plots.Panel(
+            "Efficiency, median steps", "% of one GPU", efficiencies, logarithmic=False,
+            from_zero=True,
+        ),
+    ]  # fmt: skip
+    return plots.curves(panels, "GPUs", logarithmic_x=True)
 
 
 def main() -> None:
@@ -200,15 +308,19 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=3072)
     parser.add_argument("--cost-edges", type=float, default=0.0)
     parser.add_argument("--strong-copies", type=int, default=4)
+    parser.add_argument(
+        "--thin-reference", type=int, default=1, help="plain PyTorch: one of so many structures"
+    )
     parser.add_argument("--take", type=int, default=0, help="only the first so many structures")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")
     parser.add_argument("--out", type=Path, default=Path("scaling-rows"))
     parser.add_argument("--collect", type=Path)
+    parser.add_argument("--with", dest="earlier", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect)
+        collect(arguments.collect, arguments.earlier)
     else:
         measure(arguments)
 

@@ -157,5 +157,5 @@ def bars(
         ax.set_title(title)
         ax.grid(visible=False, axis="y")
         if len(series) > 1 or reference is not None:
-            ax.legend(loc="lower right")
+            ax.legend(loc="best")
     return figure
