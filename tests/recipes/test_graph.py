@@ -237,6 +237,9 @@ def test_presets_have_the_published_numbers():
     cora = GraphRun.from_values({"preset": "gat-cora", "optim": {"lr": 0.1}})
     assert (cora.optim.lr, cora.optim.weight_decay, cora.train.patience) == (0.1, 5e-4, 100)
     assert (cora.model.hidden, cora.model.heads, cora.model.dropout) == (8, 8, 0.6)
+    for name in ("gat-cora", "gat-citeseer", "gat-pubmed"):
+        gat = GraphRun.from_values({"preset": name}).model
+        assert (gat.dropout, gat.attention_dropout, gat.value_dropout) == (0.6, 0.6, 0.6)
     agnn = GraphRun.from_values({"preset": "agnn-pubmed"})
     assert (agnn.model.num_layers, agnn.model.hidden, agnn.optim.lr) == (4, 16, 0.01)
     assert agnn.data.read.features == "rows"
