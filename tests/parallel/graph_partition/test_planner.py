@@ -11,7 +11,11 @@ from bevatron.parallel.graph_partition import (
     Workload,
     plan,
 )
-from bevatron.parallel.graph_partition.planner import words_per_layer
+from bevatron.parallel.graph_partition.planner import (
+    best_chunks,
+    overlapped_seconds,
+    words_per_layer,
+)
 
 LARGE = {"vertices": 2**20, "entries": 10**8}
 
@@ -45,6 +49,25 @@ def test_gat_on_a_square_grid_sends_less_than_the_papers_scheme(p, large):
     ours = words_per_layer("two_dimensional", Grid(side, side), work)
     assert ours / unit == pytest.approx(large, rel=0.05)
     assert ours < 0.61 * words_per_layer("one_and_half_d", Grid(side, side), work)
+
+
+def test_features_are_sent_in_chunks_only_where_hiding_them_pays():
+    large = Workload(2**21, 375_000_000, channels=128)
+    assert best_chunks(Grid(1, 2), large) > 1
+    shrunk = Workload(2**21 // 256, 375_000_000 // 256, channels=128)
+    narrow = Workload(2**21, 375_000_000, channels=16)
+    slow = Machine(launching=1.0)
+    for work, machine in ((shrunk, None), (narrow, None), (large, slow)):
+        assert best_chunks(Grid(1, 2), work, machine) == 1
+    assert best_chunks(Grid(1, 1), large) == 1
+
+
+def test_what_travels_alone_is_one_chunk_each_way():
+    work = Workload(2**21, 375_000_000, channels=128)
+    free = Machine(latency=0.0, launching=0.0)
+    whole, halves = (overlapped_seconds(Grid(2, 2), work, c, free) for c in (1, 2))
+    travel = 2**21 * 128 * 4 * 0.5 / free.bandwidth
+    assert whole - halves == pytest.approx(2 * travel / 2)
 
 
 def test_a_plan_explains_itself_in_bytes():

@@ -58,7 +58,7 @@ class DistributedGraph:
         channels: int = 64,
         num_entries: int | None = None,
         machine: planner.Machine | None = None,
-        chunks: int = 1,
+        chunks: int | None = None,
         bfloat16_wire: bool = False,
         regather: bool = False,
         seed: int = 0,
@@ -82,7 +82,7 @@ class DistributedGraph:
             Bandwidth, latency and memory for the plan.
         chunks
             Parts that the channels are sent in, so that sending hides behind computing
-            (two_dimensional, gat).
+            (two_dimensional, gat); by default as many as `planner.best_chunks` finds worth it.
         bfloat16_wire
             Round float32 features to bfloat16 for sending; sums are still made in float32.
         regather
@@ -124,6 +124,7 @@ class DistributedGraph:
         wire = Wire(bfloat16_wire)
         if scheme == "two_dimensional":
             assert grid is not None
+            chunks = chunks or planner.best_chunks(grid, work, machine)
             made = build.build_two_dimensional(
                 source, mesh, grid, seed=seed, chunks=chunks, wire=wire, regather=regather
             )

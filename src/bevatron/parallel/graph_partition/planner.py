@@ -63,11 +63,18 @@ class Machine:
         Seconds before a collective moves its first byte.
     memory
         Bytes of one device, None if it does not matter.
+    fetching
+        Bytes a second at which kernels fetch what the entries refer to, caches included.
+    launching
+        Seconds that one more chunk of channels costs apart from its messages, forward or backward:
+        a dozen more kernels.
     """
 
     bandwidth: float = 300e9
     latency: float = 2e-5
     memory: float | None = None
+    fetching: float = 6e12
+    launching: float = 1e-4
 
 
 @dataclass(frozen=True)
@@ -214,6 +221,50 @@ MESSAGES = {
     "one_and_half_d": 8,
 }
 """Collectives of a layer of GAT, forward and backward."""
+
+
+SHARE = 32
+"""Channels of a program of GAT's kernels: every share reads structure and scores again."""
+
+
+def overlapped_seconds(grid: Grid, work: Workload, chunks: int, machine: Machine) -> float:
+    """Seconds of a layer of GAT on a grid, forward and backward, its channels in some chunks.
+
+    The first chunk has to come and the last to leave while nothing is computed; the rest of the
+    features travels meanwhile. Every chunk has messages and kernels of its own.
+    """
+    n, k, size = work.vertices, work.width, work.word_bytes
+    features = n * k * size * ((1 - 1 / grid.px) / grid.py + (1 - 1 / grid.py) / grid.px)
+    travel = features / machine.bandwidth
+    shares = chunks * math.ceil(k / chunks / SHARE)
+    entry = size * k + 8 * shares
+    seconds = 0.0
+    for words in (0, 12):  # backward passes fetch three more words of every entry
+        compute = work.entries / grid.size * (entry + words * shares) / machine.fetching
+        seconds += travel / chunks + max(compute, travel * (1 - 1 / chunks))
+        seconds += chunks * (machine.launching + 2 * machine.latency)
+    return seconds
+
+
+def best_chunks(grid: Grid, work: Workload, machine: Machine | None = None) -> int:
+    """Choose in how many chunks of channels `two_dimensional` sends the features of GAT.
+
+    Examples
+    --------
+    >>> best_chunks(Grid(2, 2), Workload(2**21, 375_000_000, channels=128))
+    4
+    >>> best_chunks(Grid(2, 2), Workload(2**13, 1_500_000, channels=128))
+    1
+    """
+    if grid.size == 1 or work.attention == "dot":
+        return 1
+    machine = machine or Machine()
+    possible = [c for c in CHUNKS if c == 1 or work.channels >= c * SHARE // 2]
+    return min(possible, key=lambda chunks: overlapped_seconds(grid, work, chunks, machine))
+
+
+CHUNKS = (1, 2, 4)
+"""Numbers of chunks that are considered."""
 
 
 def plan(
