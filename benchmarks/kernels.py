@@ -30,6 +30,7 @@ from bevatron.kernels.channelwise_tensor_product import EdgeOrder, paths
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.kernels.symmetric_contraction.polynomial import polynomial_of
 from bevatron.maths.irreps import Irreps
+from bevatron.maths.radial import bessel_parameters
 from bevatron.maths.symmetric_product import symmetric_coefficients
 from bevatron.testing import assert_close, derivatives
 
@@ -255,6 +256,75 @@ def indexed_cases(dtype: torch.dtype) -> list[Case]:
     return found
 
 
+@cases("equivariant_linear")
+def linear_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the maps of a second layer: of its messages, and of features of two degrees."""
+    found = []
+    for name, blocks in (("messages from 0e+1o", (2, 3, 3, 2)), ("0e+1o", (1, 1))):
+        width = sum((2 * degree + 1) * 128 * number for degree, number in enumerate(blocks))
+        inputs = {"x": _draw(dtype, ATOMS, width)}
+        inputs |= {f"w{i}": _draw(dtype, n * 128, 128) for i, n in enumerate(blocks)}
+
+        def call(x: Tensor, _blocks: Any = blocks, **w: Tensor) -> Tensor:
+            return kernels.equivariant_linear(x, list(w.values()), _blocks)
+
+        x, *w = (value.nbytes for value in inputs.values())
+        y = ATOMS * 128 * len(blocks) ** 2 * dtype.itemsize
+        once = 2.0 * ATOMS * 128 * width
+        counts = {"forward": once, "backward": 3 * once, "training": 7 * once}
+        moved = _all_of({"x": x, "w": sum(w), "y": y})
+        found.append(Case("equivariant_linear", name, call, inputs, moved, counts))
+    return found
+
+
+@cases("silu_linear")
+def hidden_cases(dtype: torch.dtype) -> list[Case]:
+    """Return a hidden layer of the radial network."""
+    inputs = {"x": _draw(dtype, EDGES, 64), "weight": _draw(dtype, 64, 64) / 8}
+    x, w = (value.nbytes for value in inputs.values())
+    once = 2.0 * EDGES * 64 * 64
+    counts = {"forward": once, "backward": 3 * once, "training": 8 * once}
+    moved = _all_of({"x": x, "w": w, "y": x})
+    return [Case("silu_linear", "64 to 64", kernels.silu_linear, inputs, moved, counts)]
+
+
+def _per_edge(forward: int, backward: int, double: int, dtype: torch.dtype) -> dict[str, float]:
+    """Bytes of each pass from the numbers that each kernel reads and writes per edge."""
+    size = EDGES * dtype.itemsize
+    sums = (forward, forward + backward, forward + backward + double)
+    return {which: float(number * size) for which, number in zip(PASSES, sums, strict=True)}
+
+
+@cases("silu")
+def silu_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the last hidden layer's activation."""
+    moved = _per_edge(2 * 64, 3 * 64, 5 * 64, dtype)
+    return [Case("silu", "64", kernels.silu, {"x": _draw(dtype, EDGES, 64)}, moved)]
+
+
+@cases("spherical_harmonics")
+def harmonics_cases(dtype: torch.dtype) -> list[Case]:
+    """Return those of degrees up to 3."""
+    call = partial(kernels.spherical_harmonics, 3)
+    inputs = {"vectors": _draw(dtype, EDGES, 3)}
+    moved = _per_edge(3 + 16, 6 + 16, 9 + 2 * 16, dtype)
+    return [Case("spherical_harmonics", "l up to 3", call, inputs, moved)]
+
+
+@cases("radial_basis")
+def basis_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the basis of the paper's configuration; derivatives are by lengths alone."""
+    frequencies, prefactor = bessel_parameters(4.5, 8)
+    constants = [t.to("cuda", dtype) for t in (frequencies, prefactor, torch.tensor(4.5))]
+
+    def call(lengths: Tensor) -> Tensor:
+        return kernels.radial_basis(lengths, *(t.to(lengths.dtype) for t in constants), 5)
+
+    inputs = {"lengths": 1.5 + 2.9 * torch.rand(EDGES, dtype=dtype, device="cuda")}
+    moved = _per_edge(1 + 8, 2 + 8, 3 + 2 * 8, dtype)
+    return [Case("radial_basis", "8 functions", call, inputs, moved)]
+
+
 def check(case: Case) -> None:
     """Compare the fast kernels with the reference in float64."""
     exact = {name: value.double().requires_grad_() for name, value in case.inputs.items()}
@@ -367,7 +437,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32", "float64"])
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
-    parser.add_argument("--peers", action="store_true", help="time peers of pair operators too")
+    parser.add_argument("--peers", nargs="*", help="of pair operators: time all, or those named")
     parser.add_argument("--cases", nargs="+", default=(), help="of pair operators, by name")
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -1,21 +1,29 @@
 """Times training steps and inference of MACE on one GPU, beside mace-torch.
 
     python benchmarks/train_step.py [--models paper mp-0-medium] [--peers e3nn cueq] [--captured]
-                                    [--what train infer]
+                                    [--what train infer evaluate] [--tf32 off on]
 
 Peers: mace-torch with e3nn and with cuEquivariance's kernels. With --captured our step is also
 timed as the trainer runs it, and inference as `Potential.evaluate` does: padded on the host,
 copied, recorded as CUDA graphs, results copied back. "evaluate ms" is a single `Potential.evaluate`
-from numpy to numpy. All run in one process on the same atoms with the same weights (converted), in
-float32 without TF32 unless --tf32. A step is energy and forces, loss, double backward, clipping and
+from numpy to numpy. All run on the same atoms with the same weights (converted), in float32, with
+TF32 off or on for both sides. A step is energy and forces, loss, double backward, clipping and
 Adam. Before anything is timed, all forces are compared with ours in float64.
+
+Each model has a process of its own: all are prepared side by side (imports and kernels compiled at
+run time take longer than what is measured), then measured one after the other.
 """
 
 import argparse
+import gc
+import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +50,8 @@ from bevatron.train.step import LaunchedStep
 ELEMENTS = (28, 29)
 ENERGIES = (-1.9, -1.2)
 TOGETHER = 5
+SLOW = 0.1
+"""Seconds of a step."""
 OPTIM = OptimConfig(algorithm="adam", lr=1e-4, weight_decay=0.0, clip=100.0)
 
 
@@ -207,30 +217,38 @@ def measure(
 ) -> dict[str, float]:
     """Time steps and inference in ms (medians), and the peak memory of a step in MiB.
 
-    Steps are launched five at a time, as in training: the host may be ahead of the GPU.
+    Steps are launched five at a time, as in training: the host may be ahead of the GPU. Those of
+    more than 100 ms, beside which a launch is nothing, are launched one by one.
     """
     found = {}
     timed = {"train": contender.step, "infer": contender.infer, "evaluate": contender.evaluate}
+    slow = False
     for what, function in timed.items():
-        if function is None or {"evaluate": "infer"}.get(what, what) not in wanted:
+        if function is None or what not in wanted:
             continue
         for _ in range(3):
+            torch.cuda.synchronize()
+            before = time.perf_counter()
             function()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+            slow = time.perf_counter() - before > SLOW
         torch.cuda.reset_peak_memory_stats()
+        together = 1 if slow else TOGETHER
         times = []
         for _ in range(repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            for _ in range(TOGETHER):
+            for _ in range(together):
                 function()
             end.record()
             torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / TOGETHER)
+            times.append(begin.elapsed_time(end) / together)
         found[f"{what} ms"] = statistics.median(times)
         if what != "evaluate":
             found[f"{what} peak MiB"] = peak_memory() / 2**20
-    return found | (trace(contender.step, top=30) if traced and contender.step else {})
+    if traced and contender.step is not None:
+        found |= trace(contender.step, steps=3 if slow else 10)
+    return found
 
 
 def peak_memory() -> int:
@@ -254,55 +272,108 @@ def accuracy(contender: Contender, reference: tuple[torch.Tensor, torch.Tensor])
     return float((forces - reference[1]).abs().max() / reference[1].abs().max())
 
 
-def run_model(preset: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure all contenders on one model."""
-    structures = rattled_crystals(arguments.mix)
-    samples = our_samples(structures, MaceConfig.preset(preset).r_max)
-    batch = our_batch(samples)
-    model = our_model(preset, batch)
-    rows: dict[str, dict[str, Any]] = {}
-    with kernels.use("reference"):
-        exact = model.double().cuda()(batch.to("cuda", torch.float64))
-        reference = exact["energy"], exact["forces"].detach()
-    del exact
-    moved = batch.to("cuda", torch.float32)
-    contenders: list[Callable[[], Contender]] = []
-    for name in arguments.implementations:
-        user = partial(evaluating, preset, batch, name, samples)
-        contenders.append(partial(our_contender, preset, moved, name))
-        if "infer" in arguments.what:
-            contenders.append(partial(user, capture=False))
-        if arguments.captured and "train" in arguments.what:
-            contenders.append(partial(captured_contender, preset, batch, name))
-        if arguments.captured and "infer" in arguments.what:
-            contenders.append(partial(captured_inference, preset, batch, name))
-            contenders.append(partial(user, capture=True))
-    contenders += [
-        partial(load_peer, name, our_model(preset, batch), structures) for name in arguments.peers
-    ]
-    for make in contenders:
+class Model:
+    """All contenders on one model: made and run once, then measured.
+
+    Parameters
+    ----------
+    preset
+        The model's hyper-parameters.
+    arguments
+        Of the command line.
+    """
+
+    def __init__(self, preset: str, arguments: argparse.Namespace) -> None:
+        self.preset, self.arguments = preset, arguments
+        self.structures = rattled_crystals(arguments.mix)
+        self.samples = our_samples(self.structures, MaceConfig.preset(preset).r_max)
+        self.batch = our_batch(self.samples)
+        self.rows: dict[tuple[str, str], dict[str, Any]] = {}
+        # What takes the processor longest comes first, what needs most memory last.
+        order = sorted(arguments.peers)
+        self.peers = [self._peer(name) for name in order if name == "cueq"]
+        self.ours = [
+            (tf32, run_once(make())) for tf32 in self._each_tf32() for make in self._makers()
+        ]
+        self.peers += [self._peer(name) for name in order if name != "cueq"]
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        contender = make()
+
+    def run(self) -> None:
+        """Check and measure everything, one after the other."""
+        reference = self._reference()
+        for tf32, contender in self.ours:
+            self._measure(contender, tf32, reference)
+        self.ours.clear()
+        while self.peers:
+            contender = self.peers.pop(0)
+            for tf32 in self._each_tf32():
+                self._measure(contender, tf32, reference)
+            del contender
+
+    def _makers(self) -> list[Callable[[], Contender]]:
+        given, wanted = self.arguments, self.arguments.what
+        moved = self.batch.to("cuda", torch.float32)
+        makers: list[Callable[[], Contender]] = []
+        for name in given.implementations:
+            user = partial(evaluating, self.preset, self.batch, name, self.samples)
+            makers.append(partial(our_contender, self.preset, moved, name))
+            if "evaluate" in wanted:
+                makers.append(partial(user, capture=False))
+            if given.captured and "train" in wanted:
+                makers.append(partial(captured_contender, self.preset, self.batch, name))
+            if given.captured and "infer" in wanted:
+                makers.append(partial(captured_inference, self.preset, self.batch, name))
+            if given.captured and "evaluate" in wanted:
+                makers.append(partial(user, capture=True))
+        return makers
+
+    def _peer(self, name: str) -> Contender:
+        contender = load_peer(name, our_model(self.preset, self.batch), self.structures)
+        return run_once(contender) if name == "cueq" else contender
+
+    def _each_tf32(self) -> Iterator[str]:
+        """Set each of the wanted settings in turn."""
+        for tf32 in self.arguments.tf32:
+            torch.backends.cuda.matmul.allow_tf32 = tf32 == "on"
+            yield tf32
+
+    def _reference(self) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        with kernels.use("reference"):
+            model = our_model(self.preset, self.batch).double().cuda()
+            exact = model(self.batch.to("cuda", torch.float64))
+        return exact["energy"].detach(), exact["forces"].detach()
+
+    def _measure(
+        self, contender: Contender, tf32: str, reference: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32 == "on"
+        gc.collect()
+        torch.cuda.empty_cache()
         error = accuracy(contender, reference)
-        if not error < 1e-3:
+        if not error < (1e-2 if tf32 == "on" else 1e-3):
             print(f"{contender.name}: forces are off by {error:.1e}, not timed")
-            continue
-        row = rows.setdefault(
-            contender.name, {"model": preset, "edges": batch.num_edges, "what": contender.name}
-        )
-        row |= {
-            k: round(v, 2)
-            for k, v in measure(
-                contender, arguments.what, arguments.repeats, traced=arguments.trace
-            ).items()
-        }
+            return
+        first = {"model": self.preset, "edges": self.batch.num_edges, "what": contender.name}
+        row = self.rows.setdefault((tf32, contender.name), first)
+        traced = self.arguments.trace and tf32 == self.arguments.tf32[0]
+        found = measure(contender, self.arguments.what, self.arguments.repeats, traced=traced)
+        row |= {key: round(value, 2) for key, value in found.items()}
         if "train ms" in row:
-            row["atoms/s"] = round(batch.num_atoms / row["train ms"] * 1e3)
+            row["atoms/s"] = round(self.batch.num_atoms / row["train ms"] * 1e3)
         if contender.infer is not None:
             row["force error"] = f"{error:.0e}"
-        print(row, flush=True)
-        del contender
-    return list(rows.values())
+        print(tf32, row, flush=True)
+
+
+def run_once(contender: Contender) -> Contender:
+    """Have everything compiled that is compiled at run time."""
+    for function in (contender.step, contender.infer, contender.evaluate):
+        if function is not None:
+            function()
+    torch.cuda.synchronize()
+    return contender
 
 
 def load_peer(name: str, model: MACE, structures: list[Any]) -> Contender:
@@ -310,6 +381,41 @@ def load_peer(name: str, model: MACE, structures: list[Any]) -> Contender:
     from train_step_peer import peer
 
     return Contender(*peer(name, model, structures, OPTIM))
+
+
+def work(preset: str, arguments: argparse.Namespace, parent: Connection) -> None:
+    """Prepare one model in a process, wait for its turn, measure it."""
+    model = Model(preset, arguments)
+    parent.send("ready")
+    parent.recv()
+    model.run()
+    parent.send(model.rows)
+
+
+def run_models(arguments: argparse.Namespace) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
+    """Yield the rows of each model, by TF32 and contender."""
+    context = multiprocessing.get_context("spawn")
+    processes: list[tuple[BaseProcess, Connection]] = []
+    for preset in arguments.models:
+        own, other = context.Pipe()
+        process = context.Process(target=work, args=(preset, arguments, other), daemon=True)
+        process.start()
+        other.close()
+        processes.append((process, own))
+    while arguments.start is not None and not arguments.start.exists():
+        time.sleep(0.05)
+    if arguments.start is None:
+        # Nobody may be busy while another is measured.
+        for _, own in processes:
+            own.poll(None)
+    for process, own in processes:
+        try:
+            own.recv()
+            own.send("go")
+            yield own.recv()
+        except EOFError:
+            print("a model could not be measured")
+        process.join()
 
 
 def main() -> None:
@@ -324,24 +430,31 @@ def main() -> None:
     parser.add_argument("--captured", action="store_true")
     parser.add_argument("--trace", action="store_true", help="launches and idle time per step")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--tf32", nargs="*", choices=["off", "on"], default=["off"])
     parser.add_argument("--mix", choices=sorted(REPEATS), default="crystals")
+    parser.add_argument("--start", type=Path, help="measure only once this file is there")
     arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = arguments.tf32
-    rows = [row for preset in arguments.models for row in run_model(preset, arguments)]
-    notes = (
-        ATOMS[arguments.mix]
-        + " (rattled fcc Cu/Ni), float32, "
-        + ("TF32 on" if arguments.tf32 else "TF32 off")
-        + "; a step is energy and forces, weighted loss, double backward, clipping, Adam. "
-        "Medians by CUDA events; all in one process with the same weights. Inference of captured "
-        "rows includes padding and both copies, one launched before the last is read; others find "
-        "the batch on the GPU. Evaluating begins and ends with numpy, each result waited for."
-    )
     name = "train_step" if "train" in arguments.what else "inference"
     name += "_mixed" if arguments.mix == "mixed" else ""
-    name += "_tf32" if arguments.tf32 else ""
-    write_result(name, rows, notes, device="cuda")
+    rows: dict[str, list[dict[str, Any]]] = {tf32: [] for tf32 in arguments.tf32}
+    for found in run_models(arguments):
+        for (tf32, _), row in found.items():
+            rows[tf32].append(row)
+        for tf32 in arguments.tf32:
+            named = name + ("_tf32" if tf32 == "on" else "")
+            write_result(named, rows[tf32], notes(arguments.mix, tf32), device="cuda")
+
+
+def notes(mix: str, tf32: str) -> str:
+    """Say what was measured and how."""
+    return (
+        f"{ATOMS[mix]} (rattled fcc Cu/Ni), float32, TF32 {tf32}"
+        "; a step is energy and forces, weighted loss, double backward, clipping, Adam. "
+        "Medians by CUDA events, all on one machine with the same weights, one after the other. "
+        "Inference of captured rows includes padding and both copies, one launched before the last "
+        "is read; others find the batch on the GPU. Evaluating begins and ends with numpy, each "
+        "result waited for. Force errors are relative to the largest force in float64."
+    )
 
 
 if __name__ == "__main__":
