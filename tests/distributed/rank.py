@@ -17,9 +17,11 @@ import torch
 from bevatron.errors import BevatronError
 from bevatron.parallel import collectives
 from bevatron.parallel.mesh import open_mesh
+from bevatron.recipes import step_cost
 from bevatron.train import captured_step
 from bevatron.train.loop import fit
 from bevatron.train.optim import FusedAdamEMA
+from bevatron.train.settings import TrainConfig
 
 SIZES = [1, 9, 7, 8, 8, 1, 5, 9, 3, 2, 9, 1, 6]
 """Clouds that make unequal batches, some of a single point."""
@@ -134,6 +136,18 @@ def mace(folder: Path):
     )
 
 
+def capacity(folder: Path) -> int:
+    """Measure a run's capacity twice; every rank finds another one the first time."""
+    step_cost.find_capacity = lambda measured: {"atoms": 100 - measured, "edges": 500 + measured}
+    config = TrainConfig(device="cpu", timeout_minutes=0.5)
+    found = []
+    for rank in (this_rank(), 50):
+        path = folder / "capacity.json"
+        found.append(step_cost.capacity_of_run(path, config, lambda _, rank=rank: rank))
+    (folder / f"found{this_rank()}.json").write_text(json.dumps(found))
+    return 0
+
+
 def clip_from_buckets(folder: Path) -> int:
     """Train with norms of DDP's buckets; write the weights and the norms."""
     torch.manual_seed(0)
@@ -156,6 +170,7 @@ def clip_from_buckets(folder: Path) -> int:
 
 
 MODES = {
+    "capacity": capacity,
     "clip": clip_from_buckets,
     "mace": lambda folder: attempt(mace(folder)),
     "talk": talk,

@@ -128,6 +128,14 @@ def test_collectives_between_two_processes(tmp_path):
         }
 
 
+def test_ranks_agree_on_a_measured_capacity_and_keep_it(tmp_path):
+    done = start("capacity", tmp_path)
+    assert done.codes == [0, 0], done.errors
+    for rank in range(2):
+        found = json.loads((tmp_path / f"found{rank}.json").read_text())
+        assert found == [{"atoms": 99, "edges": 500}] * 2
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """A run of two processes."""

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import fnmatch
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import Tensor
 from bevatron.config import from_dict, to_dict
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.errors import ConfigError, DataError
-from bevatron.files import write_json_atomically
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
 from bevatron.models.mace import (
@@ -28,11 +26,9 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.models.mace.storage import KIND
-from bevatron.parallel.collectives import broadcast_json, gather_json
-from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
 from bevatron.recipes.potential import trained_model
-from bevatron.recipes.step_cost import StepMeter, find_capacity
+from bevatron.recipes.step_cost import StepMeter, capacity_of_run
 from bevatron.recipes.structures import (
     DataConfig,
     StructureData,
@@ -214,21 +210,15 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
 
 
 def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
-    """Measure ``batch.capacity: auto``, once for a run: the least of all ranks."""
+    """Measure ``batch.capacity: auto``, once for the run's folder."""
     if config.batch.capacity != "auto":
         return config
-    path = config.output / "capacity.json"
-    with open_mesh(config.train.device, config.train.timeout_minutes * 60) as mesh:
-        # The first rank's word counts: another could already see the file that it writes below.
-        if broadcast_json(path.exists(), mesh):
-            capacity = json.loads(path.read_text())
-        else:
-            dtype = dtype_of(config.train.dtype)
-            meter = StepMeter(copy.deepcopy(model), task, train, mesh.device, dtype)
-            found = gather_json(find_capacity(meter), mesh)
-            capacity = {name: min(one[name] for one in found) for name in found[0]}
-            if mesh.is_main:
-                write_json_atomically(path, capacity, ConfigError)
+
+    def meter(device: torch.device) -> StepMeter:
+        dtype = dtype_of(config.train.dtype)
+        return StepMeter(copy.deepcopy(model), task, train, device, dtype)
+
+    capacity = capacity_of_run(config.output / "capacity.json", config.train, meter)
     return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
 
 

@@ -8,8 +8,9 @@ Steps are those of `bevatron.train.fit`: recorded as CUDA graphs where training 
 """
 
 import gc
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,9 @@ from torch.nn import Module
 
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError, OutOfMemoryError
-from bevatron.parallel.mesh import Mesh
+from bevatron.files import write_json_atomically
+from bevatron.parallel.collectives import broadcast_json, gather_json
+from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.structures import batch_sizes
 from bevatron.task import Task
 from bevatron.train.captured_step import CapturedStep, obstacle
@@ -338,3 +341,29 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
                 "the largest structures, does not fit"
             )
         number *= 0.9
+
+
+def capacity_of_run(
+    path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter]
+) -> dict[str, int]:
+    """Find the capacity of a run's batches once: the least of all ranks, kept for a resume.
+
+    Parameters
+    ----------
+    path
+        File of the run's folder that keeps it.
+    config
+        Says on which device.
+    make
+        Makes a rank's meter on its device.
+    """
+    with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
+        # The first rank's word counts: another could already see the file that it writes below.
+        if broadcast_json(path.exists(), mesh):
+            kept: dict[str, int] = json.loads(path.read_text())
+            return kept
+        found = gather_json(find_capacity(make(mesh.device)), mesh)
+        capacity = {name: min(one[name] for one in found) for name in found[0]}
+        if mesh.is_main:
+            write_json_atomically(path, capacity, ConfigError)
+        return capacity
