@@ -443,7 +443,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}{deviation}"
 
 
-def collect(folder: Path, out: Path, device: str) -> None:
+def collect(folder: Path, out: Path) -> None:
     """Make a table and a picture of all runs in a folder."""
     by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
@@ -463,9 +463,9 @@ def collect(folder: Path, out: Path, device: str) -> None:
         "graph_learning",
         [row(cells) for cells in ordered.values()],
         notes,
-        device=device,
         extra={"cells": list(ordered.values())},
         folder=out,
+        measured_on=next(iter(ordered.values()))[0],
     )
     save(draw(ordered), path.with_suffix(".png"))
 
@@ -490,8 +490,8 @@ def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
         for title, (marker, colour) in styles.items():
             ax.plot([], [], marker, color=colour, label=title)
         ax.set_xticks(range(len(by_run)), list(by_run), rotation=20, ha="right")
-        ax.set(ylabel="test, %", title="Accuracy (ROC-AUC of tolokers and minesweeper) by seed")
-        ax.legend(loc="lower left", ncols=4, fontsize=8)
+        ax.set(ylabel="test, %", title="Every seed; of tolokers and minesweeper ROC-AUC")
+        figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
@@ -511,7 +511,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if options.collect is not None:
-        collect(options.collect, options.out, options.device)
+        collect(options.collect, options.out)
         return
     if options.data is None:
         parser.error("expected --data FOLDER (or --collect FOLDER)")

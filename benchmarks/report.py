@@ -50,6 +50,7 @@ def write_result(
     device: str = "cpu",
     extra: Mapping[str, Any] | None = None,
     folder: Path = RESULTS,
+    measured_on: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``<name>_<hardware>_<date>.json`` and ``.md`` and print the table.
 
@@ -67,6 +68,8 @@ def write_result(
         More plain values for the JSON alone (raw timings, configuration).
     folder
         Where the files go.
+    measured_on
+        ``hardware`` and ``versions`` of the runs, where they are joined on another machine.
 
     Returns
     -------
@@ -74,14 +77,15 @@ def write_result(
         The JSON file.
     """
     now = datetime.now(UTC)
-    machine = hardware(device)
+    ran_on = measured_on or {"hardware": hardware(device), "versions": versions()}
+    machine = ran_on["hardware"]
     stem = f"{name}_{machine}_{now:%Y-%m-%d}"
     folder.mkdir(parents=True, exist_ok=True)
     result = {
         "name": name,
         "hardware": machine,
         "date": f"{now:%Y-%m-%d}",
-        "versions": versions(),
+        "versions": ran_on["versions"],
         "notes": notes,
         "rows": [dict(row) for row in rows],
         **({"extra": dict(extra)} if extra else {}),
@@ -89,7 +93,7 @@ def write_result(
     path = folder / f"{stem}.json"
     write_text_atomically(path, json.dumps(result, indent=1, default=_plain) + "\n")
     text = markdown(rows)
-    listed = ", ".join(f"{package} {number}" for package, number in versions().items())
+    listed = ", ".join(f"{package} {number}" for package, number in ran_on["versions"].items())
     page = f"# {name}\n\n{machine}, {now:%Y-%m-%d}, {listed}\n\n{text}\n\n{notes}".rstrip() + "\n"
     write_text_atomically(folder / f"{stem}.md", page)
     print(f"{text}\n\n{path}")

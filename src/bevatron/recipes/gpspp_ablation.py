@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from bevatron.train.plots import Curve, Panel
 
 RESULT = "gpspp_ablation.json"
 BASELINE = "baseline"
+Against = Literal["minutes", "epoch"]
+"""What curves are drawn over."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,8 @@ def run_ablation(
     runs = [json.loads(_file(ablation, *cell).read_text()) for cell in cells]
     result = {"settings": _plain(ablation), "rows": table_of(runs), "runs": runs}
     write_json_atomically(ablation.out / RESULT, result, BevatronError)
-    plots.save(draw(runs), ablation.out / "gpspp_ablation.png")
+    against: Against = "epoch" if ablation.minutes is None else "minutes"
+    plots.save(draw(runs, against), ablation.out / "gpspp_ablation.png")
     return result
 
 
@@ -416,8 +419,11 @@ def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None
     return {name: mean, f"{name}_std": std}
 
 
-def draw(runs: Sequence[dict[str, Any]]) -> Any:
-    """Draw the validation error of every row against training time, a panel for each table."""
+def draw(runs: Sequence[dict[str, Any]], against: Against = "minutes") -> Any:
+    """Draw the validation error of every row against training time, a panel for each table.
+
+    Runs that share a GPU are drawn against epochs: how long they took says nothing.
+    """
     panels = []
     for table, title in (
         (3, "Inputs and noise (Table 3)"),
@@ -432,22 +438,22 @@ def draw(runs: Sequence[dict[str, Any]]) -> Any:
         for name in [BASELINE, *(name for name in ROWS if name in own and name != BASELINE)]:
             members = [run["curve"] for run in runs if run["row"] == name]
             if own and members:
-                lines.append(_mean_curve(name, members))
+                lines.append(_mean_curve(name, members, against))
         if lines:
             metric = runs[0]["metric"].replace("_", " ")
             panels.append(Panel(title, f"validation {metric}", lines))
     if not panels:
         members = [run["curve"] for run in runs]
-        panels = [Panel("Baseline", "validation error", [_mean_curve(BASELINE, members)])]
-    return plots.curves(panels, "training time (min)")
+        panels = [Panel("Baseline", "validation error", [_mean_curve(BASELINE, members, against)])]
+    return plots.curves(panels, "training time (min)" if against == "minutes" else "epochs")
 
 
-def _mean_curve(name: str, curves: Sequence[Sequence[dict[str, Any]]]) -> Curve:
+def _mean_curve(name: str, curves: Sequence[Sequence[dict[str, Any]]], against: Against) -> Curve:
     """Average the curves of several seeds, epoch by epoch as far as all of them go."""
     length = min(map(len, curves))
-    minutes = np.mean([[one["minutes"] for one in curve[:length]] for curve in curves], axis=0)
+    place = np.mean([[one[against] for one in curve[:length]] for curve in curves], axis=0)
     errors = np.mean([[one["valid"] for one in curve[:length]] for curve in curves], axis=0)
-    return Curve(name, minutes, errors, dashed=name == BASELINE)
+    return Curve(name, place, errors, dashed=name == BASELINE)
 
 
 def _file(ablation: Ablation, name: str, seed: int) -> Path:
