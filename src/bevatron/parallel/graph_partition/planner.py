@@ -67,14 +67,14 @@ class Machine:
         Bytes a second at which kernels fetch what the entries refer to, caches included.
     launching
         Seconds that one more chunk of channels costs apart from its messages, forward or backward:
-        a dozen more kernels.
+        some twenty more kernels.
     """
 
     bandwidth: float = 300e9
     latency: float = 2e-5
     memory: float | None = None
     fetching: float = 6e12
-    launching: float = 1e-4
+    launching: float = 1.5e-4
 
 
 @dataclass(frozen=True)
