@@ -183,7 +183,7 @@ def test_runs_share_a_gpu_only_where_time_does_not_count(
             Ablation((store,), tmp_path, epochs=1), *json.loads(input)["cell"]
         )
         cell.parent.mkdir(exist_ok=True)
-        last = {"valid": 1.0, "valid_3d": None, "train": 1.0, "minutes": 1.0}
+        last = {"valid": 1.0, "valid_3d": None, "train": 1.0, "minutes": 1.0, "epoch": 1}
         row = {"row": "baseline", "seed": json.loads(input)["cell"][1], "table": 0, "epochs": 1}
         cell.write_text(json.dumps({**row, "parameters": 1, "metric": "gap_mae", "curve": [last]}))
         return subprocess.CompletedProcess(words, 0, "", "")
