@@ -139,8 +139,8 @@ class BatchConfig:
         ``streaming`` (greedy, in random order) or ``fixed_count`` (``size`` samples each).
     capacity
         Largest batch of one rank: a number of atoms, or numbers by name, such as
-        ``{atoms: 1024, edges: 60000}``; ``auto``: as many atoms as fit into the GPU's memory,
-        measured when the run begins.
+        ``{atoms: 1024, edges: 60000}``; ``auto``: as many atoms and edges as fit into the GPU's
+        memory, measured when the run begins.
     size
         Samples per batch of ``fixed_count``.
     cost_nodes
