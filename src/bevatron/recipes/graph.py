@@ -93,7 +93,7 @@ class GraphRun:
     preset
         Published hyper-parameters by name: gat-cora, gat-citeseer, gat-pubmed, agnn-cora,
         agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. What is given beside it
-        changes it; None = GAT as on Cora, features as they are.
+        changes it; None = GAT with Cora's sizes, features and projections as they are.
     data
         Files, labels, splits.
     model
