@@ -55,6 +55,23 @@ def test_result_and_gradients_are_right(dtype):
     check(make(17, 3, 12, 4, 8, dtype=dtype))
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "batch", "width", "heads"),
+    [(1, 2, (), 16, 2), (5, 3, (2,), 32, 4), (130, 2, (), 16, 4)],
+)
+def test_sixteen_bits_of_few_channels_are_right(rows, length, batch, width, heads):
+    check(make(rows, length, width, heads, 8, batch, HALF), strided=True)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_any_number_of_parts_of_a_column_is_right(parts, monkeypatch):
+    from bevatron.kernels.global_attention import triton_fused
+
+    monkeypatch.setattr(triton_fused, "processors", lambda _: parts)
+    monkeypatch.setattr(triton_fused, "PER_PROCESSOR", 2)
+    check(make(140, 2, 16, 2, 8, dtype=HALF))
+
+
 @pytest.mark.parametrize(("rows", "length", "batch"), [(1, 2, ()), (5, 3, (2,)), (37, 2, ())])
 def test_any_size_is_right(rows, length, batch):
     check(make(rows, length, 8, 2, 8, batch=batch), strided=True)
@@ -75,8 +92,10 @@ def test_against_the_published_algorithm():
 
 
 @pytest.mark.parametrize("choice", ["reference", "triton"])
-def test_a_column_without_rows_gives_the_bias_and_finite_gradients(choice):
-    inputs = {k: v.requires_grad_() if k != "mask" else v for k, v in make(5, 3, 8, 2, 8).items()}
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (16, HALF)])
+def test_a_column_without_rows_gives_the_bias_and_finite_gradients(choice, width, dtype):
+    inputs = make(5, 3, width, width // 8, 8, dtype=dtype)
+    inputs = {k: v.requires_grad_() if k != "mask" else v for k, v in inputs.items()}
     with use(global_attention=choice):
         y = global_attention(**inputs)
     (dm,) = torch.autograd.grad(y.square().sum(), inputs["m"])
@@ -112,6 +131,29 @@ def test_the_custom_operators_are_well_formed():
     gate = torch.randn(2, 3, 4, 8, device=DEVICE, requires_grad=True)
     value = torch.randn(2, 4, 8, device=DEVICE, requires_grad=True)
     torch.library.opcheck(sigmoid_gate, (gate, value))
+
+
+def test_the_operator_of_few_channels_is_well_formed():
+    from bevatron.kernels.global_attention.triton_fused import attend
+
+    inputs = make(5, 3, 16, 2, 8, dtype=HALF)
+    mask = inputs.pop("mask").to(HALF)
+    m, *weights = (value[None] if name == "m" else value for name, value in inputs.items())
+    arguments = [tensor.detach().requires_grad_() for tensor in (m, *weights)]
+    torch.library.opcheck(attend, (arguments[0], mask[None], *arguments[1:], 1e-5, 1e-10))
+
+
+def test_rows_are_not_kept():
+    inputs = make(64, 3, 16, 2, 8, dtype=HALF)
+    mask = inputs.pop("mask").to(HALF)
+    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, use(global_attention="triton"):
+        global_attention(**inputs, mask=mask)
+    given = {value.data_ptr() for value in (*inputs.values(), mask)}
+    columns = 3 * (16 + 1 + 2 * (16 + 1))
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 64 * 3 + columns
 
 
 def test_wrong_shapes_are_told_by_name():

@@ -1,6 +1,7 @@
 """Attention with one query per column: LayerNorm's, attention's and the gate's kernels in line.
 
 The heads of a column share keys and values: to `pair_attention` they are the queries of one head.
+16-bit rows of few channels go to `triton_fused` instead.
 """
 
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bevatron.kernels.global_attention import triton_fused
 from bevatron.kernels.layer_norm.triton import layer_norm
 from bevatron.kernels.pair_attention.triton import pair_attention
 from bevatron.kernels.swiglu.triton import launch_backward, launch_forward
@@ -30,6 +32,11 @@ def global_attention(
     mask_eps: float,
 ) -> Tensor:
     """Compute what the reference computes; see `bevatron.kernels.global_attention`."""
+    if triton_fused.takes(m, gate_weight, k_weight, out_weight):
+        weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
+        kept, norm = mask.detach().to(m.dtype), (norm_weight, norm_bias)
+        y: Tensor = triton_fused.attend(m, kept, *norm, *weights, eps, mask_eps)[0]
+        return y
     D, S, N, C = k_weight.shape[0], *m.shape[-3:]
     n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False).view(-1, S, N, C)
     kept_BNS = mask.detach().reshape(-1, S, N).transpose(1, 2)
