@@ -1,9 +1,11 @@
 """The outer product mean: two custom operators that work a few rows of the pair at a time.
 
-Norms are the LayerNorm's kernels, products the device library's, with a kernel that orders outer
-products between them. The backward pass makes the outer products again.
+Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are kernels: they
+write and read them by pairs of residues, as the last layer's products, of the device library, need
+them. The backward pass makes the outer products again.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,13 +14,16 @@ from torch import Tensor
 from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.outer_product_mean.triton_kernels import regroup_kernel
+from bevatron.kernels.outer_product_mean.triton_kernels import outer_back_kernel, outer_kernel
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+from bevatron.kernels.rows import processors
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
-BLOCK = 4096
-"""Elements that a program of `regroup_kernel` copies."""
+HALF = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
+HALF_SMALL = {"BM": 64, "BN": 64, "BK": 64, "STAGES": 4, "num_warps": 4}
+SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
+"""Blocks of the products of 16-bit numbers, of few such, and of float32."""
 
 
 def outer_product_mean(
@@ -68,18 +73,16 @@ def mean_of_products(
     y, statistics = _new_outputs(m, out_weight)
     mean, rstd = statistics
     rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
-    _, ab = _projections(m, mask, rows, joint_weight, joint_bias)
+    _, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
     weight = out_weight.to(m.dtype)
     bias = None if out_bias is None else out_bias.to(m.dtype)
     N, H = m.shape[-2], len(joint_weight) // 2
-    for sample, ab_SNH, kept in zip(
-        y.view(len(ab), N, N, len(weight)), ab, _flat(mask), strict=True
-    ):
-        a, b = (half.contiguous() for half in ab_SNH.split(H, dim=-1))
+    samples = y.view(len(all_a), N, N, len(weight))
+    for sample, a, b, kept in zip(samples, all_a, all_b, _flat(mask), strict=True):
         scale = _reciprocal(kept, mask_eps)
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
             pairs = sample[part].view(-1, len(weight))
-            linear(_by_pair(_outer(a[:, part], b), H), weight, bias, out=pairs)
+            linear(_outer(a[:, part], b), weight, bias, out=pairs)
             sample[part] *= scale[part, :, None]
     return y, statistics
 
@@ -108,24 +111,24 @@ def mean_of_products_backward(
     """Return gradients of all tensors but the mask, without elements for biases not given."""
     mean, rstd = statistics.clone()
     rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
-    normed, ab = _projections(m, mask, rows, joint_weight, joint_bias)
-    S, N = m.shape[-3:-1]
-    H, weight = len(joint_weight) // 2, out_weight.to(m.dtype)
-    dab = m.new_empty(ab.shape)
+    normed, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
+    N, H, weight = m.shape[-2], len(joint_weight) // 2, out_weight.to(m.dtype)
+    dab = m.new_empty((*all_a.shape[:-1], 2 * H))
     dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
-    dy = dy.reshape(len(ab), N, N, len(weight))
-    for sample, ab_SNH, dab_SNH, kept in zip(dy, ab, dab, _flat(mask), strict=True):
-        a, b = (half.contiguous() for half in ab_SNH.split(H, dim=-1))
-        scale, db = _reciprocal(kept, mask_eps), WeightGradient(b.view(S, -1))
+    dy = dy.reshape(len(all_a), N, N, len(weight))
+    for sample, a, b, both, kept in zip(dy, all_a, all_b, dab, _flat(mask), strict=True):
+        scale = _reciprocal(kept, mask_eps)
+        db = torch.empty_like(b, dtype=torch.float32)
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            g = (sample[part] * scale[part, :, None]).to(m.dtype).view(-1, len(weight))
+            g = m.new_empty((part.stop - part.start, N, len(weight)))
+            g = torch.mul(sample[part], scale[part, :, None], out=g).view(-1, len(weight))
             dout_bias.add(g)
-            dout.add(g, _by_pair(_outer(a[:, part], b), H))
-            douter = _by_channel(torch.mm(g, weight), N, H)
-            dab_SNH[:, part, :H] = torch.mm(b.view(S, -1), douter.t()).view(S, -1, H)
-            db.add(a[:, part].reshape(S, -1).t(), douter)
-        dab_SNH[..., H:] = db.result().view(S, N, H)
-    dab *= mask.reshape(*dab.shape[:-1], 1)
+            outer = _outer(a[:, part], b)
+            dout.add(g, outer)
+            douter = torch.mm(g, weight, out=outer)
+            _sum_over_pairs(douter, b, both[:, part, :H], kept[:, part])
+            _sum_over_lines(douter, a[:, part], db, add=part.start > 0)
+        torch.mul(db, kept[..., None], out=both[..., H:])
     dprojected = dab.view(-1, 2 * H)
     djoint, djoint_bias = WeightGradient(joint_weight), BiasGradient(joint_bias, m)
     djoint.add(dprojected, normed)
@@ -167,39 +170,63 @@ mean_of_products.register_autograd(_backward, setup_context=_save)
 
 def _projections(
     m: Tensor, mask: Tensor, rows: NormedRows, joint_weight: Tensor, joint_bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the normalised rows, and a and b as [batch, S, N, 2 H]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalised rows, and a and b as [batch, S, N, H]."""
     normed = rows.make()
     bias = None if joint_bias is None else joint_bias.to(m.dtype)
     ab = linear(normed, joint_weight.to(m.dtype), bias)
-    ab *= mask.reshape(-1, 1)
-    return normed, ab.view(m.shape[:-3].numel(), *m.shape[-3:-1], len(joint_weight))
+    ab = ab.view(m.shape[:-3].numel(), *m.shape[-3:-1], len(joint_weight))
+    kept = _flat(mask)[..., None]
+    a, b = (half * kept for half in ab.chunk(2, dim=-1))
+    return normed, a, b
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """Return the outer products [i H, N H] of residues i of a with all of b."""
-    S = len(b)
-    return torch.mm(a.reshape(S, -1).t(), b.view(S, -1))
+    """Return the outer products [pairs, H H] of some residues of a [S, lines, H] with all of b."""
+    (S, lines, H), length = a.shape, b.shape[1]
+    P = a.new_empty((lines * length, H * H))
+    blocks = _blocks(a, lines * H, length * H)
+    grid = (-(-lines * H // blocks["BM"]) * -(-length * H // blocks["BN"]),)
+    with on_device(a):
+        outer_kernel[grid](a, b, P, S, a.stride(0), b.stride(0), lines, length, H=H, **blocks)
+    return P
 
 
-def _by_pair(outer: Tensor, H: int) -> Tensor:
-    """Order [i H, N H] as [i N, H H]."""
-    lines, length = outer.shape[0] // H, outer.shape[1] // H
-    return _regroup(outer, outer.new_empty((lines * length, H * H)), lines, length, H, back=False)
+def _sum_over_pairs(dP: Tensor, b: Tensor, da: Tensor, kept: Tensor) -> None:
+    """Write the masked gradient of some residues of a, [S, lines, H]."""
+    _launch_back(dP, b, da, kept, of_lines=True, add=False)
 
 
-def _by_channel(pairs: Tensor, length: int, H: int) -> Tensor:
-    """Order [i N, H H] as [i H, N H]."""
-    lines = len(pairs) // length
-    return _regroup(pairs, pairs.new_empty((lines * H, length * H)), lines, length, H, back=True)
+def _sum_over_lines(dP: Tensor, a: Tensor, db: Tensor, add: bool) -> None:
+    """Write or add to ``db`` [S, N, H] in float32 what some residues of a make of it."""
+    _launch_back(dP, a, db, a, of_lines=False, add=add)
 
 
-def _regroup(source: Tensor, target: Tensor, lines: int, length: int, H: int, back: bool) -> Tensor:
-    with on_device(source):
-        regroup_kernel[(-(-length * H * H // BLOCK), lines)](
-            source, target, length, H=H, BLOCK=BLOCK, BACK=back
+def _launch_back(
+    dP: Tensor, x: Tensor, out: Tensor, kept: Tensor, of_lines: bool, add: bool
+) -> None:
+    S, _, H = x.shape
+    blocks = _blocks(x, S, out.shape[1] * H)
+    lines, length = (out, x) if of_lines else (x, out)
+    grid = (-(-out.shape[1] * H // blocks["BN"]), -(-S // blocks["BM"]))
+    with on_device(x):
+        outer_back_kernel[grid](
+            *(dP, x, out, kept, S, x.stride(0), out.stride(0), out.stride(1), kept.stride(0)),
+            *(lines.shape[1], length.shape[1]),
+            H=H,
+            OF_LINES=of_lines,
+            ADD=add,
+            **blocks,
         )
-    return target
+
+
+def _blocks(like: Tensor, rows: int, columns: int) -> Mapping[str, Any]:
+    """Choose blocks of a result with so many rows and columns, at least one for a processor."""
+    single = like.dtype == torch.float32
+    tf32 = single and torch.backends.cuda.matmul.allow_tf32
+    programs = -(-rows // HALF["BM"]) * -(-columns // HALF["BN"])
+    half = HALF if programs >= processors(like.device) else HALF_SMALL
+    return (SINGLE if single else half) | {"PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
@@ -213,6 +240,7 @@ def _flat(mask: Tensor) -> Tensor:
 
 
 def _bytes_per_line(m: Tensor, H: int) -> int:
+    """Count twice: a chunk of half the usual size, of which more stays in the cache."""
     return 2 * m.shape[-2] * H * H * m.element_size()
 
 

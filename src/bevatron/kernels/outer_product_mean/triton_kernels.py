@@ -1,26 +1,83 @@
-"""The kernel that orders outer products by pairs of residues, and back."""
+"""Kernels of the outer products and of their gradients' sums.
+
+Outer products lie by pairs of residues, P[i, j, c, d], so that the last layer is a plain product.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
+GROUP = tl.constexpr(8)
+"""Rows of blocks whose programs run side by side: they share what they load."""
+
 
 @triton.jit
-def regroup_kernel(Source, Target, length, H: tl.constexpr, BLOCK: tl.constexpr,
-                   BACK: tl.constexpr):  # fmt: skip
-    """Copy [i, H, N, H] into [i, N, H, H], or back; a program has BLOCK elements of one line i.
+def line_offset(ic, length, H: tl.constexpr):
+    """Say where channel c of the first residue of all pairs (i, .) lies; ``ic`` is i H + c."""
+    return (ic // H).to(tl.int64) * length * (H * H) + ic % H * H
 
-    The elements of a program follow each other on the side of the pairs.
+
+@triton.jit
+def pair_offset(jd, H: tl.constexpr):
+    """Say how far channel d of residue j lies behind the line's begin; ``jd`` is j H + d."""
+    return (jd // H).to(tl.int64) * (H * H) + jd % H
+
+
+@triton.jit
+def outer_kernel(
+    A, B, P, rows, a_stride, b_stride, lines, length,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute P[i, j, c, d] = sum_s A[s, i, c] B[s, j, d] for a block of (i, c) and of (j, d)."""
+    most_ic, most_jd = lines * H, length * H
+    across = tl.cdiv(most_jd, BN)
+    group = tl.program_id(0) // (GROUP * across)
+    size = tl.minimum(tl.cdiv(most_ic, BM) - group * GROUP, GROUP)
+    ic = (group * GROUP + tl.program_id(0) % size) * BM + tl.arange(0, BM)
+    jd = tl.program_id(0) % (GROUP * across) // size * BN + tl.arange(0, BN)
+    keep_ic, keep_jd = (ic < most_ic)[None, :], (jd < most_jd)[None, :]
+    total = tl.zeros([BM, BN], tl.float32)
+    for first in tl.range(0, rows, BK, num_stages=STAGES):
+        s = (first + tl.arange(0, BK)).to(tl.int64)
+        keep = (s < rows)[:, None]
+        a = tl.load(A + s[:, None] * a_stride + ic[None, :], mask=keep & keep_ic, other=0.0)
+        b = tl.load(B + s[:, None] * b_stride + jd[None, :], mask=keep & keep_jd, other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+    at = P + line_offset(ic, length, H)[:, None] + pair_offset(jd, H)[None, :]
+    keep = (ic < most_ic)[:, None] & (jd < most_jd)[None, :]
+    tl.store(at, total.to(P.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def outer_back_kernel(
+    DP, X, Out, Mask, rows, x_stride, out_row, out_residue, mask_stride, lines, length,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    OF_LINES: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sum ``DP[i, j, c, d] X[s, .]`` over all j, d (OF_LINES) or all i, c, for a block of rows s.
+
+    The sum over all j, d is masked; the other is added to what is there, if ADD.
     """
-    line = tl.program_id(1).to(tl.int64) * length * H * H
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = e < length * H * H
-    pair, channel = e // (H * H), e // H % H
-    by_channel = line + (channel * length + pair) * H + e % H
-    by_pair = line + e
-    if BACK:
-        value = tl.load(Source + by_pair, mask=inside)
-        tl.store(Target + by_channel, value, mask=inside)
-    else:
-        value = tl.load(Source + by_channel, mask=inside)
-        tl.store(Target + by_pair, value, mask=inside)
+    s = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    most_n, most_k = (lines * H, length * H) if OF_LINES else (length * H, lines * H)
+    to_n = line_offset(n, length, H) if OF_LINES else pair_offset(n, H)
+    keep_s, keep_n = (s < rows)[:, None], (n < most_n)[None, :]
+    total = tl.zeros([BM, BN], tl.float32)
+    for first in tl.range(0, most_k, BK, num_stages=STAGES):
+        k = first + tl.arange(0, BK)
+        to_k = pair_offset(k, H) if OF_LINES else line_offset(k, length, H)
+        keep = keep_s & (k < most_k)[None, :]
+        x = tl.load(X + s[:, None] * x_stride + k[None, :], mask=keep, other=0.0)
+        keep = keep_n & (k < most_k)[:, None]
+        p = tl.load(DP + to_k[:, None] + to_n[None, :], mask=keep, other=0.0)
+        total = tl.dot(x, p, total, input_precision=PRECISION)
+    keep = keep_s & keep_n
+    if OF_LINES:
+        at = Mask + s[:, None] * mask_stride + (n // H)[None, :]
+        total *= tl.load(at, mask=keep, other=0.0).to(tl.float32)
+    at = Out + s[:, None] * out_row + (n // H * out_residue + n % H)[None, :]
+    if ADD:
+        total += tl.load(at, mask=keep, other=0.0)
+    tl.store(at, total.to(Out.dtype.element_ty), mask=keep)
