@@ -131,7 +131,7 @@ def _weight(dy: Tensor, normed: Tensor, weights: Weights) -> tuple[Tensor, Tenso
             STAGES=tiles.stages,
             **_options(tiles, dy),
         )
-    return shares.sum(0), bias_shares.sum(0)
+    return shares.sum(0), bias_shares if bias is None else bias_shares.sum(0)
 
 
 def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
