@@ -198,7 +198,8 @@ def test_parameters_without_gradient_stay_copies_follow_and_known_norms_are_used
     for seed in range(2):
         for one in (tensors, plain):
             set_gradient(one, seed)
-        squares.copy_(torch.tensor([0.0, 1.0, 3.0]) * tensors.gradient.square().sum() / 4)
+        shares = torch.tensor([0.0, 0.25, 0.75], device=DEVICE)
+        squares.copy_(shares * tensors.gradient.square().sum())
         with kernels.use(choice):
             fused_adam_ema(tensors, AdamSettings(clip=0.1))
         with kernels.use("reference"):
