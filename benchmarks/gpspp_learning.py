@@ -193,7 +193,7 @@ def label(arguments: argparse.Namespace) -> str:
     return f"{arguments.model}-{arguments.inputs}-{arguments.seed}{rate}{begun}{changes}"[:120]
 
 
-def collect(folder: Path, out: Path, name: str) -> None:
+def collect(folder: Path, out: Path, name: str, note: str) -> None:
     """Make a table and a picture of all runs in a folder."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     runs = [run for run in runs if "curve" in run]
@@ -224,7 +224,12 @@ def collect(folder: Path, out: Path, name: str) -> None:
             }
         )
     path = write_result(
-        name, rows, notes=NOTES, extra={"runs": runs}, folder=out, measured_on=runs[0]
+        name,
+        rows,
+        f"{NOTES} {note}".rstrip(),
+        extra={"runs": runs},
+        folder=out,
+        measured_on=runs[0],
     )
     plots.save(draw(groups), path.with_suffix(".png"))
 
@@ -355,11 +360,12 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--name", default="gpspp_learning", help="of a collected result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.collect is not None:
-        collect(arguments.collect, arguments.out, arguments.name)
+        collect(arguments.collect, arguments.out, arguments.name, arguments.note)
         return
     if arguments.collect_ablation is not None:
         beside = arguments.collect_ablation / "machine"  # hardware and versions of the runs

@@ -443,7 +443,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}{deviation}"
 
 
-def collect(folder: Path, out: Path) -> None:
+def collect(folder: Path, out: Path, note: str) -> None:
     """Make a table and a picture of all runs in a folder."""
     by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
@@ -462,7 +462,7 @@ def collect(folder: Path, out: Path) -> None:
     path = write_result(
         "graph_learning",
         [row(cells) for cells in ordered.values()],
-        notes,
+        f"{notes} {note}".rstrip(),
         extra={"cells": list(ordered.values())},
         folder=out,
         measured_on=next(iter(ordered.values()))[0],
@@ -507,11 +507,12 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="features and products in bfloat16")
     parser.add_argument("--layers", type=int, help="of the residual stacks")
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
+    parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--eager", action="store_true", help="do not record epochs on a GPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if options.collect is not None:
-        collect(options.collect, options.out)
+        collect(options.collect, options.out, options.note)
         return
     if options.data is None:
         parser.error("expected --data FOLDER (or --collect FOLDER)")
