@@ -471,8 +471,8 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def layers(args: argparse.Namespace, device: str) -> list[Row]:
-    """Compare and time single layers."""
+def layers(args: argparse.Namespace, device: str, save: Callable[[list[Row]], Any]) -> list[Row]:
+    """Compare and time single layers; every graph and width is saved as it is done."""
     rows: list[Row] = []
     if args.parallel:
         check_in_processes(args)
@@ -487,6 +487,7 @@ def layers(args: argparse.Namespace, device: str) -> list[Row]:
             rate = gather_rate(CASES[case][0], k, device)
             rows.append({"graph": case, "k": k, "op": "gather", "TB/s": rate / 1e12})
             rows += time_case(case, csr, k, args.ops, rate, args.peers)
+            save(rows)
         del csr
         gc.collect()
         torch.cuda.empty_cache()
@@ -500,6 +501,7 @@ def main() -> None:
     torch.cuda.init()
     name, rows = "kernels_graph", []
     folder = Path(args.out) if args.out else report.RESULTS
+    write = functools.partial(report.write_result, device=device, folder=folder)
     if args.paper_model:
         csr = kronecker(13, 2**18, device)
         for call in paper_model(args.paper_model, csr, args.k[0]):
@@ -512,14 +514,13 @@ def main() -> None:
         if args.parallel or args.compile_only:
             compile_paper(chosen)
         if not args.compile_only:
-            write = functools.partial(report.write_result, device=device, folder=folder)
             paper(chosen, device, args.repeat, lambda rows: write("graph_paper", rows, PAPER_NOTES))
         return
     else:
-        rows = layers(args, device)
+        rows = layers(args, device, lambda rows: write(name, rows, NOTES))
     if args.compile_only:
         return
-    report.write_result(name, rows, NOTES, device=device, folder=folder)
+    write(name, rows, NOTES)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bevatron.errors import DataError
 from bevatron.kernels import Csr
-from bevatron.kernels.csr import ordering, work
+from bevatron.kernels.csr import launch, ordering, work
 from bevatron.kernels.csr.dropout import as_seed, keep_mask
 
 
@@ -111,6 +111,21 @@ def test_symmetry_is_that_of_structure_and_values():
     assert not csr.with_values(torch.tensor([4.0, 5.0, 1.0])).is_symmetric
     assert not csr.with_values(torch.ones(3, requires_grad=True)).is_symmetric
     assert not Csr.from_coo(row[:1], col[:1], (3, 3)).is_symmetric
+
+
+def test_long_rows_have_a_warp_and_short_ones_share_one():
+    ptr = torch.tensor([0, *([200] * 9), *([40] * 50), *([3] * 70), *([1] * 3000)]).cumsum(0)
+    made = work.make_work(ptr)
+    numbers = [made.num_slots, len(made.row), *made.lengths]
+    long, middling, short = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 4)
+    assert [bucket.count for bucket in (long, middling, short)] == [9, 120, 3000]
+    assert (long.rows, long.entries) == (1, 32)
+    # 32 numbers of four bytes are eight lanes of sixteen.
+    assert (middling.rows, middling.entries) == (4, 8)
+    assert (short.rows, short.entries) == (16, 1)
+    assert short.first + short.count == len(made.row)
+    half = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 2)[1]
+    assert (half.rows, half.entries) == (8, 4)
 
 
 @given(lengths=st.lists(st.integers(0, 70), max_size=12), chunk=st.sampled_from([1, 2, 8, 256]))

@@ -93,45 +93,49 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     tile
         Size of a program.
     """
-    total, at_least = numbers[1], numbers[2:]
+    total = numbers[1]
     most = max(4, tile.numbers // channels)
     few, many = (max(1, min(rows, RESIDENT // channels)) for rows in (4, 16))
     if total <= FEW_PARTS:
         return [Bucket(0, total, few, most // few)] if total else []
-
-    def count(length: int) -> int:
-        place = length.bit_length() - 1
-        return at_least[place] if place < len(at_least) else 0
-
-    bounds = [0, count(most // 2), count(max(1, most // 8)), total]
     shapes = [(1, most), (few, most // few), (many, max(1, most // many))]
-    return [
-        Bucket(first, last - first, *shape)
-        for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)
-        if last > first
-    ]
+    return _cut(numbers, most // 2, max(1, most // 8), shapes)
 
 
 def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
-    """Cut a list of parts into launches in which every row has lanes of a warp to itself.
+    """Cut a list of parts into launches for kernels whose tiles are [entries, rows, channels].
 
-    A program of one warp takes as many rows as their channels, 16 bytes a lane, fill its lanes, and
-    four times as many of those that are shorter than half a step. For kernels whose tiles are
-    [entries, rows, channels].
+    A long row has a warp to itself: its entries, fetched together, often lie in one line of the
+    cache. Shorter ones share a warp, as many as their channels, 16 bytes a lane, fill its lanes: no
+    lane waits for more entries, and each row is added up within a lane. Rows of one entry, or none,
+    are four times as many.
     """
-    total, at_least = numbers[1], numbers[2:]
+    total = numbers[1]
     most = max(4, tile.numbers // channels)
     rows = max(1, min(512 // (channels * number_bytes), most // 4))
     if total <= FEW_PARTS:
         return [Bucket(0, total, rows, most // rows)] if total else []
     many = max(rows, min(4 * rows, RESIDENT // channels))
-    place = (most // rows // 2).bit_length() - 1
-    long = at_least[place] if place < len(at_least) else 0
-    found = [
-        Bucket(0, long, rows, most // rows),
-        Bucket(long, total - long, many, max(1, most // many)),
+    shapes = [(1, most), (rows, most // rows), (many, max(1, most // many // 2))]
+    return _cut(numbers, 2 * most, 2, shapes)
+
+
+def _cut(
+    numbers: list[int], long: int, middling: int, shapes: list[tuple[int, int]]
+) -> list[Bucket]:
+    """Make buckets of parts with at least ``long`` entries, ``middling`` entries, and the rest."""
+    total, at_least = numbers[1], numbers[2:]
+
+    def count(length: int) -> int:
+        place = length.bit_length() - 1
+        return at_least[place] if place < len(at_least) else 0
+
+    bounds = [0, count(long), count(middling), total]
+    return [
+        Bucket(first, last - first, *shape)
+        for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)
+        if last > first
     ]
-    return [bucket for bucket in found if bucket.count]
 
 
 def slices(channels: int, tile: Tile) -> tuple[int, int]:

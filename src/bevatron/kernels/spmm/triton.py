@@ -10,15 +10,7 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.direct import direct, is_traced
-from bevatron.kernels.csr.launch import (
-    Tile,
-    buckets,
-    columns_of,
-    on_device,
-    rows_of,
-    side_by_side,
-    slices,
-)
+from bevatron.kernels.csr.launch import Tile, buckets, columns_of, on_device, rows_of, slices
 from bevatron.kernels.csr.triton_merge import add_shares
 from bevatron.kernels.csr.triton_parts import accumulator
 from bevatron.kernels.csr.wide import wide_type
@@ -246,7 +238,7 @@ def launch_sum(
     share = x.new_empty((numbers[0], *x.shape[1:]), dtype=wide_type(x))
     index, *parts, cut_row, cut_ptr = rows
     with on_device(x):
-        for bucket in side_by_side(numbers, width, tile, x.element_size()):
+        for bucket in buckets(numbers, width, tile):
             sum_kernel[(bucket.programs, shares)](
                 *(index, *parts, bucket.first, bucket.count, x if values is None else values),
                 *(x, out, share),

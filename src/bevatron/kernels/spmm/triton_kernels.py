@@ -15,7 +15,7 @@ NONE = tl.constexpr(2147483647)
 
 @triton.jit
 def fetch(x, j, c, inside, other, C: tl.constexpr, ACC: tl.constexpr):
-    """Fetch the channels of every entry's other end: one axis more than ``j``."""
+    """Fetch the channels of every entry's other end, [R, E, BLOCK]."""
     place = j[:, :, None] * C + c[None, None, :]
     mask = inside[:, :, None] & (c < C)[None, None, :]
     return tl.load(x + place, mask=mask, other=other).to(ACC)
@@ -27,7 +27,7 @@ def sum_kernel(
     C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     HAS_VALUES: tl.constexpr, CUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add up the features of the entries of some rows; tiles are [E, R, BLOCK]."""
+    """Add up the features of the entries of some rows."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     row, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
@@ -36,21 +36,21 @@ def sum_kernel(
     longest = tl.max(length)
     step = tl.arange(0, E)
     ahead = tl.load(
-        index + start[None, :] + step[:, None], mask=step[:, None] < length[None, :], other=0
+        index + start[:, None] + step[None, :], mask=step[None, :] < length[:, None], other=0
     )
     for begin in range(0, longest, E):
         entry = begin + step
-        inside = entry[:, None] < length[None, :]
+        inside = entry[None, :] < length[:, None]
         j = ahead.to(tl.int64)
         later = entry + E
         ahead = tl.load(
-            index + start[None, :] + later[:, None], mask=later[:, None] < length[None, :], other=0
+            index + start[:, None] + later[None, :], mask=later[None, :] < length[:, None], other=0
         )
         features = fetch(x, j, c, inside, 0.0, C, ACC)
         if HAS_VALUES:
-            at = start[None, :] + entry[:, None]
+            at = start[:, None] + entry[None, :]
             features *= tl.load(values + at, mask=inside, other=0.0).to(ACC)[:, :, None]
-        total += tl.sum(features, 0)
+        total += tl.sum(features, 1)
     inner = (c < C)[None, :]
     place = row[:, None] * C + c[None, :]
     whole = live & (slot < 0)
