@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import KernelError
+from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton_kernels import backward_kernel, forward_kernel, sum_kernel
 from bevatron.kernels.rows import as_rows, processors
 
@@ -55,16 +56,8 @@ def normalise(
 
 
 @normalise.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    eps: float,
-    sigmoid: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del weight, bias, scale, shift, eps, sigmoid
+def _(x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    del weights_and_rest
     return new_outputs(x, x.shape[-1])
 
 
@@ -80,8 +73,7 @@ def normalise_backward(
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of x, weight, bias and scale; of what is not given, without elements."""
-    dx, dscale = x.new_empty(x.shape), _new(x, scale)
-    dweight, dbias = _new(x, weight), _new(x, bias)
+    dx, dweight, dbias, dscale = empty_gradients(x, x, weight, bias, scale)
     launch_backward(
         dy, x, weight, bias, scale, mean, rstd, dx, dweight, dbias, dscale, sigmoid=sigmoid
     )
@@ -89,18 +81,9 @@ def normalise_backward(
 
 
 @normalise_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    sigmoid: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, mean, rstd, sigmoid
-    return x.new_empty(x.shape), _new(x, weight), _new(x, bias), _new(x, scale)
+def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
+    del dy
+    return tuple(empty_gradients(x, x, *weights_and_rest[:3]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -116,19 +99,9 @@ def _backward(
     del dmean, drstd  # nobody outside sees the statistics
     if dy is None:
         return (None,) * 7
-    x, weight, bias, scale, mean, rstd = ctx.saved_tensors
-    dx, dweight, dbias, dscale = normalise_backward(
-        dy, x, weight, bias, scale, mean, rstd, ctx.sigmoid
-    )
-    return (
-        dx,
-        None if weight is None else dweight,
-        None if bias is None else dbias,
-        None if scale is None else dscale,
-        None if ctx.shift_dtype is None else dy.to(ctx.shift_dtype),
-        None,
-        None,
-    )
+    found = of_given(ctx.saved_tensors[:4], normalise_backward(dy, *ctx.saved_tensors, ctx.sigmoid))
+    dshift = None if ctx.shift_dtype is None else dy.to(ctx.shift_dtype)
+    return *found, dshift, None, None
 
 
 normalise.register_autograd(_backward, setup_context=_save)
@@ -270,7 +243,3 @@ def _warps(elements: int) -> int:
 def _vector(vector: Tensor | None, stand_in: Tensor) -> Tensor:
     """Make a vector contiguous, or give a pointer to something that the kernel will not read."""
     return stand_in if vector is None else vector.contiguous()
-
-
-def _new(x: Tensor, like: Tensor | None) -> Tensor:
-    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)

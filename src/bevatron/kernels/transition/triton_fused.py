@@ -1,5 +1,8 @@
 """Launches of the fused kernels, for narrow rows of 16-bit types."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,17 +43,10 @@ def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
             *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
             *(_or(weights.up_bias, x), _or(weights.down_bias, x), y, rows.mean, rows.rstd),
             *(len(x), rows.eps),
-            C=x.shape[1],
-            H=len(weights.up),
-            BLOCK=tiles.rows,
-            BLOCK_H=tiles.hidden,
             HAS_WEIGHT=rows.weight is not None,
             HAS_BIAS=rows.bias is not None,
-            GATED=weights.gate is not None,
-            HAS_UP_BIAS=weights.up_bias is not None,
             HAS_DOWN_BIAS=weights.down_bias is not None,
-            STAGES=tiles.stages,
-            **_options(tiles, x),
+            **_constants(tiles, weights, x),
         )
 
 
@@ -91,16 +87,9 @@ def _input(dy: Tensor, rows: NormedRows, weights: Weights, dx: Tensor, normed: T
             *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
             *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
             *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
-            C=x.shape[1],
-            H=len(weights.up),
-            BLOCK=tiles.rows,
-            BLOCK_H=tiles.hidden,
             HAS_WEIGHT=rows.weight is not None,
             HAS_BIAS=rows.bias is not None,
-            GATED=weights.gate is not None,
-            HAS_UP_BIAS=weights.up_bias is not None,
-            STAGES=tiles.stages,
-            **_options(tiles, x),
+            **_constants(tiles, weights, x),
         )
     return shares
 
@@ -122,14 +111,7 @@ def _weight(dy: Tensor, normed: Tensor, weights: Weights) -> tuple[Tensor, Tenso
         weight_kernel[(blocks, parts)](
             *(dy, normed, up, weights.down.t().contiguous(), _or(gate, up), _or(bias, up)),
             *(shares, bias_shares, count, rows),
-            C=C,
-            H=H,
-            BLOCK=tiles.rows,
-            BLOCK_H=hidden,
-            GATED=gate is not None,
-            HAS_UP_BIAS=bias is not None,
-            STAGES=tiles.stages,
-            **_options(tiles, dy),
+            **_constants(replace(tiles, hidden=hidden), weights, dy),
         )
     return shares.sum(0), bias_shares if bias is None else bias_shares.sum(0)
 
@@ -147,8 +129,18 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if tensor is None else tensor
 
 
-def _options(tiles: Tiles, x: Tensor) -> dict[str, int]:
-    options = {"num_warps": tiles.warps}
+def _constants(tiles: Tiles, weights: Weights, x: Tensor) -> dict[str, Any]:
+    """Return what all three kernels are compiled for, and how."""
+    constants = {
+        "C": x.shape[1],
+        "H": len(weights.up),
+        "BLOCK": tiles.rows,
+        "BLOCK_H": tiles.hidden,
+        "GATED": weights.gate is not None,
+        "HAS_UP_BIAS": weights.up_bias is not None,
+        "STAGES": tiles.stages,
+        "num_warps": tiles.warps,
+    }
     if tiles.registers and x.device.type == "cuda" and torch.version.hip is None:
-        options["maxnreg"] = tiles.registers
-    return options
+        constants["maxnreg"] = tiles.registers
+    return constants
