@@ -438,7 +438,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
     parser.add_argument("--no-reference", action="store_true", help="do not time the reference")
     parser.add_argument("--peers", nargs="*", help="of pair operators: time all, or those named")
-    parser.add_argument("--cases", nargs="+", default=(), help="of pair operators, by name")
+    parser.add_argument("--cases", nargs="+", default=(), help="of pair operators: names, or other")
     options = parser.parse_args()
     torch.manual_seed(0)
     on_pairs = [op for op in options.op if op in pair_cases.CASES]

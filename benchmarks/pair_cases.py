@@ -131,7 +131,8 @@ def conditioned_cases() -> list[Case]:
 
 def triangle_cases() -> list[Case]:
     found = []
-    for N, C, to_reach in ((384, 128, 0.9), (768, 128, 2.6), (256, 128, 0.0), (250, 64, 0.0)):
+    sizes = [(384, 128, 0.9), (768, 128, 2.6), (250, 64, 0.0)]
+    for N, C, to_reach in (*sizes, *((N, 128, 0.0) for N in (64, 128, 256, 512, 1024, 1536, 2048))):
         shapes: dict[str, Shape] = {"z": (N, N, C)}
         shapes |= {"norm_in_weight": (C,), "norm_in_bias": (C,)}
         shapes |= {f"{k}{g}_weight": (C, C) for k in "ab" for g in ("", "_gate")}
@@ -161,11 +162,18 @@ ATTENTION = {
     "diffusion 48 x 768": (48, 16, 768, 48, 2.3),
     "single 384": (1, 16, 384, 24, 0.0),
     "triangle 256, sharded by 8": (32, 4, 256, 32, 0.0),
+    "triangle 768, sharded by 2": (384, 4, 768, 32, 0.0),
+    "triangle 768, sharded by 4": (192, 4, 768, 32, 0.0),
+    "triangle 768, sharded by 8": (96, 4, 768, 32, 0.0),
+    "MSA row, sharded by 8": (16, 8, 256, 32, 0.0),
     "heads of 8": (256, 8, 256, 8, 0.0),
     "heads of 16": (256, 4, 256, 16, 0.0),
     "heads of 64": (256, 4, 256, 64, 0.0),
     "heads of 128": (256, 4, 256, 128, 0.0),
+    "heads of 24": (256, 4, 256, 24, 0.0),
     "triangle 64": (64, 4, 64, 32, 0.0),
+    "triangle 128": (128, 4, 128, 32, 0.0),
+    "triangle 200": (200, 4, 200, 32, 0.0),
     "triangle 1024": (1024, 4, 1024, 32, 0.0),
     "triangle 2048": (2048, 4, 2048, 32, 0.0),
 }
@@ -181,6 +189,7 @@ def attention_cases() -> list[Case]:
     for name, (rows, heads, length, head, to_reach) in ATTENTION.items():
         shape, logits = (1, rows, length, heads, head), rows * heads * length**2
         shapes: dict[str, Shape] = dict.fromkeys("qkv", shape)
+        square = {"trifast": peers.trifast_attention} if rows == length else {}
         found.append(
             Case(
                 *("pair_attention", name, shapes | {"bias": (1, 1, heads, length, length)}),
@@ -191,6 +200,7 @@ def attention_cases() -> list[Case]:
                     "flex_attention": peers.flex,
                     "SDPA": peers.sdpa,
                     "cuEquivariance": peers.cuequivariance_attention,
+                    **square,
                 },
                 few_rows=max(1, min(rows, 2**27 // (heads * length**2))),
             )
@@ -200,8 +210,10 @@ def attention_cases() -> list[Case]:
 
 def outer_cases() -> list[Case]:
     found = []
-    for S, N, C, Z in ((128, 256, 256, 128), (1024, 256, 64, 128), (512, 384, 64, 128)):
-        H = 32
+    Z, H = 128, 32
+    sizes = ((128, 256, 256), (1024, 256, 64), (512, 384, 64), (128, 768, 256))
+    sharded = ((64, 256, 256), (32, 256, 256), (16, 256, 256))
+    for S, N, C in (*sizes, *sharded):
         shapes = {
             "m": (S, N, C),
             "norm_weight": (C,),
@@ -219,9 +231,8 @@ def outer_cases() -> list[Case]:
 
 
 def global_cases() -> list[Case]:
-    S, N, C, H, D = 1024, 256, 64, 8, 8
-    shapes = {
-        "m": (S, N, C),
+    C, H, D = 64, 8, 8
+    shapes: dict[str, Shape] = {
         "norm_weight": (C,),
         "norm_bias": (C,),
         "q_weight": (H * D, C),
@@ -233,8 +244,14 @@ def global_cases() -> list[Case]:
         "out_bias": (C,),
     }
     functions = (kernels.global_attention, peers.global_attention)
-    work = (10 * S * N * C, 12 * S * N * C * H * D)
-    return [Case("global_attention", f"{S} x {N} x {C}", shapes, *functions, *work, mask=(S, N))]
+    found = []
+    sharded = ((1024, 128), (1024, 64), (1024, 32))
+    for S, N in ((1024, 256), *sharded, (5120, 384)):
+        work = (10 * S * N * C, 12 * S * N * C * H * D)
+        inputs = {"m": (S, N, C)} | shapes
+        name = f"{S} x {N} x {C}"
+        found.append(Case("global_attention", name, inputs, *functions, *work, mask=(S, N)))
+    return found
 
 
 def joined_qkvg(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Tensor:
@@ -245,12 +262,14 @@ def joined_qkvg(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Te
 
 
 def qkvg_cases() -> list[Case]:
-    rows, C = 384**2, 128
-    shapes: dict[str, Shape] = {"x": (rows, C)}
-    shapes |= {f"{name}_weight": (C, C) for name in ("q", "k", "v", "gate")}
-    shapes |= {"norm_weight": (C,), "norm_bias": (C,)}
-    work = (2 * rows * 11 * C, 24 * rows * C * C)
-    return [Case("qkvg", f"{rows} x {C}", shapes, joined_qkvg, peers.qkvg, *work)]
+    C, found = 128, []
+    for rows in (384**2, 384**2 // 2, 384**2 // 4, 384**2 // 8, 768**2):
+        shapes: dict[str, Shape] = {"x": (rows, C)}
+        shapes |= {f"{name}_weight": (C, C) for name in ("q", "k", "v", "gate")}
+        shapes |= {"norm_weight": (C,), "norm_bias": (C,)}
+        work = (2 * rows * 11 * C, 24 * rows * C * C)
+        found.append(Case("qkvg", f"{rows} x {C}", shapes, joined_qkvg, peers.qkvg, *work))
+    return found
 
 
 CASES: Mapping[str, Callable[[], list[Case]]] = {

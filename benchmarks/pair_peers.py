@@ -137,6 +137,17 @@ def cuequivariance_attention(
     return result.transpose(2, 3)
 
 
+def trifast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with as many rows as queries and keys; here the mask says what to leave out."""
+    from trifast import triangle_attention
+
+    heads = [tensor.permute(0, 3, 1, 2, 4) for tensor in (q, k, v)]
+    if mask is None:
+        mask = torch.ones(*q.shape[:2], k.shape[2], dtype=torch.bool, device=q.device)
+    result: Tensor = triangle_attention(*heads, bias[:, 0], ~mask)
+    return result.permute(0, 2, 3, 1, 4)
+
+
 def outer_product_mean(
     m: Tensor,
     norm_weight: Tensor,

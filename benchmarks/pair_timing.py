@@ -156,25 +156,39 @@ def ceilings() -> tuple[float, float]:
     return copied, 2 * 8192**3 / median_ms(lambda: matrix @ matrix) * 1e3
 
 
+def _beside(case: Case, names: Sequence[str] | None) -> dict[str, Operator]:
+    """List our operator and its peers: none, all (no names), or those named."""
+    found: dict[str, Operator] = {"bevatron": case.ours}
+    if names is None:
+        return found
+    compiled = torch.compile(case.plain, dynamic=False)
+    peers = {"eager": case.plain, "compile": compiled, **case.peers}
+    return found | {name: peer for name, peer in peers.items() if name in names or not names}
+
+
 def run(
-    ops: Sequence[str], dtype: torch.dtype, with_peers: bool, wanted: Sequence[str], out: Path
+    ops: Sequence[str],
+    dtype: torch.dtype,
+    peers: Sequence[str] | None,
+    wanted: Sequence[str],
+    out: Path,
 ) -> None:
-    """Check and time the cases of operators, all usual ones or those named; write the results."""
+    """Check and time the cases of operators, all usual ones or those named; write the results.
+
+    Cases that are named, or ``other`` for all unusual ones, go into a file of shapes.
+    """
     copy_rate, matrix_rate = ceilings()
     rows = []
     for op in ops:
         for case in CASES[op]():
-            if case.name not in wanted if wanted else op == "pair_attention" and not case.to_reach:
+            usual = op != "pair_attention" or bool(case.to_reach)
+            if not (case.name in wanted or (not usual and "other" in wanted) if wanted else usual):
                 continue
             with kernels.use("triton"):
                 errors = check(case, dtype)
             floors = (case.moved * dtype.itemsize / 2 / copy_rate, case.operations / matrix_rate)
             floor = 1e3 * max(*floors, case.exponentials / EXPONENTIALS)
-            operators: dict[str, Operator] = {"bevatron": case.ours}
-            if with_peers:
-                compiled = torch.compile(case.plain, dynamic=False)
-                operators |= {"eager": case.plain, "compile": compiled, **case.peers}
-            for who, operator in operators.items():
+            for who, operator in _beside(case, peers).items():
                 row = {"op": op, "case": case.name, "who": who, "ms": 0.0, "eager ms": 0.0}
                 row |= {"MiB": 0, "to reach": case.to_reach or "", "floor ms": floor}
                 try:
@@ -196,5 +210,6 @@ def run(
         f"this type. In this run a copy moved {copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 "
         f"product ran at {matrix_rate / 1e12:.0f} TFLOP/s."
     )
-    name = "-".join(["kernels", *(ops if set(ops) != set(CASES) else ["pair"])])
+    named = ops if set(ops) != set(CASES) else ["pair"]
+    name = "-".join(["kernels", *named, *(["shapes"] if wanted else [])])
     report.write_result(name, rows, notes, device="cuda", folder=out)
