@@ -87,42 +87,18 @@ def test_agrees_with_the_exact_reference(case):
     )
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_blocks_end_anywhere(rows):
-    tiles = Tiles(16, 16, 4, 1, rows)
+def test_blocks_end_anywhere():
     inputs = make(S=3, Nq=17, Nk=34, D=24, gated=True, layout="BSNHD")
-    with replaced(forward=tiles, dq=tiles, dkv=tiles, dbias=SMALL):
+    with replaced(forward=SMALL, dq=SMALL, dkv=SMALL, dbias=SMALL):
         check_op(
             pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN, strided=True
         )
 
 
-JOINT = {
-    "mask, gate, layout of projections": {"D": 24, "gated": True, "layout": "BSNHD"},
-    "no mask, no bias, keys end within a block": {"masked": False, "bias_rows": 0, "Nk": 19},
-    "a bias of each row, two samples": {"bias_rows": 3, "B": 2, "Nq": 9, "Nk": 18},
-    "fewer keys than a block": {"Nk": 5, "gated": True},
-}
-
-
-@pytest.mark.parametrize("slots", [4096, 2])
-@pytest.mark.parametrize("case", JOINT)
-def test_one_loop_for_queries_keys_and_values(case, slots, monkeypatch):
-    monkeypatch.setitem(load(*RAN).__globals__, "JOINT_PROGRAMS", 0)
-    monkeypatch.setitem(load(*RAN).__globals__, "MOST_SLOTS", slots)
-    inputs = make(**{"S": 3, "Nq": 17, "Nk": 34} | JOINT[case])
-    with replaced(joint=SMALL):
-        check_op(
-            pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN, strided=True
-        )
-
-
-def test_one_loop_survives_a_masked_key_far_above_the_others(monkeypatch):
-    monkeypatch.setitem(load(*RAN).__globals__, "JOINT_PROGRAMS", 0)
+def test_a_masked_key_far_above_the_others_is_not_seen():
     inputs = make(S=1, D=8)
     inputs["bias"][..., 0], inputs["mask"][..., 0] = 300.0, False
-    with replaced(joint=SMALL):
-        check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
+    check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
 def test_many_rows_are_dealt_to_programs(monkeypatch):
@@ -144,10 +120,7 @@ def test_16_bit_types(dtype):
 @pytest.mark.parametrize(
     "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
 )
-@pytest.mark.parametrize("programs", [1000, 0], ids=["separate loops", "one loop"])
-def test_error_is_at_most_that_of_the_same_in_plain_pytorch(dtype, programs, monkeypatch):
-    monkeypatch.setitem(load(*RAN).__globals__, "JOINT_PROGRAMS", programs)
-
+def test_error_is_at_most_that_of_the_same_in_plain_pytorch(dtype):
     def run(implementation, wider=None):
         inputs = make(S=4, Nq=48, Nk=64, D=32, masked=False, dtype=dtype)
         inputs = {
@@ -158,8 +131,7 @@ def test_error_is_at_most_that_of_the_same_in_plain_pytorch(dtype, programs, mon
             result = pair_attention(**inputs)
         generator = torch.Generator().manual_seed(2)
         along = torch.randn(result.shape, generator=generator).to(dtype).to(DEVICE, result.dtype)
-        with replaced(joint=Tiles(64, 64, 4, 2)):
-            result.backward(along)
+        result.backward(along)
         return [result.detach(), *(inputs[n].grad for n in ("q", "k", "v", "bias"))]
 
     exact, plain, ours = run("reference", torch.float64), run("reference"), run("triton")
@@ -265,24 +237,6 @@ def test_opcheck():
             torch.ops.bevatron.pair_attention.default,
             (*leaves, inputs["mask"], gate, 0.3, heads_first),
         )
-
-
-@ON_GPU
-@pytest.mark.parametrize("head", [32, 48])
-@pytest.mark.parametrize("length", [192, 200])
-def test_one_loop_agrees_with_separate_loops(length, head, monkeypatch):
-    inputs = make(S=200, H=4, Nq=length, Nk=length, D=head, layout="BSNHD", dtype=torch.bfloat16)
-    names = ("q", "k", "v", "bias")
-    leaves = [inputs[name].requires_grad_() for name in names]
-    along = torch.randn_like(inputs["q"])
-    found = []
-    for programs in (0, 0, 1000):
-        monkeypatch.setitem(load(*RAN).__globals__, "JOINT_PROGRAMS", programs)
-        with kernels.use(pair_attention="triton"), replaced(joint=Tiles(64, 64, 4, 2)):
-            found.append(torch.autograd.grad(pair_attention(**inputs), leaves, along))
-    for name, one, again, separate in zip(names, *found, strict=True):
-        assert torch.equal(one, again)
-        assert (one - separate).float().norm() <= 3e-3 * separate.float().norm(), name
 
 
 @ON_GPU

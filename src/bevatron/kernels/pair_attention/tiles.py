@@ -21,8 +21,6 @@ class Tiles:
         Queries and keys of a block.
     warps, stages
         Of a program: its warps, and how many blocks its loads run ahead.
-    rows
-        Rows of a program that share one read of the bias, 1 or 2.
     registers
         Of a thread, at most, where the bias needs no mask and all is aligned; 0 leaves it to the
         compiler.
@@ -34,7 +32,6 @@ class Tiles:
     block_k: int
     warps: int = 4
     stages: int = 2
-    rows: int = 1
     registers: int = 0
 
 
@@ -73,39 +70,26 @@ SINGLE: Mapping[str, Tiles] = {
 _replaced: dict[str, Tiles] = {}
 
 
-def choose(
-    kernel: str, head: int, itemsize: int, num_queries: int, num_keys: int, shared_by: int
-) -> Tiles:
+def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: int) -> Tiles:
     """Look up a kernel's tiles and cut them down to the problem.
 
     Parameters
     ----------
     kernel
-        ``forward``, ``dq``, ``dkv``, ``dbias``, or ``joint``: dq, dk and dv in one loop.
+        ``forward``, ``dq``, ``dkv`` or ``dbias``.
     head
         Head size, as padded.
     itemsize
         Bytes of an element of q.
     num_queries, num_keys
         Of a row.
-    shared_by
-        How many rows share a bias.
     """
     tiles = _replaced.get(kernel) or _table(head, itemsize)[kernel]
     return replace(
         tiles,
         block_q=min(tiles.block_q, padded(num_queries)),
         block_k=min(tiles.block_k, padded(num_keys)),
-        rows=min(tiles.rows, max(shared_by, 1)),
     )
-
-
-def has_joint(head: int, itemsize: int) -> bool:
-    """Tell whether dq, dk and dv are known to be faster in one loop, given enough rows.
-
-    In no table yet: the one loop has not been timed (see README.md).
-    """
-    return "joint" in _replaced or "joint" in _table(head, itemsize)
 
 
 def _table(head: int, itemsize: int) -> Mapping[str, Tiles]:

@@ -21,7 +21,7 @@ from bevatron.kernels.pair_attention.launch import (
     rows_contiguous,
     strides,
 )
-from bevatron.kernels.pair_attention.tiles import Tiles, choose, has_joint, padded
+from bevatron.kernels.pair_attention.tiles import Tiles, choose, padded
 from bevatron.kernels.pair_attention.triton_backward import (
     dbias_kernel,
     dkv_kernel,
@@ -29,7 +29,6 @@ from bevatron.kernels.pair_attention.triton_backward import (
     sum_kernel,
 )
 from bevatron.kernels.pair_attention.triton_forward import forward_kernel
-from bevatron.kernels.pair_attention.triton_joint import joint_kernel
 
 LOG2E = 1.4426950408889634
 PROGRAMS_PER_PROCESSOR = 6
@@ -38,10 +37,6 @@ MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
 SUM_BLOCK = 1024
-JOINT_PROGRAMS = 2
-"""Per processor, at least: with fewer rows and heads the keys and queries are cut up as well."""
-MOST_SLOTS = 4096
-"""Programs of one launch for dq, dk and dv together: what bounds its float32 sums of dq."""
 
 
 def pair_attention(
@@ -86,12 +81,12 @@ def attention(
     out = _new(q, Nq, heads_first)
     lse = q.new_empty((B, S, H, Nq), dtype=torch.float32)
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
-    tiles = choose("forward", padded(D), q.element_size(), Nq, Nk, _shared_by(bias, S))
+    tiles = choose("forward", padded(D), q.element_size(), Nq, Nk)
     align = alignment(q, k, v, gate, out)
     bias_align = alignment(bias)
     launch(
         forward_kernel,
-        B * -(-S // tiles.rows) * H * -(-Nq // tiles.block_q),
+        B * S * H * -(-Nq // tiles.block_q),
         tiles,
         *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse),
         *strides(align, q, k, v),
@@ -99,7 +94,6 @@ def attention(
         *mask_strides(mask),
         *strides(align, gate, out),
         *(S, H, Nq, Nk, scale),
-        ROWS=tiles.rows,
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         **constants_of(q, tiles, align, bias, Nk, mask),
@@ -146,14 +140,10 @@ def attention_backward(
     dbias = _new_dbias(q, bias, wants_dbias)
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     dout = rows_contiguous(dout.to(q.dtype))
-    if _fills_device(q):
-        _joint(q, k, v, bias, mask, gate, out, lse, dout, dq, dk, dv, dgate, gated, delta, scale)
-    else:
-        _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, delta, scale)
+    _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, delta, scale)
     if gated is not None:
         dout = gated
-    if not _fills_device(q):
-        _dkv(q, k, v, bias, mask, lse, delta, dout, dk, dv, scale)
+    _dkv(q, k, v, bias, mask, lse, delta, dout, dk, dv, scale)
     if bias is not None and wants_dbias:
         _dbias(q, k, v, bias, mask, lse, delta, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
@@ -209,57 +199,6 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
 attention.register_autograd(_backward, setup_context=_save)
 
 
-def _fills_device(q: Tensor) -> bool:
-    """Tell whether one program per row and head, for dq, dk and dv together, keeps it busy."""
-    if not has_joint(padded(q.shape[4]), q.element_size()):
-        return False
-    return q.shape[0] * q.shape[1] * q.shape[2] >= JOINT_PROGRAMS * processors(q.device)
-
-
-def _joint(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dgate: Tensor,
-    gated: Tensor | None,
-    delta: Tensor,
-    scale: float,
-) -> None:
-    B, S, H, Nq, D = q.shape
-    Nk = k.shape[3]
-    tiles = choose("joint", padded(D), q.element_size(), Nq, Nk, _shared_by(bias, S))
-    align, bias_align = alignment(q, k, v, gate, out, dout, dk), alignment(bias)
-    items = B * S * H
-    slots = min(items, MOST_SLOTS)
-    sums = q.new_empty((slots, -(-Nq // tiles.block_q), tiles.block_q, padded(D)), dtype=lse.dtype)
-    for first in range(0, items, max(slots, 1)):
-        launch(
-            joint_kernel,
-            min(slots, items - first),
-            tiles,
-            *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, dout),
-            *(dq, dk, dv, dgate, or_else(gated, q), delta, sums),
-            *strides(align, q, k, v),
-            *strides(bias_align, bias),
-            *mask_strides(mask),
-            *strides(align, gate, out, dout, dk),
-            *(S, H, Nq, Nk, scale * LOG2E, scale, first),
-            HAS_BIAS=bias is not None,
-            HAS_GATE=gate is not None,
-            STAGES=tiles.stages,
-            **constants_of(q, tiles, align, bias, Nk, mask),
-        )
-
-
 def _dq(
     q: Tensor,
     k: Tensor,
@@ -278,11 +217,11 @@ def _dq(
 ) -> None:
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
-    tiles = choose("dq", padded(D), q.element_size(), Nq, Nk, _shared_by(bias, S))
+    tiles = choose("dq", padded(D), q.element_size(), Nq, Nk)
     align, bias_align = alignment(q, k, v, gate, out, dout), alignment(bias)
     launch(
         dq_kernel,
-        B * -(-S // tiles.rows) * H * -(-Nq // tiles.block_q),
+        B * S * H * -(-Nq // tiles.block_q),
         tiles,
         *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, dout),
         *(dq, dgate, or_else(gated, q), delta),
@@ -291,7 +230,6 @@ def _dq(
         *mask_strides(mask),
         *strides(align, gate, out, dout),
         *(S, H, Nq, Nk, scale * LOG2E, scale),
-        ROWS=tiles.rows,
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         **constants_of(q, tiles, align, bias, Nk, mask),
@@ -313,11 +251,11 @@ def _dkv(
 ) -> None:
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
-    tiles = choose("dkv", padded(D), q.element_size(), Nq, Nk, _shared_by(bias, S))
+    tiles = choose("dkv", padded(D), q.element_size(), Nq, Nk)
     align, bias_align = alignment(q, k, v, dout, dk), alignment(bias)
     launch(
         dkv_kernel,
-        B * -(-S // tiles.rows) * H * -(-Nk // tiles.block_k),
+        B * S * H * -(-Nk // tiles.block_k),
         tiles,
         *(q, k, v, or_else(bias, q), or_else(mask, q), lse, delta, dout, dk, dv),
         *strides(align, q, k, v),
@@ -325,7 +263,6 @@ def _dkv(
         *mask_strides(mask),
         *strides(align, dout, dk),
         *(S, H, Nq, Nk, scale * LOG2E, scale),
-        ROWS=tiles.rows,
         HAS_BIAS=bias is not None,
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
@@ -346,7 +283,7 @@ def _dbias(
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
     shared_by = _shared_by(bias, S)
-    tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk, shared_by)
+    tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
     blocks = B * bias.shape[1] * H * -(-Nq // tiles.block_q) * -(-Nk // tiles.block_k)
     rows = _rows_of_a_part(blocks, shared_by, q.device)
     parts = -(-shared_by // rows) if shared_by else 0

@@ -25,7 +25,7 @@ from bevatron.kernels.pair_attention.triton_forward import (
 
 
 @triton.jit
-def gradient_past_gate(
+def _gradient_past_gate(
     do_base, out_base, gate_base, dgate_base, dout_base, delta_base, first, do_N, o_N, g_N, e_N,
     Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     FULL: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -79,7 +79,7 @@ def dq_kernel(
     do_B, do_S, do_H, do_N,
     S, H, Nq, Nk, scale, scale_dq,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -89,14 +89,13 @@ def dq_kernel(
     Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out.
     """
     blocks = tl.cdiv(Nq, BLOCK_Q)
-    groups = tl.cdiv(S, ROWS)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
     pid = pid // blocks
     h = (pid % H).to(tl.int64)
     pid = pid // H
-    s0 = ((pid % groups) * ROWS).to(tl.int64)
-    b = (pid // groups).to(tl.int64)
+    s = (pid % S).to(tl.int64)
+    b = (pid // S).to(tl.int64)
     q_base = Q + (b * q_B + h * q_H) * ALIGN
     k_base = K + (b * k_B + h * k_H) * ALIGN
     v_base = V + (b * v_B + h * v_H) * ALIGN
@@ -104,36 +103,21 @@ def dq_kernel(
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
     o_head = (b * o_B + h * o_H) * ALIGN
     mask_base = Mask + b * mask_B
-    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+    bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
     rows = tl.arange(0, BLOCK_Q) + first_q
 
-    line0 = ((b * S + s0) * H + h) * Nq
-    o0 = o_head + s0 * o_S * ALIGN
-    q0 = load_block(
-        q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+    line = ((b * S + s) * H + h) * Nq
+    o = o_head + s * o_S * ALIGN
+    q = load_block(
+        q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
-    do0, delta0 = gradient_past_gate(
-        do_base + s0 * do_S * ALIGN, Out + o0, g_base + s0 * g_S * ALIGN, Dgate + o0, Dgated + o0,
-        Delta + line0, first_q, do_N, o_N, g_N, o_N, Nq,
+    do, delta = _gradient_past_gate(
+        do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + o, Dgated + o,
+        Delta + line, first_q, do_N, o_N, g_N, o_N, Nq,
         D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
     )  # fmt: skip
-    lse0 = tl.load(Lse + line0 + rows, mask=rows < Nq, other=float("inf"))
-    dq0 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
-    # The last of an odd number of rows is computed twice and stored twice, the same bits.
-    s1 = tl.minimum(s0 + 1, S - 1)
-    if ROWS == 2:
-        line1 = ((b * S + s1) * H + h) * Nq
-        o1 = o_head + s1 * o_S * ALIGN
-        q1 = load_block(
-            q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
-        )  # fmt: skip
-        do1, delta1 = gradient_past_gate(
-            do_base + s1 * do_S * ALIGN, Out + o1, g_base + s1 * g_S * ALIGN, Dgate + o1,
-            Dgated + o1, Delta + line1, first_q, do_N, o_N, g_N, o_N, Nq,
-            D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
-        )  # fmt: skip
-        lse1 = tl.load(Lse + line1 + rows, mask=rows < Nq, other=float("inf"))
-        dq1 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
+    dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
         x_bias = 0.0
         if HAS_BIAS:
@@ -141,20 +125,12 @@ def dq_kernel(
                 bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
                 BIAS_FULL, False,
             )  # fmt: skip
-        dq0 = _dq_step(
-            q0, do0, lse0, delta0, dq0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN,
-            mask_base + s0 * mask_S, x_bias, first, k_N, v_N, Nk, scale,
+        dq = _dq_step(
+            q, do, lse, delta, dq, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN,
+            mask_base + s * mask_S, x_bias, first, k_N, v_N, Nk, scale,
             D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
         )  # fmt: skip
-        if ROWS == 2:
-            dq1 = _dq_step(
-                q1, do1, lse1, delta1, dq1, k_base + s1 * k_S * ALIGN, v_base + s1 * v_S * ALIGN,
-                mask_base + s1 * mask_S, x_bias, first, k_N, v_N, Nk, scale,
-                D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
-            )  # fmt: skip
-    store_block(Dq + o0, first_q, o_N, Nq, dq0 * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
-    if ROWS == 2:
-        store_block(Dq + o1, first_q, o_N, Nq, dq1 * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
+    store_block(Dq + o, first_q, o_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
 
 
 @triton.jit
@@ -181,7 +157,7 @@ def _dkv_step(
 
 
 @triton.jit
-def store_kept(
+def _store_kept(
     dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -204,48 +180,36 @@ def dkv_kernel(
     dk_B, dk_S, dk_H, dk_N,
     S, H, Nq, Nk, scale, scale_dk,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv for one block of keys of a head in ROWS rows."""
+    """Compute dk and dv for one block of keys of a head of a row."""
     blocks = tl.cdiv(Nk, BLOCK_K)
-    groups = tl.cdiv(S, ROWS)
     pid = tl.program_id(0)
     first_k = (pid % blocks) * BLOCK_K
     pid = pid // blocks
     h = (pid % H).to(tl.int64)
     pid = pid // H
-    s0 = ((pid % groups) * ROWS).to(tl.int64)
-    b = (pid // groups).to(tl.int64)
+    s = (pid % S).to(tl.int64)
+    b = (pid // S).to(tl.int64)
     q_base = Q + (b * q_B + h * q_H) * ALIGN
     k_base = K + (b * k_B + h * k_H) * ALIGN
     v_base = V + (b * v_B + h * v_H) * ALIGN
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
     dk_head = (b * dk_B + h * dk_H) * ALIGN
     mask_base = Mask + b * mask_B
-    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+    bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
 
-    line0 = ((b * S + s0) * H + h) * Nq
-    k0 = load_block(
-        k_base + s0 * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    line = ((b * S + s) * H + h) * Nq
+    k = load_block(
+        k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
     )  # fmt: skip
-    v0 = load_block(
-        v_base + s0 * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    v = load_block(
+        v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
     )  # fmt: skip
-    dk0 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
-    dv0 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
-    s1 = tl.minimum(s0 + 1, S - 1)
-    if ROWS == 2:
-        line1 = ((b * S + s1) * H + h) * Nq
-        k1 = load_block(
-            k_base + s1 * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
-        )  # fmt: skip
-        v1 = load_block(
-            v_base + s1 * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
-        )  # fmt: skip
-        dk1 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
-        dv1 = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    dk = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    dv = tl.zeros([BLOCK_K, D_PAD], tl.float32)
     for first in tl.range(0, Nq, BLOCK_Q):
         x_bias = 0.0
         if HAS_BIAS:
@@ -253,28 +217,16 @@ def dkv_kernel(
                 bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
                 BIAS_FULL, True,
             )  # fmt: skip
-        dk0, dv0 = _dkv_step(
-            k0, v0, dk0, dv0, q_base + s0 * q_S * ALIGN, do_base + s0 * do_S * ALIGN,
-            Lse + line0, Delta + line0, x_bias, first, q_N, do_N, Nq, scale,
+        dk, dv = _dkv_step(
+            k, v, dk, dv, q_base + s * q_S * ALIGN, do_base + s * do_S * ALIGN,
+            Lse + line, Delta + line, x_bias, first, q_N, do_N, Nq, scale,
             D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
         )  # fmt: skip
-        if ROWS == 2:
-            dk1, dv1 = _dkv_step(
-                k1, v1, dk1, dv1, q_base + s1 * q_S * ALIGN, do_base + s1 * do_S * ALIGN,
-                Lse + line1, Delta + line1, x_bias, first, q_N, do_N, Nq, scale,
-                D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
-            )  # fmt: skip
-    place0 = dk_head + s0 * dk_S * ALIGN
-    store_kept(
-        Dk + place0, Dv + place0, mask_base + s0 * mask_S, dk0, dv0, first_k, dk_N, Nk, scale_dk,
+    place = dk_head + s * dk_S * ALIGN
+    _store_kept(
+        Dk + place, Dv + place, mask_base + s * mask_S, dk, dv, first_k, dk_N, Nk, scale_dk,
         D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
     )  # fmt: skip
-    if ROWS == 2:
-        place1 = dk_head + s1 * dk_S * ALIGN
-        store_kept(
-            Dk + place1, Dv + place1, mask_base + s1 * mask_S, dk1, dv1, first_k, dk_N, Nk,
-            scale_dk, D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=NUMBERS)

@@ -1,9 +1,8 @@
 """The forward kernel of attention with a shared bias.
 
-A program owns a block of queries of one head in one or two neighbouring rows and walks the keys
-with a running maximum. Two rows share one read of the bias, its conversion and its way into the
-registers' layout. Exponentials are in base 2, ``2^(log2(e) x - log2(e) top)``, one fused operation
-before each; the logarithm that the backward kernels read is in base 2 too.
+A program owns a block of queries of one head of a row and walks the keys with a running maximum.
+Exponentials are in base 2, ``2^(log2(e) x - log2(e) top)``, one fused operation before each; the
+logarithm that the backward kernels read is in base 2 too.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -20,7 +19,7 @@ NUMBERS = (
         for axis in "BSHN"
     ),
     *("mask_B", "mask_S", "S", "H", "Nq", "Nk"),
-    *("bias_rows", "rows_per_program", "part_size", "size", "parts", "first_item"),
+    *("bias_rows", "rows_per_program", "part_size", "size", "parts"),
 )
 """Arguments for whose values nothing is compiled anew."""
 
@@ -130,7 +129,7 @@ def _finish(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, gate and store one row's block; the logarithm is infinite where no key was."""
+    """Normalise, gate and store a block of results; the logarithm is infinite where no key was."""
     some = total > 0
     out = acc / tl.where(some, total, 1.0)[:, None]
     if HAS_GATE:
@@ -151,21 +150,20 @@ def forward_kernel(
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     S, H, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of queries of a head in ROWS rows."""
+    """Compute one block of queries of a head of a row."""
     blocks = tl.cdiv(Nq, BLOCK_Q)
-    groups = tl.cdiv(S, ROWS)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
     pid = pid // blocks
     h = (pid % H).to(tl.int64)
     pid = pid // H
-    s0 = ((pid % groups) * ROWS).to(tl.int64)
-    b = (pid // groups).to(tl.int64)
+    s = (pid % S).to(tl.int64)
+    b = (pid // S).to(tl.int64)
     q_base = Q + (b * q_B + h * q_H) * ALIGN
     k_base = K + (b * k_B + h * k_H) * ALIGN
     v_base = V + (b * v_B + h * v_H) * ALIGN
@@ -173,23 +171,14 @@ def forward_kernel(
     o_base = Out + (b * o_B + h * o_H) * ALIGN
     mask_base = Mask + b * mask_B
     lse_base = Lse + (b * S * H + h) * Nq
-    bias_base = Bias + (b * bias_B + s0 * bias_S + h * bias_H) * BIAS_ALIGN
+    bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
 
-    q0 = load_block(
-        q_base + s0 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+    q = load_block(
+        q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
-    top0 = tl.full([BLOCK_Q], LEAST, tl.float32)
-    total0 = tl.zeros([BLOCK_Q], tl.float32)
-    acc0 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
-    # The last of an odd number of rows is computed twice and stored twice, the same bits.
-    s1 = tl.minimum(s0 + 1, S - 1)
-    if ROWS == 2:
-        q1 = load_block(
-            q_base + s1 * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
-        )  # fmt: skip
-        top1 = tl.full([BLOCK_Q], LEAST, tl.float32)
-        total1 = tl.zeros([BLOCK_Q], tl.float32)
-        acc1 = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    top = tl.full([BLOCK_Q], LEAST, tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    acc = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
         x_bias = 0.0
         if HAS_BIAS:
@@ -197,23 +186,12 @@ def forward_kernel(
                 bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
                 BIAS_FULL, False,
             )  # fmt: skip
-        top0, total0, acc0 = _step(
-            q0, k_base + s0 * k_S * ALIGN, v_base + s0 * v_S * ALIGN, mask_base + s0 * mask_S,
-            x_bias, top0, total0, acc0, first, k_N, v_N, Nk, scale,
+        top, total, acc = _step(
+            q, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN, mask_base + s * mask_S,
+            x_bias, top, total, acc, first, k_N, v_N, Nk, scale,
             D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
         )  # fmt: skip
-        if ROWS == 2:
-            top1, total1, acc1 = _step(
-                q1, k_base + s1 * k_S * ALIGN, v_base + s1 * v_S * ALIGN,
-                mask_base + s1 * mask_S, x_bias, top1, total1, acc1, first, k_N, v_N, Nk, scale,
-                D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
-            )  # fmt: skip
     _finish(
-        o_base + s0 * o_S * ALIGN, lse_base + s0 * H * Nq, g_base + s0 * g_S * ALIGN,
-        top0, total0, acc0, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
+        o_base + s * o_S * ALIGN, lse_base + s * H * Nq, g_base + s * g_S * ALIGN,
+        top, total, acc, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
     )  # fmt: skip
-    if ROWS == 2:
-        _finish(
-            o_base + s1 * o_S * ALIGN, lse_base + s1 * H * Nq, g_base + s1 * g_S * ALIGN,
-            top1, total1, acc1, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
-        )  # fmt: skip
