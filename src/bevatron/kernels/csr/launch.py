@@ -51,6 +51,10 @@ class Bucket:
 
 RESIDENT = 512
 """Numbers that a program's sums may take: more rows would spill registers."""
+WIDEST = 64
+"""Most rows of a program: what is kept for each would spill registers too."""
+MOST_SCORES = 256
+"""Most entries of a step, however few channels they have."""
 FEW_PARTS = 2048
 """A list as short as this is one launch."""
 
@@ -111,11 +115,11 @@ def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: in
     are four times as many.
     """
     total = numbers[1]
-    most = max(4, tile.numbers // channels)
-    rows = max(1, min(512 // (channels * number_bytes), most // 4))
+    most = max(4, min(tile.numbers // channels, MOST_SCORES))
+    rows = max(1, min(512 // (channels * number_bytes), most // 4, WIDEST // 2))
     if total <= FEW_PARTS:
         return [Bucket(0, total, rows, most // rows)] if total else []
-    many = max(rows, min(4 * rows, RESIDENT // channels))
+    many = max(rows, min(4 * rows, RESIDENT // channels, WIDEST))
     shapes = [(1, most), (rows, most // rows), (many, max(1, most // many // 2))]
     return _cut(numbers, 2 * most, 2, shapes)
 
