@@ -6,10 +6,11 @@ b offers places at heights load_b, load_b + s, load_b + 2s, ..., and the lowest 
 batches are taken. A million samples need some thirty strata, each a few sorts.
 
 Small samples come last and level what the large ones left uneven. As long as what is still to come
-can level it, unevenness costs nothing, so up to there the dealing is *random*: places are perturbed
-by as much as half of what remains, and samples of one stratum go to its places in random order.
-Only the last strata are dealt exactly. That is why memberships differ from epoch to epoch
-although every epoch's batches are full.
+can level it, unevenness costs nothing, so up to there the dealing is *random*, but evenly so: each
+batch's places are spread over the stratum, which is ordered by size and then by index, one at
+random in each part. A batch thus has some of every size and, as samples of a file stand together,
+of every file: its gradient is nearer to that of all samples than a random batch's, and still
+memberships differ from epoch to epoch. Only the last strata are dealt exactly.
 
 What exceeds a capacity afterwards (there may be several) is repaired by moving single samples; if
 that fails, the samples are dealt again into a few more batches, or packed by Algorithm 1 where
@@ -28,12 +29,16 @@ _STRATUM_RATIO = 0.75
 """Smallest over largest size of a stratum."""
 _RANDOM_SHARE = 0.5
 """Unevenness allowed after a stratum, as a share of what is still to be dealt to a batch."""
+_WINDOW_SHARE = 0.25
+"""Neighbouring samples of a stratum that may swap batches, as a share of the batches."""
 _SPARE = 0.003
 """Share of the capacity left free in large problems, where one batch more costs nothing."""
 _SMALL, _TRIES = 10_000, 12
 """Few samples are dealt several times before one more batch is opened: it would weigh more."""
 _WORTH = 0.01
 """Share of more batches that equal batches and new company every epoch are worth."""
+_PART_BITS = 20
+"""Bits of a place within its part of a stratum."""
 _HEIGHT_BITS = 26
 """Bits of a batch's load while dealing; a sample's size is rounded to that."""
 
@@ -113,45 +118,51 @@ def deal(
         Batch of each sample, [n].
     """
     size = _rounded(size, num_batches)
-    order = stream.permutation(len(size))
-    shuffled = size[order]
-    down = sorting_order(int(shuffled.max()) - shuffled)
-    order, size = order[down], shuffled[down]
-    excess = None if pull is None else _excess(pull[order], size)
-    dealt = np.cumsum(size)
+    excess = None if pull is None else _excess(pull, size)
+    order = sorting_order(int(size.max()) - size)
+    falling = size[order]
+    ascending, dealt = -falling, np.cumsum(falling)
     load = np.zeros(num_batches, dtype=np.int64)
     pulled = np.zeros(num_batches)
     batch_of = np.empty(len(size), dtype=np.int64)
-    ascending = -size
     start = 0
     while start < len(size):
-        stop = int(np.searchsorted(ascending, -_STRATUM_RATIO * size[start], side="right"))
+        stop = int(np.searchsorted(ascending, -_STRATUM_RATIO * falling[start], side="right"))
         stop = min(max(stop, start + num_batches // 4, start + 1), len(size))
-        stratum = size[start:stop]
+        samples, stratum = order[start:stop], falling[start:stop]
         to_come = int(dealt[-1] - dealt[stop - 1]) // num_batches
         slack = int(_RANDOM_SHARE * to_come)
         at_random = slack > 2 * int(stratum[0] - stratum[-1])
-        places = _lowest_places(load, stratum, slack, at_random, stream)
-        if excess is not None and at_random:
-            places = _pair_excess(places, excess[start:stop], pulled, stream)
-        batch_of[order[start:stop]] = places
+        places = _lowest_places(load, stratum, slack, stream)
+        if not at_random:
+            samples = _ties_shuffled(samples, stratum, stream)
+        else:
+            places = _evenly(places, num_batches, stream)
+            if excess is not None:
+                places = _pair_excess(places, excess[samples], pulled, stream)
+        batch_of[samples] = places
         load += batch_sums(stratum, places, num_batches)
         if excess is not None:
-            pulled += np.bincount(places, weights=excess[start:stop], minlength=num_batches)
+            pulled += np.bincount(places, weights=excess[samples], minlength=num_batches)
         start = stop
     return batch_of
 
 
-def _lowest_places(
-    load: IntArray, stratum: IntArray, slack: int, at_random: bool, stream: RandomStream
-) -> IntArray:
-    """Choose a batch for each sample of a stratum by water filling.
+def _ties_shuffled(samples: IntArray, size: IntArray, stream: RandomStream) -> IntArray:
+    """Put samples of one size, which stand in order, into random order."""
+    shuffled = stream.permutation(len(samples))
+    return samples[shuffled[sorting_order(int(size[0]) - size[shuffled])]]
 
-    In random order, or the lowest place for the first (largest) sample.
+
+def _lowest_places(load: IntArray, stratum: IntArray, slack: int, stream: RandomStream) -> IntArray:
+    """Choose a batch for each sample of a stratum by water filling: the lowest for the first.
+
+    Which batches get one sample more than others is left to chance where there is slack.
     """
     count = len(stratum)
     step = max(int(stratum.sum()) // count, 1)
-    height = load + stream.integers(slack, len(load)) if slack > 1 else load
+    chance = min(slack, step)
+    height = load + stream.integers(chance, len(load)) if chance > 1 else load
     level = _water_level(height, count * step)
     open_batches = np.flatnonzero(height <= level)
     base = height[open_batches]
@@ -160,10 +171,20 @@ def _lowest_places(
     owner = np.repeat(np.arange(len(base)), offered)
     rung = np.arange(len(owner)) - first[owner]
     heights = base[owner] + rung * step
-    lowest = sorting_order(heights)[:count]
-    if at_random:
-        lowest = lowest[stream.permutation(count)]
-    return open_batches[owner[lowest]]
+    return open_batches[owner[sorting_order(heights)[:count]]]
+
+
+def _evenly(places: IntArray, num_batches: int, stream: RandomStream) -> IntArray:
+    """Order places so that those of each batch are spread over all, at random within each part.
+
+    A batch with c places has one in each c-th part of the order.
+    """
+    counts = np.bincount(places, minlength=num_batches)
+    first = np.cumsum(counts) - counts
+    batch = np.repeat(np.arange(num_batches), counts)
+    part = np.arange(len(batch)) - first[batch]
+    within = stream.integers(1 << _PART_BITS, len(batch))
+    return batch[sorting_order(((part << _PART_BITS) + within) // counts[batch])]
 
 
 def _water_level(height: IntArray, volume: int) -> int:
@@ -178,13 +199,17 @@ def _water_level(height: IntArray, volume: int) -> int:
 def _pair_excess(
     places: IntArray, excess: IntArray, pulled: FloatArray, stream: RandomStream
 ) -> IntArray:
-    """Give samples with much of the second quantity to batches that have little of it."""
-    spread = max(int(excess.max() - excess.min()), 1)
+    """Give samples with much of the second quantity to batches that have little of it.
+
+    Only neighbours swap their batches, so that these stay as even in everything else as they are.
+    """
+    spread = int(excess.max() - excess.min()) + 1
     here = pulled[places].astype(np.int64)
     here -= here.min()
     here += stream.integers(min(spread, 1 << 30), len(here))
-    rising = sorting_order(here)
-    falling = sorting_order(excess.max() - excess)
+    window = np.arange(len(places)) // max(int(_WINDOW_SHARE * len(pulled)), 2)
+    rising = sorting_order(window * (int(here.max()) + 1) + here)
+    falling = sorting_order(window * spread + excess.max() - excess)
     paired = np.empty_like(places)
     paired[falling] = places[rising]
     return paired
