@@ -46,8 +46,13 @@ def check(inputs, **options):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    """Cut even a few lines of the pair."""
+    """Cut even a few lines of the pair, and rows into more blocks than programs."""
+    from bevatron.kernels.outer_product_mean import triton
+
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(triton, "ELEMENTS", 64)
+    monkeypatch.setattr(triton, "PER_PROCESSOR", 2)
+    monkeypatch.setattr(triton, "processors", lambda _: 1)
 
 
 @pytest.mark.parametrize("biases", [(), BIASES, ("b_bias",)])

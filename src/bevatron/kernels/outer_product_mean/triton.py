@@ -14,16 +14,23 @@ from torch import Tensor
 from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.outer_product_mean.triton_kernels import outer_back_kernel, outer_kernel
+from bevatron.kernels.outer_product_mean.triton_kernels import (
+    outer_back_kernel,
+    outer_kernel,
+    scaled_kernel,
+)
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.rows import processors
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
+OUTER = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
 HALF = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
 HALF_SMALL = {"BM": 64, "BN": 64, "BK": 64, "STAGES": 4, "num_warps": 4}
 SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
-"""Blocks of the products of 16-bit numbers, of few such, and of float32."""
+"""Blocks of the outer products of 16-bit numbers, of sums over them, of few such, of float32."""
+ELEMENTS, PER_PROCESSOR = 4096, 8
+"""Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
 
 
 def outer_product_mean(
@@ -83,7 +90,7 @@ def mean_of_products(
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
             pairs = sample[part].view(-1, len(weight))
             linear(_outer(a[:, part], b), weight, bias, out=pairs)
-            sample[part] *= scale[part, :, None]
+            _scale(pairs, scale[part], pairs)
     return y, statistics
 
 
@@ -115,14 +122,14 @@ def mean_of_products_backward(
     N, H, weight = m.shape[-2], len(joint_weight) // 2, out_weight.to(m.dtype)
     dab = m.new_empty((*all_a.shape[:-1], 2 * H))
     dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
-    dy = dy.reshape(len(all_a), N, N, len(weight))
+    dy = dy.contiguous().view(len(all_a), N, N, len(weight))
     for sample, a, b, both, kept in zip(dy, all_a, all_b, dab, _flat(mask), strict=True):
         scale = _reciprocal(kept, mask_eps)
         db = torch.empty_like(b, dtype=torch.float32)
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            g = m.new_empty((part.stop - part.start, N, len(weight)))
-            g = torch.mul(sample[part], scale[part, :, None], out=g).view(-1, len(weight))
-            dout_bias.add(g)
+            dpairs = sample[part].view(-1, len(weight))
+            g = torch.empty_like(dpairs)
+            dout_bias.add(_scale(dpairs, scale[part], g, wants_sum=out_bias is not None))
             outer = _outer(a[:, part], b)
             dout.add(g, outer)
             douter = torch.mm(g, weight, out=outer)
@@ -175,17 +182,37 @@ def _projections(
     normed = rows.make()
     bias = None if joint_bias is None else joint_bias.to(m.dtype)
     ab = linear(normed, joint_weight.to(m.dtype), bias)
-    ab = ab.view(m.shape[:-3].numel(), *m.shape[-3:-1], len(joint_weight))
-    kept = _flat(mask)[..., None]
-    a, b = (half * kept for half in ab.chunk(2, dim=-1))
+    samples, kept = m.shape[:-3].numel(), mask.contiguous()
+    a, b = m.new_empty((2, samples, *m.shape[-3:-1], len(joint_weight) // 2))
+    for half, masked in zip(ab.chunk(2, dim=-1), (a, b), strict=True):
+        _scale(half, kept, masked)
     return normed, a, b
+
+
+def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Tensor:
+    """Write rows [n, C] times a number each, contiguous ``scale``; return shares of their sum."""
+    rows, C = x.shape
+    width = 1 << (C - 1).bit_length()
+    block = max(1, ELEMENTS // width)
+    programs = min(-(-rows // block), PER_PROCESSOR * processors(x.device))
+    shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
+    if rows:
+        with on_device(x):
+            scaled_kernel[(programs,)](
+                *(x, scale, out, shares, rows, x.stride(0)),
+                C=C,
+                C_PAD=width,
+                BLOCK=block,
+                WANTS_SUM=wants_sum,
+            )
+    return shares
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
     """Return the outer products [pairs, H H] of some residues of a [S, lines, H] with all of b."""
     (S, lines, H), length = a.shape, b.shape[1]
     P = a.new_empty((lines * length, H * H))
-    blocks = _blocks(a, lines * H, length * H)
+    blocks = _blocks(a, lines * H, length * H, OUTER)
     grid = (-(-lines * H // blocks["BM"]) * -(-length * H // blocks["BN"]),)
     with on_device(a):
         outer_kernel[grid](a, b, P, S, a.stride(0), b.stride(0), lines, length, H=H, **blocks)
@@ -220,13 +247,16 @@ def _launch_back(
         )
 
 
-def _blocks(like: Tensor, rows: int, columns: int) -> Mapping[str, Any]:
+def _blocks(
+    like: Tensor, rows: int, columns: int, half: Mapping[str, int] = HALF
+) -> Mapping[str, Any]:
     """Choose blocks of a result with so many rows and columns, at least one for a processor."""
     single = like.dtype == torch.float32
     tf32 = single and torch.backends.cuda.matmul.allow_tf32
-    programs = -(-rows // HALF["BM"]) * -(-columns // HALF["BN"])
-    half = HALF if programs >= processors(like.device) else HALF_SMALL
-    return (SINGLE if single else half) | {"PRECISION": "tf32" if tf32 else "ieee"}
+    programs = -(-rows // half["BM"]) * -(-columns // half["BN"])
+    if programs < processors(like.device):
+        half = HALF_SMALL
+    return {**(SINGLE if single else half), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:

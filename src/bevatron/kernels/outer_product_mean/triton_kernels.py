@@ -1,4 +1,4 @@
-"""Kernels of the outer products and of their gradients' sums.
+"""Kernels of the outer products, of their gradients' sums, and of rows times a number each.
 
 Outer products lie by pairs of residues, P[i, j, c, d], so that the last layer is a plain product.
 """
@@ -81,3 +81,28 @@ def outer_back_kernel(
     if ADD:
         total += tl.load(at, mask=keep, other=0.0)
     tl.store(at, total.to(Out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def scaled_kernel(
+    X, Scale, Y, Shares, rows, x_stride,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, WANTS_SUM: tl.constexpr,
+):  # fmt: skip
+    """Multiply each row of X by its number; leave this program's share of the rows' sum in Shares.
+
+    A program walks over every so many blocks of rows.
+    """
+    col = tl.arange(0, C_PAD)
+    total = tl.zeros([BLOCK, C_PAD], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK), tl.num_programs(0)):
+        row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        keep = (row < rows)[:, None] & (col < C)[None, :]
+        x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=keep, other=0.0)
+        scale = tl.load(Scale + row, mask=row < rows, other=0.0).to(tl.float32)
+        y = x.to(tl.float32) * scale[:, None]
+        tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=keep)
+        if WANTS_SUM:
+            total += y
+    if WANTS_SUM:
+        at = Shares + tl.program_id(0) * C + col
+        tl.store(at, tl.sum(total, 0), mask=col < C)
