@@ -23,7 +23,8 @@ from bevatron.kernels.global_attention.triton_kernels import (
 from bevatron.kernels.layer_norm.triton import on_device, sum_shares
 from bevatron.kernels.rows import processors
 
-WIDTHS = {16, 32, 64, 128}
+WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
+"""More would not fit the registers."""
 BLOCK = 64
 """Rows of a column in a block."""
 PER_PROCESSOR = 4
@@ -37,7 +38,7 @@ def takes(m: Tensor, gate_weight: Tensor, k_weight: Tensor, out_weight: Tensor) 
     """Say whether sizes and type are such as these kernels are for."""
     heads = gate_weight.shape[0] // k_weight.shape[0]
     widths = {m.shape[-1], *out_weight.shape}
-    return m.element_size() == 2 and widths <= WIDTHS and heads <= 128 and m.numel() > 0
+    return m.element_size() == 2 and widths <= WIDTHS and heads <= LARGEST_HEADS and m.numel() > 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Columns:
 
     @classmethod
     def of(
-        cls, m: Tensor, mask: Tensor, norm: tuple[Tensor, Tensor], statistics: Tensor, heads: int
+        cls, m: Tensor, mask: Tensor, norm: tuple[Tensor, Tensor], statistics: Tensor
     ) -> "Columns":
         """Describe an alignment [..., S, N, C]."""
         S, N, C = m.shape[-3:]
@@ -77,9 +78,8 @@ class Columns:
         wanted = PER_PROCESSOR * processors(m.device)
         parts = max(1, min(-(-S // BLOCK), wanted // (len(m) * N)))
         vectors = norm[0].contiguous(), norm[1].contiguous()
-        padded = max(16, 1 << (heads - 1).bit_length())
         mean, rstd = statistics
-        return cls(m, mask.contiguous(), vectors, mean, rstd, parts, padded)
+        return cls(m, mask.contiguous(), vectors, mean, rstd, parts, LARGEST_HEADS)
 
     @property
     def count(self) -> int:
@@ -173,7 +173,7 @@ def attend(
     y, statistics, mean, attended, log_sum = _new_outputs(m, q_weight, k_weight, out_weight)
     weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
     layers, H, C = Layers.of(m, *weights), attended.shape[1], m.shape[-1]
-    columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics, H)
+    columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
     sums, counts = columns.new(columns.count, columns.parts, C), columns.new(columns.items)
     grid = (columns.items,)
     with on_device(m):
@@ -250,7 +250,7 @@ def attend_backward(
     found = cast("Ten", tuple(empty_gradients(m, m, norm_weight, norm_bias, *weights)))
     dm, dnorm_weight, dnorm_bias, dq_weight, dk_weight, dv_weight = found[:6]
     layers, H, C = Layers.of(m, *weights), attended.shape[1], m.shape[-1]
-    columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics, H)
+    columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
     do = _output_backward(columns, layers, dy, layers.values(attended), dm, found[6:])
     do = do.view(len(do), H, -1)
     dattended = do @ layers.v
