@@ -181,11 +181,16 @@ def run(
     rows = []
     for op in ops:
         for case in CASES[op]():
-            usual = op != "pair_attention" or bool(case.to_reach)
+            usual = op not in {"pair_attention", "triangle_multiply"} or bool(case.to_reach)
             if not (case.name in wanted or (not usual and "other" in wanted) if wanted else usual):
                 continue
-            with kernels.use("triton"):
-                errors = check(case, dtype)
+            try:
+                with kernels.use("triton"):
+                    errors = check(case, dtype)
+            except torch.OutOfMemoryError:  # of float64; what is not checked is not timed
+                rows.append({"op": op, "case": case.name, "note": "no memory to check it"})
+                torch.cuda.empty_cache()
+                continue
             floors = (case.moved * dtype.itemsize / 2 / copy_rate, case.operations / matrix_rate)
             floor = 1e3 * max(*floors, case.exponentials / EXPONENTIALS)
             for who, operator in _beside(case, peers).items():
