@@ -207,7 +207,7 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
             {
                 "model": model,
                 "trained with": "3D masked 1:3:1" if inputs == "3d" else "no 3D",
-                **({"changes": changes} if any(key[2] for key in groups) else {}),
+                **({"changes": changes.replace("model.", "")} if any(k[2] for k in groups) else {}),
                 **({"begun": start or "from scratch"} if any(key[3] for key in groups) else {}),
                 "parameters": f"{members[0]['parameters'] / 1e6:.1f} M",
                 "lr": lr,
@@ -307,6 +307,7 @@ def spread(values: Sequence[float | None], digits: int = 1) -> str:
 def draw(groups: Groups) -> Any:
     """Draw validation errors, the mean over seeds, against epochs."""
     panels = []
+    several = len({key[2] for key in groups if not key[3]}) > 1
     for mode, title in (("2d", "Seen in 2D"), ("3d", "Seen in 3D")):
         key = f"valid_mae_{mode}_mev"
         lines = []
@@ -320,8 +321,9 @@ def draw(groups: Groups) -> Any:
             ]
             epochs = [one["epoch"] for one in curves[0][:length]]
             with_3d = "3D masked" if inputs == "3d" else "no 3D"
-            words = " ".join(part for part in (model, with_3d, changes, start and "fine-tuned")
-                             if part)  # fmt: skip
+            begun = ("fine-tuned" if start else "from scratch") if any(k[3] for k in groups) else ""
+            parts = (model, with_3d, changes if several else "", begun)
+            words = " ".join(part for part in parts if part)
             lines.append(Curve(words, epochs, errors, dashed=inputs == "2d"))
         if lines:
             panels.append(Panel(title, "validation MAE (meV)", lines))
