@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import linear, use
+from bevatron.kernels.linear import linear_beside
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -39,6 +40,26 @@ def check(inputs, **options):
 @pytest.mark.parametrize("bias", [False, True])
 def test_any_number_of_rows_is_right(rows, bias):
     check(make(rows, 24, 20, bias=bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_what_flows_back_to_rows_that_are_handed_on_is_added(dtype):
+    def both(x, weight, bias):
+        y, x = linear_beside(x, weight, bias)
+        return torch.cat([y, x.square()], 1)
+
+    tolerance = TOLERANCES[dtype]
+    ran = ("linear", "triton")
+    check_op(both, both, make(9, 24, 20, dtype=dtype), order=1, tolerance=tolerance, ran=ran)
+
+
+def test_rows_that_are_only_handed_on_get_what_flows_back():
+    x, weight = draw(3, 4).requires_grad_(), draw(2, 4).requires_grad_()
+    with use("triton"):
+        total = linear_beside(x, weight)[1].sum()
+    found = torch.autograd.grad(total, (x, weight), allow_unused=True)
+    assert torch.equal(found[0], torch.ones_like(x))
+    assert found[1] is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, HALF])
@@ -86,11 +107,12 @@ def test_parameters_that_share_memory_are_rounded_where_they_are_used(monkeypatc
     monkeypatch.setattr(rounding, "GPUS", (DEVICE,))
     whole, alone = draw(20), draw(4, 3, seed=5)
     parts = [whole[:10].view(5, 2), whole[10:].view(5, 2)]
+    narrow = torch.get_autocast_dtype(DEVICE)
     with rounding.rounded_together([*parts, alone]):
         for weight in (*parts, alone):
-            copied = weight.to(torch.bfloat16)
+            copied = weight.to(narrow)
             weight.zero_()
-            found = rounding.rounded(weight, torch.bfloat16)
+            found = rounding.rounded(weight, narrow)
             assert torch.equal(found, copied if weight is alone else torch.zeros_like(copied))
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import molecule_attention, use
+from bevatron.kernels.molecule_attention import molecule_attention_beside
 from bevatron.kernels.molecule_attention.reference import dropout_mask
 from bevatron.testing import Tolerance, assert_close, check_op
 
@@ -116,6 +117,16 @@ def test_a_bias_with_contiguous_pairs_gets_such_a_gradient():
     assert found.stride(0) == 1
 
 
+@pytest.mark.parametrize("lying", [False, True])
+def test_what_flows_back_to_a_bias_that_is_handed_on_is_added(lying):
+    def both(bias, **inputs):
+        given = bias.t().contiguous().t() if lying else bias
+        out, given = molecule_attention_beside(bias=given, **inputs)
+        return torch.cat([out.flatten(), given.square().flatten()])
+
+    check(make([3, 18], spare=3, skipped=2), both)
+
+
 def test_one_product_holds_queries_keys_and_values():
     inputs = make([7, 20])
     packed = torch.stack([inputs.pop(name) for name in ("q", "k", "v")], 1)
@@ -166,7 +177,7 @@ def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.molecule_attention.triton import attend
 
     inputs = make([3, 5])
-    tensors = [inputs[name].requires_grad_() for name in ("q", "k", "v", "bias")]
+    tensors = [inputs[name] for name in ("q", "k", "v", "bias")]
     torch.library.opcheck(
         attend, (*tensors, inputs["graph_ptr"], inputs["pair_ptr"], None, 0.35, 0.0)
     )

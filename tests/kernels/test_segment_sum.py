@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import segment_sum, use
+from bevatron.kernels.segment_sum import segment_sum_beside
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -49,6 +50,19 @@ def test_rows_may_have_factors():
     check({"values": draw(40, 3), "ptr": pointers(5, 12) + 2} | scaled)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_flows_back_to_values_that_are_handed_on_is_added(scaled):
+    scale = draw(40, seed=4).relu() if scaled else None
+
+    def both(values, ptr):
+        factor = None if scale is None else scale.to(values)
+        found, values = segment_sum_beside(values, ptr, factor)
+        return torch.cat([found, values.square()])
+
+    inputs = {"values": draw(40, 20), "ptr": pointers(5, 12, 0) + 2}
+    check_op(both, both, inputs, order=1, tolerance=EXACT, ran=("segment_sum", "triton"))
+
+
 def test_rows_in_no_segment_count_nowhere():
     check({"values": draw(40, 3), "ptr": pointers(5, 12) + 2})
 
@@ -68,7 +82,7 @@ def test_part_of_a_wider_tensor_is_read_where_it_lies():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.segment_sum.triton import add_segments
 
-    torch.library.opcheck(add_segments, (draw(5, 4).requires_grad_(), pointers(2, 3), draw(5)))
+    torch.library.opcheck(add_segments, (draw(5, 4), pointers(2, 3), draw(5)))
 
 
 def test_wrong_shapes_are_refused():

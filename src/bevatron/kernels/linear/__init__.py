@@ -6,7 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.linear.rounding import rounded_together
 
-__all__ = ["linear", "rounded_together"]
+__all__ = ["linear", "linear_beside", "rounded_together"]
 
 registry.register("linear", "reference", "bevatron.kernels.linear.reference:linear")
 registry.register("linear", "triton", "bevatron.kernels.linear.triton:linear")
@@ -47,9 +47,50 @@ def linear(
     >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5]))
     tensor([[3.5000]])
     """
+    _check(x, weight)
+    y: Tensor = registry.dispatch("linear", x)(x, weight, bias)[0]
+    return y
+
+
+def linear_beside(
+    x: Float[Tensor, "M K"],
+    weight: Float[Tensor, "O K"],
+    bias: Float[Tensor, " O"] | None = None,
+) -> tuple[Float[Tensor, "M O"], Float[Tensor, "M K"]]:
+    """Compute `linear`, and hand x on to what else reads it.
+
+    What flows back through the second result is added within the product that gives the gradient
+    of x, where autograd would add the two in a pass of its own.
+
+    Parameters
+    ----------
+    x, weight, bias
+        As of `linear`.
+
+    Returns
+    -------
+    y, and x for one other reader. The gradient that comes back through the latter is written
+    over: it must be nobody else's, as that of a fused operator is.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> y, x = linear_beside(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]))
+    >>> y + x
+    tensor([[4., 4.]])
+    """
+    _check(x, weight)
+    found: tuple[Tensor, Tensor] = registry.dispatch("linear", x)(x, weight, bias)
+    return found
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(
             f"linear: x {tuple(x.shape)} and weight {tuple(weight.shape)}, expected [M, K], [O, K]"
         )
-    result: Tensor = registry.dispatch("linear", x)(x, weight, bias)
-    return result

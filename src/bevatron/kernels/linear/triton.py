@@ -21,38 +21,51 @@ own."""
 PROGRAMS_PER_PROCESSOR = 8
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute what the reference computes; see `bevatron.kernels.linear`."""
     kind, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    y: Tensor = _Linear.apply(x, weight, bias, dtype)
-    return y
+    found: tuple[Tensor, Tensor] = _Linear.apply(x, weight, bias, dtype)
+    return found
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         narrow_x, narrow_weight = x.to(dtype), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
+        ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        return product(narrow_x, narrow_weight, None if bias is None else bias.to(dtype))
+        y = product(narrow_x, narrow_weight, None if bias is None else rounded(bias, dtype))
+        return y, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return more, None, None, None
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = torch.mm(dy, weight).to(of_x)
+            dx = _row_gradient(dy, weight, more, of_x)
         if ctx.needs_input_grad[1]:
             dweight = _weight_gradient(dy, x, of_weight)
         if of_bias is not None and ctx.needs_input_grad[2]:
             dbias = sum_rows(dy.contiguous()).to(of_bias)
         return dx, dweight, dbias, None
+
+
+def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Compute ``dy weight + more``, into ``more`` where the product can."""
+    if more is None:
+        return torch.mm(dy, weight).to(dtype)
+    if dtype == dy.dtype and more.is_contiguous():
+        return more.addmm_(dy, weight)
+    return more + torch.mm(dy, weight).to(dtype)
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

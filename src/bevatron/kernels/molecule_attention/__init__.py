@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 
-__all__ = ["molecule_attention"]
+__all__ = ["molecule_attention", "molecule_attention_beside"]
 
 
 def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -98,16 +98,79 @@ def molecule_attention(
     >>> torch.equal(out[0], v[0])
     True
     """
+    scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
+    run = registry.dispatch("molecule_attention", q)
+    out: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)[0]
+    return out
+
+
+def molecule_attention_beside(
+    q: Float[Tensor, "N *packed H D"],
+    k: Float[Tensor, "N H D"] | None,
+    v: Float[Tensor, "N H D"] | None,
+    bias: Float[Tensor, "P H"] | None,
+    graph_ptr: Int[Tensor, " _"],
+    pair_ptr: Int[Tensor, " _"],
+    scale: float | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
+    """Compute `molecule_attention`, and hand the bias on to what else reads it.
+
+    What flows back through the second result, as from the next block, is added where the bias's
+    gradient is written, in one pass instead of two.
+
+    Parameters
+    ----------
+    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
+        As of `molecule_attention`.
+
+    Returns
+    -------
+    The result, and the bias.
+
+    Raises
+    ------
+    ValueError
+        As `molecule_attention` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 2, 1, 8)
+    >>> graph_ptr, pair_ptr = torch.tensor([0, 2]), torch.tensor([0, 4])
+    >>> out, bias = molecule_attention_beside(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
+    >>> bias.shape
+    torch.Size([4, 1])
+    """
+    scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
+    run = registry.dispatch("molecule_attention", q)
+    found: tuple[Tensor, Tensor | None] = run(
+        q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
+    )
+    return found
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    scale: float | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> float:
+    """Return the scale, if all fits."""
     _check(q, k, v)
     _check_pairs(q, bias, graph_ptr, pair_ptr)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"molecule_attention: dropout is {dropout}, expected 0 <= p < 1")
     if dropout > 0.0 and seed is None:
         raise ValueError("molecule_attention: dropout needs a seed, one integer on the device")
-    run = registry.dispatch("molecule_attention", q)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    result: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    return result
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def _check(q: Tensor, k: Tensor | None, v: Tensor | None) -> None:

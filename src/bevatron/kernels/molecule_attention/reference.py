@@ -16,8 +16,11 @@ def molecule_attention(
     scale: float,
     dropout: float,
     seed: Tensor | None,
-) -> Tensor:
-    """Compute ``sum_j softmax_j(scale q_i . k_j + bias_ij) v_j`` within every molecule."""
+) -> tuple[Tensor, Tensor | None]:
+    """Compute ``sum_j softmax_j(scale q_i . k_j + bias_ij) v_j`` within every molecule.
+
+    The bias is handed on.
+    """
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
     num_atoms, num_heads, _ = queries.shape
     narrow, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
@@ -40,7 +43,7 @@ def molecule_attention(
         kept = dropout_mask(seed, query[:, None], key[:, None], heads[None, :], dropout)
         weights = torch.where(kept, weights / (1.0 - dropout), 0.0)
     out = torch.zeros_like(values).index_add(0, query, weights[..., None] * values[key])
-    return out[:num_atoms].to(narrow)
+    return out[:num_atoms].to(narrow), bias
 
 
 def atoms_of_pairs(

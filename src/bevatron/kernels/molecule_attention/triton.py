@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.molecule_attention.reference import threshold
@@ -31,12 +32,38 @@ def molecule_attention(
     scale: float,
     dropout: float,
     seed: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """Compute what the reference computes; see `bevatron.kernels.molecule_attention`."""
-    out: Tensor = attend(
-        q, k, v, bias, graph_ptr.contiguous(), pair_ptr.contiguous(), seed, scale, dropout
-    )[0]
-    return out
+    pointers = graph_ptr.contiguous(), pair_ptr.contiguous()
+    found: tuple[Tensor, Tensor | None] = _Attention.apply(
+        q, k, v, bias, *pointers, seed, scale, dropout
+    )
+    return found
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        *tensors, ctx.scale, ctx.dropout = inputs
+        out, lse = attend(*inputs)
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, tensors[3]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return (None, None, None, more, *(None,) * 5)
+        _, k, v, bias, *_ = saved = ctx.saved_tensors
+        dq, dk, dv, dbias = attend_backward(dout, *saved, more, ctx.scale, ctx.dropout)
+        return (
+            dq,
+            None if k is None else dk,
+            None if v is None else dv,
+            None if bias is None else dbias,
+            *(None,) * 5,
+        )
 
 
 @torch.library.custom_op("bevatron::molecule_attention", mutates_args=())
@@ -101,17 +128,21 @@ def attend_backward(
     seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    more: Tensor | None,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k, v and bias; of what is not given, without elements."""
+    """Return gradients of q, k, v and bias; of what is not given, without elements.
+
+    To that of the bias ``more`` is added, which has its shape.
+    """
     queries, keys, values = _three(q, k, v)
     num_atoms, num_heads, size = queries.shape
     grads = _new_gradients(q, k, bias)
     parts = grads[:3] if k is not None else grads[0].unbind(1)
     dout = dout.contiguous()
     if out.numel() == 0:
-        grads[3].zero_()
+        grads[3].zero_() if more is None else grads[3].copy_(more)
         return grads
     num_pairs = 0 if bias is None else len(bias)
     constants = _constants(q, size, bias, dropout)
@@ -119,10 +150,11 @@ def attend_backward(
         for launch in _launches(num_heads):
             molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
                 *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
-                *(_given(seed, graph_ptr), out, lse, dout, *parts, grads[3]),
+                *(_given(seed, graph_ptr), out, lse, dout, _given(more, q), *parts, grads[3]),
                 *(*_strides(queries, keys, values), parts[0].stride(0)),
-                *(*_pair_strides(bias), *_pair_strides(grads[3])),
+                *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
                 *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+                ADD=more is not None,
                 **constants,
                 **launch,
             )
@@ -141,35 +173,12 @@ def _(
     seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    more: Tensor | None,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dout, v, graph_ptr, pair_ptr, seed, out, lse, scale, dropout
+    del dout, v, graph_ptr, pair_ptr, seed, out, lse, more, scale, dropout
     return _new_gradients(q, k, bias)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    del dlse  # nobody outside sees the logarithms
-    if dout is None:
-        return (None,) * 9
-    _, k, v, bias, *_ = ctx.saved_tensors
-    dq, dk, dv, dbias = attend_backward(dout, *ctx.saved_tensors, ctx.scale, ctx.dropout)
-    return (
-        dq,
-        None if k is None else dk,
-        None if v is None else dv,
-        None if bias is None else dbias,
-        *(None,) * 5,
-    )
-
-
-attend.register_autograd(_backward, setup_context=_save)
 
 
 def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,13 +45,17 @@ def _weights(
 
 @triton.jit
 def _store_bias(
-    base, ds, first_q, first_k, n, heads, db_P, db_H, BLOCK: tl.constexpr, HEADS: tl.constexpr
-):
+    base, more, ds, first_q, first_k, n, heads, db_P, db_H, m_P, m_H, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
     rows = (first_q + tl.arange(0, BLOCK))[None, :, None]
     cols = (first_k + tl.arange(0, BLOCK))[None, None, :]
     h = tl.arange(0, HEADS)[:, None, None]
     at = base + (h.to(tl.int64) * db_H + (rows * n + cols) * db_P)
     inside = (rows < n) & (cols < n) & (h < heads)
+    if ADD:
+        before = more + (h.to(tl.int64) * m_H + (rows * n + cols) * m_P)
+        ds += tl.load(before, mask=inside, other=0.0).to(ds.dtype)
     tl.store(at, ds.to(base.dtype.element_ty), mask=inside)
 
 
@@ -73,11 +77,11 @@ def _turned(x, y, PRECISION: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _whole(
-    q_base, k_base, v_base, b_base, do_base, l_base, dq_base, dk_base, dv_base, db_base,
-    q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, H, n, heads, atom, head, low,
-    high, threshold, rescale, scale, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    q_base, k_base, v_base, b_base, do_base, l_base, dq_base, dk_base, dv_base, db_base, m_base,
+    q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, m_P, m_H, H, n, heads, atom,
+    head, low, high, threshold, rescale, scale, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients with the whole matrix in registers."""
     q = load_rows(q_base, 0, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -93,7 +97,7 @@ def _whole(
     store_rows(dv_base, dv, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     ds = p * (dp - tl.sum(p * dp, 2)[:, :, None])
     if HAS_BIAS:
-        _store_bias(db_base, ds, 0, 0, n, heads, db_P, db_H, BLOCK, HEADS)
+        _store_bias(db_base, m_base, ds, 0, 0, n, heads, db_P, db_H, m_P, m_H, BLOCK, HEADS, ADD)
     narrow = ds.to(q.dtype)
     dq = tl.dot(narrow, k, input_precision=PRECISION, out_dtype=WIDE) * scale
     store_rows(dq_base, dq, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -117,10 +121,10 @@ def _queries(
 @triton.jit
 def _blocks(
     q_base, k_base, v_base, b_base, o_base, do_base, l_base, dq_base, dk_base, dv_base, db_base,
-    q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, H, n, heads, atom, head, low,
-    high, threshold, rescale, scale, BLOCK: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, m_P, m_H, H, n, heads,
+    atom, head, low, high, threshold, rescale, scale, BLOCK: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients by queries and by bias, then those by keys and values."""
     for first_q in range(0, n, BLOCK):
@@ -139,7 +143,10 @@ def _blocks(
             )  # fmt: skip
             ds = p * (dp - delta[:, :, None])
             if HAS_BIAS:
-                _store_bias(db_base, ds, first_q, first_k, n, heads, db_P, db_H, BLOCK, HEADS)
+                _store_bias(
+                    db_base, m_base, ds, first_q, first_k, n, heads, db_P, db_H, m_P, m_H, BLOCK,
+                    HEADS, ADD,
+                )  # fmt: skip
             dq += tl.dot(ds.to(q.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
         store_rows(dq_base, dq * scale, first_q, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     for first_k in range(0, n, BLOCK):
@@ -164,13 +171,16 @@ def _blocks(
 
 
 @triton.jit
-def _zero_pairs(base, first, last, heads, db_P, db_H):
-    zeros = tl.zeros([1024], tl.float32)
+def _spare_pairs(base, more, first, last, heads, db_P, db_H, m_P, m_H, ADD: tl.constexpr):
+    """Write the gradient of biases of no molecule: zeros, or what is to be added."""
     for h in range(heads):
         for start in range(first, last, 1024):
             pair = start + tl.arange(0, 1024)
-            at = base + pair * db_P + tl.cast(h, tl.int64) * db_H
-            tl.store(at, zeros.to(base.dtype.element_ty), mask=pair < last)
+            head = tl.cast(h, tl.int64)
+            value = tl.zeros([1024], base.dtype.element_ty)
+            if ADD:
+                value = tl.load(more + (pair * m_P + head * m_H), mask=pair < last, other=0.0)
+            tl.store(base + (pair * db_P + head * db_H), value, mask=pair < last)
 
 
 @triton.jit
@@ -184,14 +194,17 @@ def _zero_three(
 
 @triton.jit(do_not_specialize=["N", "P", "G", "H", "threshold"])
 def molecule_attention_backward(
-    Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse, DOut, DQ, DK, DV, DBias,
-    q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, N, P, G, H,
+    Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse, DOut, More, DQ, DK, DV, DBias,
+    q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, m_P, m_H, N, P, G, H,
     scale, threshold, rescale,
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, LEAST: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of HEADS heads of a molecule; sizes as in the forward kernel."""
+    """Write the gradients of HEADS heads of a molecule; sizes as in the forward kernel.
+
+    With ADD that of the bias has More added.
+    """
     g = tl.program_id(0)
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)
@@ -201,11 +214,12 @@ def molecule_attention_backward(
     DK += head * D
     DV += head * D
     DBias += head.to(tl.int64) * db_H
+    More += head.to(tl.int64) * m_H
     if g == G:
         if LEAST == 0:
             _zero_three(DQ, DK, DV, first, N, d_N, heads, D, D_PAD, HEADS)
             if HAS_BIAS:
-                _zero_pairs(DBias, pair, P, heads, db_P, db_H)
+                _spare_pairs(DBias, More, pair, P, heads, db_P, db_H, m_P, m_H, ADD)
     else:
         last = tl.load(GraphPtr + g + 1).to(tl.int64)
         n = (last - first).to(tl.int32)
@@ -219,6 +233,7 @@ def molecule_attention_backward(
             v_base = V + first * v_N + head * v_H
             b_base = Bias + pair * bias_P + head.to(tl.int64) * bias_H
             db_base = DBias + pair * db_P
+            m_base = More + pair * m_P
             o_base = Out + first * (H * D) + head * D
             do_base = DOut + first * (H * D) + head * D
             l_base = Lse + first * H + head
@@ -228,14 +243,14 @@ def molecule_attention_backward(
             if n <= WHOLE:
                 _whole(
                     q_base, k_base, v_base, b_base, do_base, l_base, dq_base, dk_base, dv_base,
-                    db_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H, H, n,
-                    heads, first, head, low, high, threshold, rescale, scale, WHOLE, D, D_PAD,
-                    HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
+                    db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H,
+                    m_P, m_H, H, n, heads, first, head, low, high, threshold, rescale, scale, WHOLE,
+                    D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT, PRECISION, WIDE,
                 )  # fmt: skip
             elif BLOCK > 0:
                 _blocks(
                     q_base, k_base, v_base, b_base, o_base, do_base, l_base, dq_base, dk_base,
-                    dv_base, db_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P,
-                    db_H, H, n, heads, first, head, low, high, threshold, rescale, scale, BLOCK,
-                    D, D_PAD, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
+                    dv_base, db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H,
+                    db_P, db_H, m_P, m_H, H, n, heads, first, head, low, high, threshold, rescale,
+                    scale, BLOCK, D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT, PRECISION, WIDE,
                 )  # fmt: skip

@@ -70,6 +70,57 @@ def neighbour_sums(
             [ 9.,  6., 40.],
             [ 4.,  8., 20.]])
     """
+    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    sums: Tensor = run(messages, nodes, bonds, scale, outgoing, own)[0]
+    return sums
+
+
+def neighbour_sums_beside(
+    messages: Float[Tensor, "E C"] | None,
+    nodes: Float[Tensor, "N D"] | None,
+    bonds: Bonds,
+    *,
+    scale: Float[Tensor, " E"] | None = None,
+    outgoing: bool = True,
+    own: bool = False,
+) -> tuple[Float[Tensor, "N _"], Float[Tensor, "E C"] | None, Float[Tensor, "N D"] | None]:
+    """Compute `neighbour_sums`, and hand messages and nodes on to what else reads them.
+
+    What flows back through them is added where their gradients are gathered, in one pass instead
+    of two.
+
+    Parameters
+    ----------
+    messages, nodes, bonds, scale, outgoing, own
+        As of `neighbour_sums`.
+
+    Returns
+    -------
+    The sums, the messages and the nodes.
+
+    Raises
+    ------
+    ValueError
+        If a shape or type does not fit, or nothing is to be summed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bevatron.kernels.bonds import index_bonds
+    >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
+    >>> neighbour_sums_beside(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
+    tensor([[20.],
+            [10.]])
+    """
+    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    found: tuple[Tensor, Tensor | None, Tensor | None] = run(
+        messages, nodes, bonds, scale, outgoing, own
+    )
+    return found
+
+
+def _checked(messages: Tensor | None, nodes: Tensor | None, bonds: Bonds) -> Tensor:
+    """Return what is given, if it fits."""
     given = messages if messages is not None else nodes
     if given is None:
         raise ValueError("neighbour_sums: neither messages nor nodes are given")
@@ -86,6 +137,4 @@ def neighbour_sums(
             f"neighbour_sums: messages are {messages.dtype} and nodes {nodes.dtype}; make them "
             "one type"
         )
-    run = registry.dispatch("neighbour_sums", given)
-    result: Tensor = run(messages, nodes, bonds, scale, outgoing, own)
-    return result
+    return given

@@ -13,7 +13,7 @@ def neighbour_sums(
     scale: Tensor | None,
     outgoing: bool,
     own: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Add row after row, each part by itself; 16-bit types in float32, rounded once."""
     parts: list[Tensor] = []
 
@@ -31,4 +31,4 @@ def neighbour_sums(
         add_up(nodes[bonds.senders], bonds.receivers)
         if own:
             parts.append(nodes)
-    return torch.cat(parts, 1)
+    return torch.cat(parts, 1), messages, nodes

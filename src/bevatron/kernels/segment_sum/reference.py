@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 
-def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
-    """Add row after row; 16-bit types in float32, rounded once."""
+def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Add row after row; 16-bit types in float32, rounded once; hand the values on."""
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     if scale is not None:
         wide = wide * scale.detach().to(wide.dtype)[:, None]
@@ -13,7 +13,7 @@ def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     # Rows before the first segment and behind the last one go to a row of their own.
     segment = segment_of_rows(ptr, len(values))
     sums = wide.new_zeros(num + 1, values.shape[1]).index_add(0, segment, wide)
-    return sums[:num].to(values.dtype)
+    return sums[:num].to(values.dtype), values
 
 
 def segment_of_rows(ptr: Tensor, num_rows: int) -> Tensor:

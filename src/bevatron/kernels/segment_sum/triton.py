@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.layer_norm.triton import on_device
 
@@ -15,11 +16,33 @@ BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 adds up its own channels."""
 
 
-def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
+def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute what the reference computes; see `bevatron.kernels.segment_sum`."""
     scale = None if scale is None else scale.detach().contiguous()
-    result: Tensor = add_segments(values, ptr.contiguous(), scale)
-    return result
+    found: tuple[Tensor, Tensor] = _Sum.apply(values, ptr.contiguous(), scale)
+    return found
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, ptr: Tensor, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.num_rows = len(values)
+        ctx.save_for_backward(ptr, scale)
+        ctx.set_materialize_grads(False)
+        return add_segments(values, ptr, scale), values
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dsums: Tensor | None, more: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        if dsums is None:
+            return more, None, None
+        ptr, scale = ctx.saved_tensors
+        more = None if more is None else more.contiguous()
+        return spread_segments(dsums, ptr, scale, more, ctx.num_rows), None, None
 
 
 @torch.library.custom_op("bevatron::segment_sum", mutates_args=())
@@ -37,8 +60,13 @@ def _(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
 
 
 @torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
-def spread_segments(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: int) -> Tensor:
-    """Return for every row the gradient of its segment, scaled; zero for rows of none."""
+def spread_segments(
+    dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
+) -> Tensor:
+    """Return for every row the gradient of its segment, scaled; zero for rows of none.
+
+    To each row that of ``more`` is added.
+    """
     dvalues = dsums.new_empty((num_rows, dsums.shape[1]))
     if dvalues.numel():
         block = _columns(dsums.shape[1])
@@ -49,6 +77,7 @@ def spread_segments(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: 
                     dsums,
                     ptr,
                     dsums if scale is None else scale,
+                    dsums if more is None else more,
                     dvalues,
                     num_rows,
                     len(ptr) - 1,
@@ -59,6 +88,7 @@ def spread_segments(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: 
                 BLOCK=BLOCK_M,
                 BLOCK_C=block,
                 SCALED=scale is not None,
+                ADD=more is not None,
                 WIDE=tl.float64 if dsums.dtype == torch.float64 else tl.float32,
                 num_warps=_warps(block),
             )
@@ -66,24 +96,11 @@ def spread_segments(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: 
 
 
 @spread_segments.register_fake
-def _(dsums: Tensor, ptr: Tensor, scale: Tensor | None, num_rows: int) -> Tensor:
-    del ptr, scale
+def _(
+    dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
+) -> Tensor:
+    del ptr, scale, more
     return dsums.new_empty((num_rows, dsums.shape[1]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    values, ptr, scale = inputs
-    ctx.num_rows = len(values)
-    ctx.save_for_backward(ptr, scale)
-
-
-def _backward(ctx: Any, dsums: Tensor) -> tuple[Tensor, None, None]:
-    ptr, scale = ctx.saved_tensors
-    return spread_segments(dsums, ptr, scale, ctx.num_rows), None, None
-
-
-add_segments.register_autograd(_backward, setup_context=_save)
 
 
 def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None = None) -> None:
@@ -138,27 +155,29 @@ def segment_sum_kernel(
 
 @triton.jit
 def _fill(
-    DValues, Scale, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr, WIDE: tl.constexpr,
+    DValues, Scale, More, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write one row of numbers into rows ``first`` to ``last``."""
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
         inside = (row < last)[:, None] & (col < C)[None, :]
-        wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0])
+        at = row[:, None] * C + col[None, :]
+        wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0]).to(WIDE)
         if SCALED:
             factor = tl.load(Scale + row, mask=row < last, other=0.0)
-            wide = wide.to(WIDE) * factor[:, None].to(WIDE)
-        at = DValues + row[:, None] * C + col[None, :]
-        tl.store(at, wide.to(DValues.dtype.element_ty), mask=inside)
+            wide = wide * factor[:, None].to(WIDE)
+        if ADD:
+            wide += tl.load(More + at, mask=inside, other=0.0).to(WIDE)
+        tl.store(DValues + at, wide.to(DValues.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["M", "S"])
 def segment_spread_kernel(
-    DSums, Ptr, Scale, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+    DSums, Ptr, Scale, More, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Give a segment's gradient to its rows; the last program clears the rows of none."""
+    """Give a segment's gradient to its rows; the last program serves the rows of none."""
     segment = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     here = (col < C) & (segment < S)
@@ -166,8 +185,9 @@ def segment_spread_kernel(
     first = tl.load(Ptr + segment).to(tl.int64)
     if segment < S:
         last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
-        _fill(DValues, Scale, value, col, first, last, C, BLOCK, SCALED, WIDE)
+        _fill(DValues, Scale, More, value, col, first, last, C, BLOCK, SCALED, ADD, WIDE)
     else:
+        none = tl.zeros([], tl.int64)
         begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)
-        _fill(DValues, Scale, value, col, tl.zeros([], tl.int64), begin, C, BLOCK, False, WIDE)
-        _fill(DValues, Scale, value, col, first, tl.zeros([], tl.int64) + M, C, BLOCK, False, WIDE)
+        _fill(DValues, Scale, More, value, col, none, begin, C, BLOCK, False, ADD, WIDE)
+        _fill(DValues, Scale, More, value, col, first, none + M, C, BLOCK, False, ADD, WIDE)

@@ -4,6 +4,9 @@ First linear layers are split by what they read. A product with an atom's featur
 atom and gathered by its bonds, one with a molecule's once per molecule; since every bond lies in
 both directions, the sums over senders into an atom and over receivers out of it are one vector, and
 the two blocks of weights that act on it are added up. The weights are those of the plain layers.
+
+What several operators read (atoms, messages, the bias) each of them hands on to the next
+(``_beside``): its gradient comes back along the same line, and each adds its own where it writes.
 """
 
 from typing import NamedTuple
@@ -17,14 +20,16 @@ from bevatron.kernels import (
     bond_norm_gelu,
     layer_norm,
     linear,
-    molecule_attention,
     neighbour_sums,
     norm_gelu,
     residual_norm,
     scaled_residual,
-    segment_sum,
 )
+from bevatron.kernels.linear import linear_beside
+from bevatron.kernels.molecule_attention import molecule_attention_beside
+from bevatron.kernels.neighbour_sums import neighbour_sums_beside
 from bevatron.kernels.norm_gelu import Activation
+from bevatron.kernels.segment_sum import segment_sum_beside
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
 
@@ -127,13 +132,16 @@ class EdgeUpdate(MLP):
         self.widths = [node, node, edge, *([config.global_width] if config.globals_ else [])]
         super().__init__(sum(self.widths), config.expansion * edge, edge)
 
-    def forward(self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs) -> Tensor:  # type: ignore[override]
-        """Compute the messages."""
+    def forward(  # type: ignore[override]
+        self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the messages, and hand the atoms on."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
+        of_atoms, x = linear_beside(x, torch.cat([receiver, sender]))
         hidden = bond_norm_gelu(
             linear(e, edge),
-            linear(x, torch.cat([receiver, sender])),
+            of_atoms,
             graphs.bonds,
             self.norm.weight,
             self.norm.bias,
@@ -143,7 +151,7 @@ class EdgeUpdate(MLP):
             ptr=graphs.graph_ptr if g is not None else None,
             eps=EPS,
         )
-        return linear(hidden, self.second.weight, self.second.bias)
+        return linear(hidden, self.second.weight, self.second.bias), x
 
 
 class NodeUpdate(MLP):
@@ -170,16 +178,16 @@ class NodeUpdate(MLP):
         g: Tensor | None,
         graphs: Graphs,
         scale: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the updates of atoms."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute the updates of atoms; hand atoms and messages on."""
         parts = list(self.first.weight.split(self.widths, 1))
         rows = linear(g, parts.pop()) if g is not None else None
         own = parts.pop()
         if messages is None:
             hidden = self._from_nodes(x, parts, own, graphs)
         else:
-            hidden = self._from_messages(x, messages, parts, own, graphs, scale)
-        return self.after_first(hidden, rows, graphs)
+            hidden, x, messages = self._from_messages(x, messages, parts, own, graphs, scale)
+        return self.after_first(hidden, rows, graphs), x, messages
 
     def _from_messages(
         self,
@@ -189,10 +197,10 @@ class NodeUpdate(MLP):
         own: Tensor,
         graphs: Graphs,
         scale: Tensor | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         step = 2 if self.adjacent else 1
         weights = parts[0::step]
-        sums = neighbour_sums(
+        sums, handed_on, near_x = neighbour_sums_beside(
             messages,
             x if self.adjacent else None,
             graphs.bonds,
@@ -201,10 +209,11 @@ class NodeUpdate(MLP):
             own=self.adjacent,
         )
         if not self.adjacent:
-            return linear(sums, torch.cat(weights, 1)) + linear(x, own)
+            return linear(sums, torch.cat(weights, 1)) + linear(x, own), x, handed_on
         # The neighbours are the same whichever way the bonds are walked.
         near = parts[1] + parts[3] if self.sides == 2 else parts[1]
-        return linear(sums, torch.cat([*weights, near, own], 1))
+        assert near_x is not None
+        return linear(sums, torch.cat([*weights, near, own], 1)), near_x, handed_on
 
     def _from_nodes(self, x: Tensor, parts: list[Tensor], own: Tensor, graphs: Graphs) -> Tensor:
         """Without edge features a sum over bonds is of neighbours, or the atom times its degree."""
@@ -235,16 +244,18 @@ class GlobalUpdate(MLP):
         messages: Tensor | None,
         graphs: Graphs,
         scale: Tensor | None = None,
-    ) -> Tensor:
-        """Sum up each molecule's updates, and its messages times their factors."""
-        read = [g, segment_sum(nodes, graphs.graph_ptr).to(g.dtype)]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sum up each molecule's updates, and its messages times their factors; hand both on."""
+        of_nodes, nodes = segment_sum_beside(nodes, graphs.graph_ptr)
+        read = [g, of_nodes.to(g.dtype)]
         if messages is not None:
-            read.append(segment_sum(messages, graphs.edge_ptr, scale).to(g.dtype))
-        return super().forward(torch.cat(read, 1))
+            of_edges, messages = segment_sum_beside(messages, graphs.edge_ptr, scale)
+            read.append(of_edges.to(g.dtype))
+        return super().forward(torch.cat(read, 1)), nodes, messages
 
 
 class Stream(NamedTuple):
-    """Edge features, a residual stream that no norm bounds.
+    """Features of edges or of molecules, a residual stream that no norm bounds.
 
     Attributes
     ----------
@@ -268,18 +279,20 @@ class MessagePassing(nn.Module):
         self.global_ = GlobalUpdate(config) if config.updates_globals(layer) else None
 
     def forward(
-        self, x: Tensor, e: Stream | None, g: Tensor | None, graphs: Graphs, drops: Drops
-    ) -> tuple[Tensor, Stream | None, Tensor | None]:
-        """Compute the update of nodes, and the new edges and globals, which are streams too."""
+        self, x: Tensor, e: Stream | None, g: Stream | None, graphs: Graphs, drops: Drops
+    ) -> tuple[Tensor, Tensor, Stream | None, Stream | None]:
+        """Compute the update of nodes, and the new edges and globals; hand the nodes on."""
+        narrow_g = None if g is None else g.narrow
         messages = None
         if self.edge is not None and e is not None:
-            messages = self.edge(x, e.narrow, g, graphs)
-            e = Stream(*scaled_residual(e.wide, messages, drops.edge))
-        nodes = self.node(x, messages, g, graphs, drops.edge)
+            messages, x = self.edge(x, e.narrow, narrow_g, graphs)
+        nodes, x, messages = self.node(x, messages, narrow_g, graphs, drops.edge)
         if self.global_ is not None and g is not None:
-            update = self.global_(g, nodes, messages, graphs, drops.edge)
-            g, _ = scaled_residual(g, update, drops.global_)
-        return nodes, e, g
+            update, nodes, messages = self.global_(g.narrow, nodes, messages, graphs, drops.edge)
+            g = Stream(*scaled_residual(g.wide, update, drops.global_))
+        if e is not None and messages is not None:
+            e = Stream(*scaled_residual(e.wide, messages, drops.edge))
+        return nodes, x, e, g
 
 
 class Attention(nn.Module):
@@ -299,11 +312,11 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
-    ) -> Tensor:
-        """Compute what is added to the nodes."""
-        qkv = linear(x, self.qkv.weight, self.qkv.bias).unflatten(1, (3, self.num_heads, -1))
-        found = molecule_attention(
-            qkv,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute what is added to the nodes; hand nodes and bias on."""
+        qkv, x = linear_beside(x, self.qkv.weight, self.qkv.bias)
+        found, bias = molecule_attention_beside(
+            qkv.unflatten(1, (3, self.num_heads, -1)),
             None,
             None,
             bias,
@@ -313,7 +326,7 @@ class Attention(nn.Module):
             dropout=0.0 if seed is None else self.rate,
             seed=seed,
         )
-        return linear(found.flatten(1), self.out.weight, self.out.bias)
+        return linear(found.flatten(1), self.out.weight, self.out.bias), x, bias
 
 
 class FeedForward(nn.Module):
@@ -325,11 +338,12 @@ class FeedForward(nn.Module):
         self.first = uniform_dense(width, config.ffn_width, width**-0.5)
         self.second = uniform_dense(config.ffn_width, width, width**-0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map rows."""
-        hidden = norm_gelu(linear(x, self.first.weight), None, None, linear_bias=self.first.bias)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map rows, and hand them on."""
+        hidden, x = linear_beside(x, self.first.weight)
+        hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
-        return linear(hidden, self.second.weight, self.second.bias)
+        return linear(hidden, self.second.weight, self.second.bias), x
 
 
 class Block(nn.Module):
@@ -352,24 +366,24 @@ class Block(nn.Module):
         self,
         x: Tensor,
         e: Stream | None,
-        g: Tensor | None,
+        g: Stream | None,
         bias: Tensor | None,
         graphs: Graphs,
         drops: Drops,
-    ) -> tuple[Tensor, Stream | None, Tensor | None]:
-        """Compute new nodes, edges and globals."""
+    ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
+        """Compute new nodes, edges and globals; hand the bias on."""
         updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
-        nodes = x
         if self.mpnn is not None and self.mpnn_norm is not None:
-            update, e, g = self.mpnn(x, e, g, graphs, drops)
+            update, x, e, g = self.mpnn(x, e, g, graphs, drops)
             updates.append((update, self.mpnn_norm, drops.node))
         if self.attention is not None and self.attention_norm is not None:
-            update = self.attention(x, bias, graphs, drops.seed)
+            update, x, bias = self.attention(x, bias, graphs, drops.seed)
             updates.append((update, self.attention_norm, drops.attention))
         nodes = _added(x, updates)
         if self.ffn is not None and self.ffn_norm is not None:
-            nodes = _added(nodes, [(self.ffn(nodes), self.ffn_norm, drops.ffn)])
-        return nodes, e, g
+            update, nodes = self.ffn(nodes)
+            nodes = _added(nodes, [(update, self.ffn_norm, drops.ffn)])
+        return nodes, e, g, bias
 
 
 def _added(x: Tensor, updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]]) -> Tensor:

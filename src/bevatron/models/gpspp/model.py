@@ -106,11 +106,15 @@ class GPSPlusPlus(nn.Module):
         graphs = Graphs.of(batch)
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
-        stream = None if edges is None else Stream(edges, edges)
+        edge_stream = None if edges is None else Stream(edges, edges)
+        stream = None if globals_ is None else Stream(globals_, globals_)
         with rounded_together(self.blocks.parameters()):
             for block, drop in zip(self.blocks, drops, strict=True):
-                nodes, stream, globals_ = block(nodes, stream, globals_, bias, graphs, drop)
-        edges = None if stream is None else stream.wide
+                nodes, edge_stream, stream, bias = block(
+                    nodes, edge_stream, stream, bias, graphs, drop
+                )
+        edges = None if edge_stream is None else edge_stream.wide
+        globals_ = None if stream is None else stream.wide
         outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
         if edges is not None:
             outputs["edge_embedding"] = edges
