@@ -227,6 +227,7 @@ def main() -> None:
                 step = our_step(name, batch, mode)
                 rows.append(row_of(name, mode, measure(step, arguments.repeats), count))
                 print(rows[-1], flush=True)
+                write()
                 if arguments.profile and mode == "captured":
                     extra[f"{name} {count} profile"] = found = profile(step)
                     print({k: v for k, v in found.items() if k != "kernels"}, flush=True)
@@ -241,6 +242,7 @@ def main() -> None:
         step, label = peer_step(peer, batch)
         rows.append(row_of("peer", label, measure(step, arguments.repeats, 5), batch.num_graphs))
         print(rows[-1], flush=True)
+        write()
         del step
         torch.cuda.empty_cache()
     write()

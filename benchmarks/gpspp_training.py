@@ -6,7 +6,8 @@
 `bevatron.train.loop.fit` walks two epochs of the real molecules, seen under many indices, as
 often for each GPU (weak scaling): loader workers, padding, copies, captured steps with all dropouts
 and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
-The second epoch counts.
+The second epoch counts;
+at its begin some steps are traced: idle is 1 - union of the device's intervals over the wall time.
 """
 
 import argparse
@@ -20,7 +21,10 @@ import numpy as np
 import torch
 from gpspp_molecules import load
 from report import write_result
+from step_trace import summary
+from torch.profiler import ProfilerActivity, profile
 
+from bevatron.data.samples import MoleculeBatch
 from bevatron.models.gpspp import GPSPlusPlusTask, build
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.molecules import molecule_sizes
@@ -39,6 +43,8 @@ from bevatron.train.settings import (
 
 LIMITS = {"atoms": 1.0, "edges": 2.15, "pairs": 17.5}
 """Room of a batch by atoms: a little more than molecules of PCQM4Mv2 need on average."""
+TRACED = 50
+"""Steps."""
 
 
 class Molecules:
@@ -61,6 +67,23 @@ class Molecules:
         """Return the length of a field of every sample."""
         of_each = np.array([len(sample[field]) for sample in self._samples])
         return of_each[np.arange(self._length) % len(self._samples)]
+
+
+class TracedTask(GPSPlusPlusTask):
+    """A task that traces some steps."""
+
+    first, calls = 0, 0
+    profiler: profile | None = None
+
+    def normalisers(self, batch: MoleculeBatch) -> dict[str, torch.Tensor]:
+        """Count the labels, and the steps."""
+        self.calls += 1
+        if self.calls == self.first:
+            self.profiler = profile(activities=[ProfilerActivity.CUDA])
+            self.profiler.start()
+        if self.profiler is not None and self.calls == self.first + TRACED:
+            self.profiler.stop()
+        return super().normalisers(batch)
 
 
 def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -90,12 +113,13 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if mesh.world == 1 else Path(arguments.out) / f"run-{mesh.world}"
         folder = folder / name
-        run = Run(
-            model, GPSPlusPlusTask(model.config), data, molecule_sizes(data), folder, settings
-        )
-        fit(run)
+        task = TracedTask(model.config)
+        if on_gpu:  # about where the second epoch begins
+            task.first = arguments.number * 14 // arguments.atoms
+        fit(Run(model, task, data, molecule_sizes(data), folder, settings))
         steps = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "step"]
-    steady = steps[len(steps) // 2 :]
+    steady = steps[max(len(steps) // 2, task.first + TRACED + 5) :]
+    traced = {} if task.profiler is None else summary(task.profiler, TRACED)
     seconds = np.array([record["time"]["seconds"] for record in steady])
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
     molecules = sum(record["sizes"]["graphs"] for record in steady)
@@ -108,6 +132,7 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
         "median": round(1e3 * float(np.median(seconds)), 2),
         "molecules/s": round(molecules / float(seconds.sum())),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
+        **{key: round(traced[key], 2) for key in ("busy ms", "idle %", "kernels") if key in traced},
     }
 
 
@@ -131,7 +156,7 @@ def main() -> None:
     )
     parser.add_argument("molecules", nargs="?", type=Path)
     parser.add_argument("--models", nargs="*", default=["gpspp-16", "gpspp-16-mpnn"])
-    parser.add_argument("--number", type=int, default=200_000, help="molecules for each GPU")
+    parser.add_argument("--number", type=int, default=300_000, help="molecules for each GPU")
     parser.add_argument("--atoms", type=int, default=30_000, help="of a batch")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
