@@ -161,6 +161,7 @@ def _beside(case: Case, names: Sequence[str] | None) -> dict[str, Operator]:
     found: dict[str, Operator] = {"bevatron": case.ours}
     if names is None:
         return found
+    torch.compiler.reset()  # after eight shapes a compiled function would silently run as written
     compiled = torch.compile(case.plain, dynamic=False)
     peers = {"eager": case.plain, "compile": compiled, **case.peers}
     return found | {name: peer for name, peer in peers.items() if name in names or not names}

@@ -122,7 +122,7 @@ def prepare(case: Case, dtype: torch.dtype) -> Iterator[tuple[dict[str, Any], Ca
     inputs = case.draw(dtype)
     along = pair_timing.direction(case, inputs)
     # Of one function torch compiles eight shapes only, and then runs it plain without an error.
-    torch._dynamo.reset()  # noqa: SLF001  no public name
+    torch.compiler.reset()
     compiled = torch.compile(case.plain, dynamic=False)
     for who, operator in (("bevatron", case.ours), ("eager", case.plain), ("compile", compiled)):
         row: dict[str, Any] = {"op": case.op, "case": case.name, "who": who, "ms": 0.0}
