@@ -299,16 +299,18 @@ class Model:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def run(self) -> None:
-        """Check and measure everything, one after the other."""
+    def run(self) -> Iterator[None]:
+        """Check and measure everything, one after the other; ``rows`` grow."""
         reference = self._reference()
         for tf32, contender in self.ours:
             self._measure(contender, tf32, reference)
+            yield
         self.ours.clear()
         while self.peers:
             contender = self.peers.pop(0)
             for tf32 in self._each_tf32():
                 self._measure(contender, tf32, reference)
+                yield
             del contender
 
     def _makers(self) -> list[Callable[[], Contender]]:
@@ -357,7 +359,8 @@ class Model:
             return
         first = {"model": self.preset, "edges": self.batch.num_edges, "what": contender.name}
         row = self.rows.setdefault((tf32, contender.name), first)
-        traced = self.arguments.trace and tf32 == self.arguments.tf32[0]
+        fast = "captured" in contender.name or contender.name.endswith("cueq")
+        traced = self.arguments.trace and fast and tf32 == self.arguments.tf32[0]
         found = measure(contender, self.arguments.what, self.arguments.repeats, traced=traced)
         row |= {key: round(value, 2) for key, value in found.items()}
         if "train ms" in row:
@@ -388,12 +391,13 @@ def work(preset: str, arguments: argparse.Namespace, parent: Connection) -> None
     model = Model(preset, arguments)
     parent.send("ready")
     parent.recv()
-    model.run()
-    parent.send(model.rows)
+    for _ in model.run():
+        parent.send(model.rows)
+    parent.send(None)
 
 
 def run_models(arguments: argparse.Namespace) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
-    """Yield the rows of each model, by TF32 and contender."""
+    """Yield the rows of each model, by TF32 and contender, whenever there are more."""
     context = multiprocessing.get_context("spawn")
     processes: list[tuple[BaseProcess, Connection]] = []
     for preset in arguments.models:
@@ -412,9 +416,10 @@ def run_models(arguments: argparse.Namespace) -> Iterator[dict[tuple[str, str], 
         try:
             own.recv()
             own.send("go")
-            yield own.recv()
+            while (rows := own.recv()) is not None:
+                yield rows
         except EOFError:
-            print("a model could not be measured")
+            print("a model could not be measured to its end")
         process.join()
 
 
@@ -428,7 +433,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=[])
     parser.add_argument("--what", nargs="*", default=["train", "infer"])
     parser.add_argument("--captured", action="store_true")
-    parser.add_argument("--trace", action="store_true", help="launches and idle time per step")
+    parser.add_argument("--trace", action="store_true", help="launches and idle time of a step")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--tf32", nargs="*", choices=["off", "on"], default=["off"])
     parser.add_argument("--mix", choices=sorted(REPEATS), default="crystals")
@@ -436,13 +441,14 @@ def main() -> None:
     arguments = parser.parse_args()
     name = "train_step" if "train" in arguments.what else "inference"
     name += "_mixed" if arguments.mix == "mixed" else ""
-    rows: dict[str, list[dict[str, Any]]] = {tf32: [] for tf32 in arguments.tf32}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for found in run_models(arguments):
-        for (tf32, _), row in found.items():
-            rows[tf32].append(row)
+        rows |= {(tf32, what, row["model"]): row for (tf32, what), row in found.items()}
         for tf32 in arguments.tf32:
+            chosen = [row for key, row in rows.items() if key[0] == tf32]
             named = name + ("_tf32" if tf32 == "on" else "")
-            write_result(named, rows[tf32], notes(arguments.mix, tf32), device="cuda")
+            if chosen:
+                write_result(named, chosen, notes(arguments.mix, tf32), device="cuda")
 
 
 def notes(mix: str, tf32: str) -> str:

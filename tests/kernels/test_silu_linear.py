@@ -19,7 +19,7 @@ def make(rows, hidden, width, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", [(63, 5, 7), (1, 1, 1), (0, 4, 3), (300, 64, 17), (2, 130, 3)])
+@pytest.mark.parametrize("shape", [(63, 5, 7), (1, 1, 1), (0, 4, 3), (300, 64, 17), (2, 66, 3)])
 @pytest.mark.parametrize("strided", [False, True])
 def test_result_and_derivatives_are_those_of_the_reference(dtype, shape, strided):
     check_op(silu_linear, silu_linear, make(*shape, dtype), ran=RAN, strided=strided)

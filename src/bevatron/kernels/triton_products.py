@@ -41,15 +41,20 @@ def product(a_high, a_low, b_high, b_low, EXACT: tl.constexpr):
     if EXACT:
         total = tl.dot(a_low, b_high, input_precision="tf32")
         total = tl.dot(a_high, b_low, total, input_precision="tf32")
-        return tl.dot(a_high, b_high, total, input_precision="tf32")
-    return tl.dot(a_high, b_high, input_precision="tf32")
+        total = tl.dot(a_high, b_high, total, input_precision="tf32")
+    else:
+        total = tl.dot(a_high, b_high, input_precision="tf32")
+    return total
 
 
 @triton.jit
 def multiply(a, b, PRECISION: tl.constexpr):
     """Multiply two matrices as `precision` says; float64 is IEEE."""
+    # With an else: what follows a return is compiled too, and float64 cannot be split.
     if PRECISION == "float64":
-        return tl.dot(a, b, input_precision="ieee", out_dtype=tl.float64)
-    a_high, a_low = split(a)
-    b_high, b_low = split(b)
-    return product(a_high, a_low, b_high, b_low, PRECISION == "split")
+        total = tl.dot(a, b, input_precision="ieee", out_dtype=tl.float64)
+    else:
+        a_high, a_low = split(a)
+        b_high, b_low = split(b)
+        total = product(a_high, a_low, b_high, b_low, PRECISION == "split")
+    return total

@@ -27,7 +27,8 @@ from torch import Tensor
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.triton_products import multiply, precision
 
-ROWS, COLUMNS, DEPTH, WARPS, STAGES = 64, 64, 32, 4, 3
+ROWS = {torch.float32: 128, torch.float64: 64}
+COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
 """Block of ``mix``, its warps, and loads under way at once."""
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
@@ -90,14 +91,15 @@ def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
     made = sides(spec)[not back]
     y = x.new_empty(x.shape[0], made.row)
     if y.numel():
+        rows = ROWS[x.dtype]
         tiles = [
-            triton.cdiv(x.shape[0] * (2 * degree + 1), ROWS) * triton.cdiv(width, COLUMNS)
+            triton.cdiv(x.shape[0] * (2 * degree + 1), rows) * triton.cdiv(width, COLUMNS)
             for degree, width in enumerate(made.width)
         ]
         with torch.cuda.device_of(x):
             _kernel("mix", spec, back)[(sum(tiles),)](
                 y, x.contiguous(), weights.contiguous(), x.shape[0],
-                ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
+                ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
                 num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
     return y

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bevatron.kernels.triton_products import halves, product, split
 
-SPLITS = 16
-"""Parts of the edges whose outer products are summed apart, to keep all multiprocessors busy."""
+PROGRAMS = {"expand": 264, "outer": 396}
+"""Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,12 @@ class Tiles:
     stages: int
 
 
-EXPAND = Tiles(128, 64, 64, 8, 3)
-CONTRACT = Tiles(128, 64, 32, 8, 3)
+EXPAND = Tiles(128, 128, 64, 8, 3)
+EXPAND_SMALL = Tiles(64, 64, 64, 4, 1)
+"""For more hidden numbers, or a GPU with less shared memory than Hopper's."""
+ROOMY = (9, 10)
+"""Compute capabilities with room for the 192 KiB of shared memory that `EXPAND` takes."""
+CONTRACT = Tiles(64, 64, 32, 4, 3)
 OUTER = Tiles(64, 32, 64, 4, 3)
 
 
@@ -57,15 +61,15 @@ class Layer:
         if out.dtype != torch.float32:
             torch.addmm(out, rows, self.weight, beta=float(add), out=out)
             return
-        tiles, group = EXPAND, 4
-        grid = (
-            triton.cdiv(len(rows), tiles.rows),
-            triton.cdiv(self.width, tiles.columns * group),
-        )
-        _expand[grid](
+        inner = _filled(self.hidden)
+        roomy = rows.is_cuda and torch.cuda.get_device_capability(rows.device)[0] in ROOMY
+        tiles = EXPAND if roomy and inner <= EXPAND.inner else EXPAND_SMALL
+        across = triton.cdiv(self.width, tiles.columns)
+        parts = _shares("expand", across) if rows.is_cuda else 1
+        _expand[(across, parts)](
             rows, self.high_t, self.low_t, out, len(rows),
-            WIDTH=self.width, HIDDEN=self.hidden, ADD=add, GROUP=group,
-            M=tiles.rows, N=tiles.columns, K=_filled(self.hidden), EXACT=_exact(),
+            WIDTH=self.width, HIDDEN=self.hidden, ADD=add, PARTS=parts,
+            M=tiles.rows, N=tiles.columns, K=inner, EXACT=_exact(),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
@@ -95,7 +99,9 @@ class OuterSum:
         self.out = out
         self.parts = None
         if out.dtype == torch.float32 and out.numel():
-            self.parts = out.new_zeros(SPLITS, *out.shape)
+            across = triton.cdiv(out.shape[1], OUTER.columns)
+            splits = min(_shares("outer", across), 64) if out.is_cuda else 2
+            self.parts = out.new_zeros(splits, *out.shape)
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Add the product of a chunk."""
@@ -103,8 +109,9 @@ class OuterSum:
             self.out.addmm_(left.mT, right)
             return
         num_rows, width = right.shape
-        step = triton.cdiv(triton.cdiv(num_rows, SPLITS), OUTER.inner) * OUTER.inner
-        _outer[(SPLITS, triton.cdiv(width, OUTER.columns))](
+        splits = len(self.parts)
+        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.inner) * OUTER.inner
+        _outer[(splits, triton.cdiv(width, OUTER.columns))](
             left, right, self.parts, num_rows, step,
             WIDTH=width, HIDDEN=left.shape[1],
             M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.inner, EXACT=_exact(),
@@ -115,6 +122,11 @@ class OuterSum:
         """Complete ``out``."""
         if self.parts is not None:
             torch.sum(self.parts, 0, out=self.out)
+
+
+def _shares(product: str, across: int) -> int:
+    """Share rows out among programs, as many as there is room for beside those of all columns."""
+    return max(1, PROGRAMS[product] // max(across, 1))
 
 
 def _filled(hidden: int) -> int:
@@ -129,25 +141,25 @@ def _exact() -> bool:
 @triton.jit(do_not_specialize=["num_rows"])
 def _expand(
     rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
-    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, GROUP: tl.constexpr,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Compute several tiles of one block of rows, which is split only once."""
-    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
+    """Keep some columns of the weight and multiply every PARTS-th block of rows by them."""
     k = tl.arange(0, K)
-    a = tl.load(
-        rows_ptr + row * HIDDEN + k[None, :],
-        mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    a_high, a_low = split(a)
-    for tile in range(GROUP):
-        column = (tl.program_id(1) * GROUP + tile) * N + tl.arange(0, N)[None, :]
-        inside = (row < num_rows) & (column < WIDTH)
-        where = column * HIDDEN + k[:, None]
-        mask = (k[:, None] < HIDDEN) & (column < WIDTH)
-        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    column = tl.program_id(0) * N + tl.arange(0, N)[None, :]
+    where = column * HIDDEN + k[:, None]
+    mask = (k[:, None] < HIDDEN) & (column < WIDTH)
+    b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    for block in range(tl.program_id(1), tl.cdiv(num_rows, M), PARTS):
+        row = (block * M + tl.arange(0, M)).to(tl.int64)[:, None]
+        a = tl.load(
+            rows_ptr + row * HIDDEN + k[None, :],
+            mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        a_high, a_low = split(a)
         total = product(a_high, a_low, b_high, b_low, EXACT)
+        inside = (row < num_rows) & (column < WIDTH)
         if ADD:
             total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + row * WIDTH + column, total, mask=inside)

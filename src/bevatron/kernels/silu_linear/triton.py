@@ -18,17 +18,23 @@ from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.silu import silu
 from bevatron.kernels.triton_products import multiply, precision
 
-ROWS = {torch.float32: 128, torch.float64: 32}
+ROWS = {torch.float32: 64, torch.float64: 32}
+"""Of a program; with 128 the double backward has too few registers."""
 WARPS = 8
-WIDEST = 128
+WIDEST = 64
 """Columns up to which a program holds whole rows and the whole weight."""
 PARTS = 256
 """Parts of the rows that are summed apart for a gradient by W."""
+SUMMED = 32
+"""Rows of such a part that are added at once."""
 
 
 def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute what the reference does; wide layers are left to the library's products."""
-    if max(weight.shape) > WIDEST:
+    """Compute what the reference does; wide layers are left to the library's products.
+
+    So is float64 on a GPU, for which a program has too few registers.
+    """
+    if max(weight.shape) > WIDEST or (x.is_cuda and x.dtype == torch.float64):
         return silu(x) @ weight
     result: Tensor = forward(x, weight)
     return result
@@ -148,13 +154,13 @@ def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
     parts = PARTS if x.is_cuda else 2
     sums = x.new_zeros(parts, x.shape[1], dy.shape[1])
     if x.numel() and dy.numel():
-        rows = ROWS[x.dtype] // 2
         with torch.cuda.device_of(x):
             _outer[(parts,)](
                 x, dy, u if u is not None else x, sums, x.shape[0],
-                triton.cdiv(x.shape[0], parts * rows) * rows,
+                triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
                 H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
-                ROWS=rows, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x), num_warps=4,
+                ROWS=SUMMED, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x),
+                num_warps=4,
             )  # fmt: skip
     return torch.sum(sums, 0)
 
