@@ -21,11 +21,11 @@ def epochs(folder):
 
 
 def test_training_lowers_the_validation_error(tmp_path):
-    result = fit(tiny.make_run(tmp_path, optim={"lr": 0.03, "ema": 0.9}, train={"epochs": 8}))
+    result = fit(tiny.make_run(tmp_path, optim={"lr": 0.03, "ema": 0.9}, train={"epochs": 12}))
     errors = [record["valid"]["energy_mse"] for record in epochs(tmp_path)]
     assert errors[-1] < 0.2 * errors[0]
     assert result.finished == "epochs"
-    assert result.epochs == 8
+    assert result.epochs == 12
     assert result.best == min(record["valid"]["loss"] for record in epochs(tmp_path))
 
 
