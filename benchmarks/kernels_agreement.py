@@ -122,19 +122,19 @@ def collect(folder: Path, device: str) -> None:
 
 def picture(curves: Sequence[tuple[int, Any, Any, Any]]) -> Any:
     """Draw losses of both kinds of kernels and how far they are apart."""
-    one, two, apart = [], [], []
+    panels, apart = [], []
     for seed, reference, fast, difference in curves:
         steps = np.arange(1, len(reference) + 1)
-        one.append(plots.Curve(f"reference, seed {seed}", steps, _smooth(reference)))
-        two.append(plots.Curve(f"fast, seed {seed}", steps, _smooth(fast), dashed=True))
-        apart.append(plots.Curve(f"seed {seed}", steps, np.maximum(difference, 1e-9)))
-    return plots.curves(
-        [
-            plots.Panel(f"Loss, mean of {SMOOTH} steps", "loss", (*one, *two)),
-            plots.Panel("Relative difference", "|fast - reference| / reference", apart),
-        ],
-        "step",
-    )
+        both = (
+            plots.Curve("reference", steps, _smooth(reference)),
+            plots.Curve("fast kernels", steps, _smooth(fast), dashed=True),
+        )
+        panels.append(plots.Panel(f"Seed {seed}, mean of {SMOOTH} steps", "loss", both))
+        most = np.maximum.accumulate(difference)
+        apart.append(plots.Curve(f"seed {seed}", steps, np.maximum(most, 1e-9)))
+    title = "Largest difference so far"
+    panels.append(plots.Panel(title, "|fast - reference| / reference", apart))
+    return plots.curves(panels, "step")
 
 
 def _smooth(values: Any) -> Any:
