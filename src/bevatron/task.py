@@ -113,10 +113,11 @@ class Task(Protocol[B_contra]):
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A task over `StructureBatch` whose loss can be recorded as a CUDA graph.
+    """A task whose loss can be recorded as a CUDA graph.
 
-    Its loss and backward pass do the same on all batches of one shape, never ask the device for a
-    number, and keep their digits when a batch ends with empty or unlabelled structures.
+    Its loss and backward pass do the same on all batches of one shape and never ask the device for
+    a number. Batches of structures or molecules are padded: the loss keeps its digits when they end
+    with empty or unlabelled ones.
     """
 
     def constants(self) -> Hashable:

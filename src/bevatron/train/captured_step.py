@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.padding import Batch, BatchShape
-from bevatron.data.samples import MoleculeBatch
+from bevatron.data.samples import GraphBatch, MoleculeBatch
 from bevatron.data.size_buckets import SizeBuckets, choose_shapes, smallest_shape, waste
 from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
@@ -38,12 +38,19 @@ from bevatron.train.step import (
     out_of_memory,
     step_totals,
 )
-from bevatron.train.transfers import BatchFeed, NumberFeed, Reading
+from bevatron.train.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.typing import IntArray
 
 Figures = tuple[Tensor, float, dict[str, float], float, bool]
 """Loss and terms of each batch of this rank [B, 1 + T]; of the whole step the loss, its terms, the
 gradient's norm, and whether the weights were changed."""
+
+Kind = BatchShape | tuple[int, ...]
+"""What a recording is for: batches padded to a shape, or the batch of just these samples."""
+
+LARGE_GRAPH = 2**22
+"""Edges from which on a step is bound by the device, launched one by one or not: a recording would
+only keep the memory of its activations."""
 
 
 def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
@@ -56,7 +63,12 @@ def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
         return "train.compile is on"
     if not isinstance(run.task, Capturable):
         return "this task's loss is not made for it"
-    if not {"atoms", "edges"} <= run.sizes.keys():
+    if "nodes" in run.sizes:
+        if len(run.train) > 1:
+            return "batches of graphs cannot be padded to one shape"
+        if mesh.world > 1:
+            return "the graph is cut over several processes"
+    elif not {"atoms", "edges"} <= run.sizes.keys():
         return "the atoms and edges of the samples are not counted"
     kinds = {(p.dtype, p.device) for p in trained_parameters(state.model).values()}
     return "the parameters are of several types" if len(kinds) > 1 else None
@@ -76,6 +88,8 @@ def captured_step(
     if wanted is False:
         return None
     why = obstacle(run, state, mesh)
+    if why is None and not wanted and "nodes" in run.sizes:
+        why = "the graph is large" if run.sizes["edges"].sum() > LARGE_GRAPH else None
     if why is None:
         return CapturedStep(run, state, mesh)
     if wanted:
@@ -86,7 +100,7 @@ def captured_step(
 
 
 class CapturedStep:
-    """Steps over batches of a few fixed shapes, recorded as CUDA graphs.
+    """Steps over batches of a few fixed shapes, or over one whole graph, recorded as CUDA graphs.
 
     It takes over parts of ``state``, see `DeviceUpdate`. On a CPU everything runs in the same way
     but unrecorded.
@@ -122,7 +136,7 @@ class CapturedStep:
         str or None
             A line for the log if the shapes have changed.
         """
-        if not len(batches):
+        if not len(batches) or "nodes" in self.run.sizes:
             return None
         counts = self.run.sizes
         counted = [counts["edges"], counts["atoms"], np.ones_like(counts["atoms"])]
@@ -142,7 +156,7 @@ class CapturedStep:
 
     def __call__(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[Batch | GraphBatch],
         *,
         lr: float,
         notes: Mapping[str, float] | None = None,
@@ -172,7 +186,7 @@ class CapturedStep:
             if self.buckets.shapes:
                 recordings.record_all(self.buckets.shapes, self._smallest_batch)
             for place, batch in enumerate(batches):
-                recordings.add_gradients(place, batch, self._shape_of(batch))
+                recordings.add_gradients(place, batch, self._kind_of(batch))
         except torch.OutOfMemoryError as error:
             raise out_of_memory(run, max(batches, key=lambda b: b.num_edges), mesh) from error
         totals = recordings.add_up(len(batches))
@@ -205,7 +219,9 @@ class CapturedStep:
         self._recordings = None
         self._update.release()
 
-    def _shape_of(self, batch: Batch) -> BatchShape:
+    def _kind_of(self, batch: Batch | GraphBatch) -> Kind:
+        if isinstance(batch, GraphBatch):
+            return tuple(batch.sample_indices.tolist())
         size = [batch.num_edges, batch.num_atoms, batch.num_graphs]
         if isinstance(batch, MoleculeBatch):
             size.append(batch.num_pairs)
@@ -215,7 +231,9 @@ class CapturedStep:
             self.buckets = SizeBuckets((*self.buckets.shapes, shape), 0.0, 0.0)
         return shape
 
-    def _recordings_for(self, batch: Batch, counts: Mapping[str, Tensor]) -> "_Recordings":
+    def _recordings_for(
+        self, batch: Batch | GraphBatch, counts: Mapping[str, Tensor]
+    ) -> "_Recordings":
         """Return the recordings, new ones once the loss has changed its weights."""
         task = self.run.task
         constants = task.constants() if isinstance(task, Capturable) else None
@@ -238,10 +256,12 @@ class _Recordings:
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self._rows = run.settings.optim.accumulate
         self._recorder = Recorder(mesh.device)
-        self._inputs: dict[BatchShape, BatchFeed] = {}
-        self._graphs: dict[BatchShape, Work] = {}
+        self._inputs: dict[Kind, Feed] = {}
+        self._graphs: dict[Kind, Work] = {}
 
-    def begin(self, constants: object, batch: Batch, counts: Mapping[str, Tensor]) -> None:
+    def begin(
+        self, constants: object, batch: Batch | GraphBatch, counts: Mapping[str, Tensor]
+    ) -> None:
         """Find out the loss's terms and record the update."""
         self.constants = constants
         self.counts = NumberFeed(len(counts), self._device)
@@ -275,23 +295,28 @@ class _Recordings:
             for shape in missing:
                 self._record(shape, batch)
 
-    def add_gradients(self, place: int, batch: Batch, shape: BatchShape) -> None:
-        """Add the gradients of one batch; record its shape if this is the first of it."""
-        if shape not in self._graphs:
-            self._record(shape, batch)
+    def add_gradients(self, place: int, batch: Batch | GraphBatch, kind: Kind) -> None:
+        """Add the gradients of one batch; record its kind if this is the first of it."""
+        if kind not in self._graphs:
+            self._record(kind, batch)
         else:
-            self._inputs[shape].send(batch)
-        self._graphs[shape]()
+            self._inputs[kind].send(batch)
+        self._graphs[kind]()
         self._parts[place].copy_(self._terms)
 
-    def _record(self, shape: BatchShape, batch: Batch) -> None:
-        """Record what adds the gradients of a batch of a shape; they stay as they are."""
-        inputs = BatchFeed(shape, self._dtype, self._device, batch)
+    def _record(self, kind: Kind, batch: Batch | GraphBatch) -> None:
+        """Record what adds the gradients of a batch of a kind; they stay as they are."""
+        inputs = self._feed(kind, batch)
         inputs.send(batch)
         before = self._update.gradients.flat.clone()
         graph = self._recorder.record(lambda: self._gradients(inputs.batch))
         self._update.gradients.flat.copy_(before)
-        self._inputs[shape], self._graphs[shape] = inputs, graph
+        self._inputs[kind], self._graphs[kind] = inputs, graph
+
+    def _feed(self, kind: Kind, batch: Batch | GraphBatch) -> Feed:
+        if isinstance(kind, BatchShape) and not isinstance(batch, GraphBatch):
+            return BatchFeed(kind, self._dtype, self._device, batch)
+        return StandingFeed(batch, self._dtype, self._device)
 
     def add_up(self, num_batches: int) -> Tensor:
         """Return loss and terms of this rank's batches together, on the device."""
@@ -313,7 +338,7 @@ class _Recordings:
 
         return figures
 
-    def _gradients(self, batch: Batch) -> None:
+    def _gradients(self, batch: Batch | GraphBatch) -> None:
         """Add a batch's gradients to the flat buffer and write down its loss and terms."""
         with products(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)

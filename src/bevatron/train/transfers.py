@@ -1,7 +1,7 @@
 """Copies between host and device that nobody waits for, through memory that never moves."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -78,6 +78,32 @@ class NumberFeed:
         host.copy_(values)
         self.values.copy_(host, non_blocking=True)
         copied.mark()
+
+
+class Feed(Protocol):
+    """What a recording reads, at the same place for ever, and how it is replaced."""
+
+    batch: Any
+
+    def send(self, batch: Any) -> None:
+        """Replace the batch for all work launched from now on."""
+
+
+class StandingFeed:
+    """A batch that is the same in every step, such as one whole graph: it stays on the device.
+
+    Attributes
+    ----------
+    batch
+        On the device.
+    """
+
+    def __init__(self, batch: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.batch: Any = batch.to(device, dtype)
+
+    def send(self, batch: Any) -> None:
+        """Leave it as it is."""
+        del batch
 
 
 class BatchFeed:

@@ -41,6 +41,10 @@ class NodeTask:
     def begin_epoch(self, epoch: int) -> None:
         """Do nothing: the loss stays the same."""
 
+    def constants(self) -> tuple[()]:
+        """Return nothing: the loss depends on tensors alone, so steps may be captured."""
+        return ()
+
     def normalisers(self, batch: GraphBatch) -> dict[str, Tensor]:
         """Count the labels that the loss averages over."""
         if self.labels == "classes":

@@ -1,0 +1,100 @@
+"""Steps over one whole graph are recorded, and have the losses of steps launched one by one."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from graph_data_sets import write
+
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.graph import GraphRun, build
+from bevatron.train import captured_step
+from bevatron.train.loop import begin_state, fit
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_GPU = Mesh(device=torch.device("cuda"))
+
+
+def make(folder, *, cuda_graphs=None, graphs=1, dropout=0.0, lr=0.02):
+    """A run on small graphs of its own."""
+    folder.mkdir(exist_ok=True)
+    files = [str(write(folder / f"{seed}.npz", seed=seed)) for seed in range(graphs)]
+    values = {
+        "output": str(folder / "run"),
+        "data": {"train": files, "valid": files[:1] if graphs > 1 else []},
+        "model": {"hidden": 4, "heads": 2, "dropout": dropout, "attention_dropout": dropout},
+        "optim": {"lr": lr, "weight_decay": 1e-3},
+        "train": {
+            "epochs": 6, "device": DEVICE, "threads": 1, "dtype": "float64",
+            "cuda_graphs": cuda_graphs,
+        },
+        "report": False,
+    }  # fmt: skip
+    return build(GraphRun.from_values(values))
+
+
+def losses(folder, kind="step"):
+    """Of every step, or of every epoch."""
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """Let runs on a CPU take the captured step; count the batches that are put on the device."""
+    made = []
+    if DEVICE == "cpu":
+        monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
+    standing = captured_step.StandingFeed
+    monkeypatch.setattr(
+        captured_step, "StandingFeed", lambda *given: made.append(given) or standing(*given)
+    )
+    return made
+
+
+def test_recorded_steps_have_the_losses_of_launched_ones(tmp_path, capturing):
+    fit(make(tmp_path / "launched", cuda_graphs=False))
+    assert not capturing
+    fit(make(tmp_path / "recorded"))
+    assert len(capturing) == 1, "one graph, one recording, all epochs"
+    found, expected = losses(tmp_path / "recorded"), losses(tmp_path / "launched")
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert len(set(found)) == 6, "the weights move"
+
+
+def test_dropout_is_drawn_anew_in_every_recorded_step(tmp_path, capturing):
+    fit(make(tmp_path / "still", dropout=0.5, lr=1e-12))
+    assert capturing
+    found = sorted(losses(tmp_path / "still"))
+    assert all(two - one > 1e-6 for one, two in itertools.pairwise(found))
+
+
+def test_one_small_graph_is_captured(tmp_path):
+    run = make(tmp_path / "one")
+    assert captured_step.obstacle(run, begin_state(run, Mesh(), None), ON_GPU) is None
+
+
+def test_several_graphs_are_not(tmp_path):
+    run = make(tmp_path / "many", graphs=3)
+    why = captured_step.obstacle(run, begin_state(run, Mesh(), None), ON_GPU)
+    assert why == "batches of graphs cannot be padded to one shape"
+
+
+def test_a_graph_cut_over_processes_is_not(tmp_path):
+    run = make(tmp_path / "cut")
+    mesh = Mesh(rank=0, world=2, device=torch.device("cuda"))
+    why = captured_step.obstacle(run, begin_state(run, Mesh(), None), mesh)
+    assert why == "the graph is cut over several processes"
+
+
+def test_a_large_graph_is_captured_only_if_asked_for(tmp_path, capturing, monkeypatch):
+    monkeypatch.setattr(captured_step, "LARGE_GRAPH", 10)
+    fit(make(tmp_path / "large"))
+    assert not capturing
+    fit(make(tmp_path / "asked", cuda_graphs=True))
+    assert capturing
