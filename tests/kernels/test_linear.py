@@ -53,6 +53,22 @@ def test_what_flows_back_to_rows_that_are_handed_on_is_added(dtype):
     check_op(both, both, make(9, 24, 20, dtype=dtype), order=1, tolerance=tolerance, ran=ran)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_gradient_that_is_shared_with_others_is_not_written_to(dtype):
+    """All three terms of a sum get one and the same gradient."""
+
+    def both(x, weight, more):
+        y, x = linear_beside(x, weight)
+        return y + x + more
+
+    inputs = {
+        "x": draw(9, 16, dtype=dtype), "weight": draw(16, 16, dtype=dtype, seed=8),
+        "more": draw(9, 16, dtype=dtype, seed=9),
+    }  # fmt: skip
+    ran = ("linear", "triton")
+    check_op(both, both, inputs, order=1, tolerance=TOLERANCES[dtype], ran=ran)
+
+
 def test_rows_that_are_only_handed_on_get_what_flows_back():
     x, weight = draw(3, 4).requires_grad_(), draw(2, 4).requires_grad_()
     with use("triton"):

@@ -69,8 +69,7 @@ def linear_beside(
 
     Returns
     -------
-    y, and x for one other reader. The gradient that comes back through the latter is written
-    over: it must be nobody else's, as that of a fused operator is.
+    y, and x for one other reader.
 
     Raises
     ------

@@ -60,11 +60,11 @@ class _Linear(torch.autograd.Function):
 
 
 def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Compute ``dy weight + more``, into ``more`` where the product can."""
+    """Compute ``dy weight + more``; not into ``more``, which autograd may have given to others."""
     if more is None:
         return torch.mm(dy, weight).to(dtype)
-    if dtype == dy.dtype and more.is_contiguous():
-        return more.addmm_(dy, weight)
+    if dtype == dy.dtype:
+        return torch.addmm(more, dy, weight)
     return more + torch.mm(dy, weight).to(dtype)
 
 
