@@ -1,5 +1,7 @@
 """The outer product mean: the reference everywhere, the kernels interpreted or compiled."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -64,6 +66,22 @@ def test_result_and_gradients_are_right(biases, dtype):
 @pytest.mark.parametrize(("rows", "length", "batch"), [(1, 1, ()), (3, 5, (2,)), (2, 0, ())])
 def test_any_size_is_right(rows, length, batch):
     check(make(rows, length, 6, 3, 4, batch=batch), strided=True)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("layout", ["transposed", "one column for all residues"])
+def test_a_mask_may_have_any_strides(layout, batch):
+    inputs = make(7, 9, 6, 3, 4, batch=batch)
+    mask = inputs["mask"].float()
+    if layout == "transposed":
+        inputs["mask"] = mask.mT.contiguous().mT
+    else:
+        inputs["mask"] = mask[..., 1:2].expand(mask.shape)
+    assert not inputs["mask"].is_contiguous()
+    kept = inputs.pop("mask")
+    run = partial(outer_product_mean, mask=kept)
+    ran = ("outer_product_mean", "triton")
+    check_op(run, run, inputs, order=1, tolerance=TOLERANCES[torch.float32], ran=ran)
 
 
 def test_against_an_explicit_sum():

@@ -266,7 +266,8 @@ def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
 
 
 def _flat(mask: Tensor) -> Tensor:
-    return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:])
+    """Return [batch, S, N], contiguous: kernels read it residue after residue."""
+    return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()
 
 
 def _bytes_per_line(m: Tensor, H: int) -> int:
