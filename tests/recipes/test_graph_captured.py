@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = Mesh(device=torch.device("cuda"))
 
 
-def make(folder, *, cuda_graphs=None, graphs=1, dropout=0.0, lr=0.02):
+def make(folder, *, cuda_graphs=None, graphs=1, dropout=0.0, lr=0.02, epochs=6, resume=False):
     """A run on small graphs of its own."""
     folder.mkdir(exist_ok=True)
     files = [str(write(folder / f"{seed}.npz", seed=seed)) for seed in range(graphs)]
@@ -30,12 +30,12 @@ def make(folder, *, cuda_graphs=None, graphs=1, dropout=0.0, lr=0.02):
         "model": {"hidden": 4, "heads": 2, "dropout": dropout, "attention_dropout": dropout},
         "optim": {"lr": lr, "weight_decay": 1e-3},
         "train": {
-            "epochs": 6, "device": DEVICE, "threads": 1, "dtype": "float64",
+            "epochs": epochs, "device": DEVICE, "threads": 1, "dtype": "float64",
             "cuda_graphs": cuda_graphs,
         },
         "report": False,
     }  # fmt: skip
-    return build(GraphRun.from_values(values))
+    return build(GraphRun.from_values(values), resume=resume)
 
 
 def losses(folder, kind="step"):
@@ -72,6 +72,14 @@ def test_dropout_is_drawn_anew_in_every_recorded_step(tmp_path, capturing):
     assert capturing
     found = sorted(losses(tmp_path / "still"))
     assert all(two - one > 1e-6 for one, two in itertools.pairwise(found))
+
+
+def test_a_resumed_run_drops_what_an_uninterrupted_one_does(tmp_path, capturing):
+    fit(make(tmp_path / "whole", dropout=0.5))
+    fit(make(tmp_path / "halves", dropout=0.5, epochs=3))
+    fit(make(tmp_path / "halves", dropout=0.5, resume=True))
+    assert len(capturing) == 3
+    assert losses(tmp_path / "halves") == pytest.approx(losses(tmp_path / "whole"), rel=1e-9)
 
 
 def test_one_small_graph_is_captured(tmp_path):

@@ -23,7 +23,7 @@ from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Capturable, ChecksBatches
-from bevatron.train.cuda_graphs import Recorder, Work
+from bevatron.train.cuda_graphs import Recorder, Work, same_draws
 from bevatron.train.device_update import DeviceUpdate
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import trained_parameters
@@ -267,7 +267,7 @@ class _Recordings:
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
-        with products(self._config, self._device):
+        with products(self._config, self._device), same_draws(self._device):
             self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
         width, rows = 1 + len(self._names), self._rows
 

@@ -5,6 +5,7 @@ they leave the GPU waiting. A graph launches them all at once. What is recorded 
 fixed memory, never ask the device for a number and always do the same.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,11 @@ Work = Callable[[], None]
 
 class NotRecordableError(BevatronError):
     """Work waits for the device, so it cannot be recorded."""
+
+
+def same_draws(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Put the random numbers back behind what is only a rehearsal: a resumed run has another."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 class Recorder:
@@ -45,7 +51,7 @@ class Recorder:
             self._stream = torch.cuda.Stream(device)
 
     def record(self, work: Work, rehearsal: Work | None = None) -> Work:
-        """Warm up twice, then record some work without running it.
+        """Warm up twice, then record some work without running it; no random number is used up.
 
         Parameters
         ----------
@@ -66,7 +72,10 @@ class Recorder:
         """
         if not self._on_gpu:
             return work
-        rehearsal = rehearsal or work
+        with same_draws(self.device):
+            return self._record(work, rehearsal or work)
+
+    def _record(self, work: Work, rehearsal: Work) -> Work:
         present = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
