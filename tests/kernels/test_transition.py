@@ -68,6 +68,13 @@ def test_chunks_of_rows_give_the_right_result(names, small_chunks):
     check(make((3, 5), 12, 24, *names))
 
 
+@pytest.mark.parametrize("names", [GATED, PLAIN])
+@pytest.mark.parametrize("width", [16, 24])
+def test_weights_may_be_wider_than_rows(width, names):
+    inputs = make((9,), width, 64, *names)
+    check(inputs | {"x": inputs["x"].to(HALF)})
+
+
 @pytest.mark.parametrize("rows", [0, 1, 4, 5])
 def test_any_number_of_rows_is_right(rows, small_chunks):
     check(make((rows,), 8, 16, *GATED))

@@ -64,13 +64,14 @@ def backward(
     shares = _input(dy, rows, weights, dx, normed)
     sum_shares(shares, rows.weight, rows.bias, dnorm_weight, dnorm_bias)
     totals, dup_bias = _weight(dy, normed, weights)
-    ddown = totals[1].t().to(given.down.dtype, memory_format=torch.contiguous_format)
+    # Copies: what an operator returns must not lie in one piece of memory.
+    ddown = totals[1].t().contiguous().to(given.down.dtype)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
     return (
-        totals[0].to(given.up.dtype),
+        totals[0].to(given.up.dtype, copy=True),
         ddown,
-        dy.new_empty(0) if given.gate is None else totals[2].to(given.gate.dtype),
+        dy.new_empty(0) if given.gate is None else totals[2].to(given.gate.dtype, copy=True),
         dy.new_empty(0) if given.up_bias is None else dup_bias.to(given.up_bias.dtype),
         ddown_bias.result(),
     )
