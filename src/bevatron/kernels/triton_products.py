@@ -18,17 +18,25 @@ def precision(x: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "split"
 
 
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+def halves(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
     """Split as `split` does."""
     high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    if not exact:
+        high = torch.where(x.isnan(), x, high)
     return high, x - high
 
 
 @triton.jit
-def split(x):
-    """Split float32 numbers into what TF32 holds of them, rounded, and the rest."""
+def split(x, EXACT: tl.constexpr):
+    """Split float32 numbers into what TF32 holds of them, rounded, and the rest.
+
+    NaN as CUDA writes it, 0x7fffffff, is rounded to -0; the rest, which `product` needs if EXACT,
+    is NaN then. Without the rest NaN is kept.
+    """
     bits = x.to(tl.int32, bitcast=True)
     high = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    if not EXACT:
+        high = tl.where(x == x, high, x)  # noqa: PLR0124  false of NaN
     return high, x - high
 
 
@@ -54,7 +62,7 @@ def multiply(a, b, PRECISION: tl.constexpr):
     if PRECISION == "float64":
         total = tl.dot(a, b, input_precision="ieee", out_dtype=tl.float64)
     else:
-        a_high, a_low = split(a)
-        b_high, b_low = split(b)
+        a_high, a_low = split(a, PRECISION == "split")
+        b_high, b_low = split(b, PRECISION == "split")
         total = product(a_high, a_low, b_high, b_low, PRECISION == "split")
     return total

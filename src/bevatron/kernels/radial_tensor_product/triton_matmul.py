@@ -53,7 +53,7 @@ class Layer:
         self.weight = weight
         self.hidden, self.width = weight.shape
         if weight.dtype == torch.float32:
-            self.high, self.low = halves(weight)
+            self.high, self.low = halves(weight, _exact())
             self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
@@ -157,7 +157,7 @@ def _expand(
             rows_ptr + row * HIDDEN + k[None, :],
             mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
         ).to(tl.float32)  # fmt: skip
-        a_high, a_low = split(a)
+        a_high, a_low = split(a, EXACT)
         total = product(a_high, a_low, b_high, b_low, EXACT)
         inside = (row < num_rows) & (column < WIDTH)
         if ADD:
@@ -188,7 +188,7 @@ def _contract(
         mask = (column < HIDDEN) & (k[:, None] < WIDTH)
         b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
         b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        a_high, a_low = split(a)
+        a_high, a_low = split(a, EXACT)
         total += product(a_high, a_low, b_high, b_low, EXACT)
     tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
 
@@ -217,7 +217,7 @@ def _outer(
             right_ptr + row[:, None] * WIDTH + column,
             mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
         ).to(tl.float32)  # fmt: skip
-        a_high, a_low = split(a)
-        b_high, b_low = split(b)
+        a_high, a_low = split(a, EXACT)
+        b_high, b_low = split(b, EXACT)
         total += product(a_high, a_low, b_high, b_low, EXACT)
     tl.store(where, total, mask=inside)
