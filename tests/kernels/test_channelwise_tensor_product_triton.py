@@ -202,6 +202,13 @@ def test_matrix_products_of_the_last_layer(shape):
     assert_close(outer.out, 2.0 * rows.double().mT @ expanded.double(), limit)
 
 
+def test_layers_too_wide_for_shared_memory_are_left_to_the_library(monkeypatch):
+    matmul = module("radial_tensor_product.triton_matmul")
+    for kernel in ("_expand", "_contract", "_outer"):
+        monkeypatch.setattr(matmul, kernel, None)  # never launched
+    check(SMALL, make(SMALL, PAIR, torch.float32, hidden=129))
+
+
 def test_compiled_with_its_inner_gradient_it_equals_eager():
     dynamo = pytest.importorskip("torch._dynamo")
     if not hasattr(dynamo.config, "trace_autograd_ops"):

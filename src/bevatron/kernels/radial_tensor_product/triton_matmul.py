@@ -38,6 +38,8 @@ ROOMY = (9, 10)
 """Compute capabilities with room for the 192 KiB of shared memory that `EXPAND` takes."""
 CONTRACT = Tiles(64, 64, 32, 4, 3)
 OUTER = Tiles(64, 32, 64, 4, 3)
+WIDEST = 128
+"""Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
 
 
 class Layer:
@@ -52,13 +54,14 @@ class Layer:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
         self.hidden, self.width = weight.shape
-        if weight.dtype == torch.float32:
+        self.split = weight.dtype == torch.float32 and self.hidden <= WIDEST
+        if self.split:
             self.high, self.low = halves(weight, _exact())
             self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
         """Compute out = rows @ weight, or add it."""
-        if out.dtype != torch.float32:
+        if not self.split:
             torch.addmm(out, rows, self.weight, beta=float(add), out=out)
             return
         inner = _filled(self.hidden)
@@ -75,7 +78,7 @@ class Layer:
 
     def contract(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
         """Compute out = rows @ weight.T, or add it."""
-        if out.dtype != torch.float32:
+        if not self.split:
             torch.addmm(out, rows, self.weight.mT, beta=float(add), out=out)
             return
         _contract[(triton.cdiv(len(rows), CONTRACT.rows),)](
@@ -98,7 +101,7 @@ class OuterSum:
     def __init__(self, out: Tensor) -> None:
         self.out = out
         self.parts = None
-        if out.dtype == torch.float32 and out.numel():
+        if out.dtype == torch.float32 and out.numel() and len(out) <= WIDEST:
             across = triton.cdiv(out.shape[1], OUTER.columns)
             splits = min(_shares("outer", across), 64) if out.is_cuda else 2
             self.parts = out.new_zeros(splits, *out.shape)
