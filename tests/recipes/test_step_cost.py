@@ -9,6 +9,7 @@ from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
 from bevatron.recipes import step_cost
+from bevatron.recipes.benchmarks import capacity_curves, cost_model
 from bevatron.recipes.step_cost import (
     StepCost,
     StepMeter,
@@ -87,6 +88,20 @@ def test_no_factor_is_negative_where_sizes_say_nothing():
 def test_too_few_measurements_are_refused():
     with pytest.raises(ConfigError, match="needs 4 measurements, got 1"):
         fit_cost([StepCost({"atoms": 1, "edges": 1, "graphs": 1}, 1.0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("most", "sentence"),
+    [(40, "batches are measured from 64 atoms on, got 40"), (64, "gave 2 measurements")],
+)
+def test_a_cost_model_of_batches_too_small_names_the_option(meter, most, sentence):
+    with pytest.raises(ConfigError, match=f"--most: .*{sentence}"):
+        cost_model(meter, most)
+
+
+def test_a_curve_of_batches_too_small_names_the_option():
+    with pytest.raises(ConfigError, match="--most: batches are measured from 64 atoms on, got 9"):
+        capacity_curves({"float32": make_meter}, most=9)
 
 
 @pytest.mark.parametrize("capacity", [27, 30, 100])

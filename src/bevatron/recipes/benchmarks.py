@@ -13,7 +13,7 @@ from bevatron.data.loader import Loader
 from bevatron.data.packing import Algorithm, Plan, pack
 from bevatron.data.samples import collate_structures
 from bevatron.data.store import Store
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import (
     MACE,
     PRESETS,
@@ -31,6 +31,7 @@ from bevatron.recipes.step_cost import (
     find_capacity,
     fit_cost,
     saturation,
+    smallest_measured,
 )
 from bevatron.recipes.structures import batch_sizes
 from bevatron.train import plots
@@ -158,9 +159,14 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     -------
     The measured steps with what the fit says of them, and lines on how to use it.
     """
-    costs = list(saturation(meter, most=most, seconds_at_most=20.0))
+    costs = _measured(meter, most, seconds_at_most=20.0)
     sizes = [cost.sizes["atoms"] for cost in costs]
     costs += [meter.measure(meter.densest_batch(n)) for n in sizes[:: max(1, len(sizes) // 4)]]
+    if len(costs) < len(TERMS) + 1:
+        raise ConfigError(
+            f"--most: batches of {most} atoms or fewer gave {len(costs)} measurements, a fit needs "
+            f"{len(TERMS) + 1}; give more"
+        )
     factors, error = fit_cost(costs)
     rows = []
     for cost in costs:
@@ -178,6 +184,16 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
         ),
     ]
     return rows, lines
+
+
+def _measured(meter: StepMeter, most: int, *, seconds_at_most: float = 60.0) -> list[StepCost]:
+    costs = list(saturation(meter, most=most, seconds_at_most=seconds_at_most))
+    if costs:
+        return costs
+    first = smallest_measured(meter)
+    if most < first:
+        raise ConfigError(f"--most: batches are measured from {first} atoms on, got {most}")
+    raise OutOfMemoryError(f"a batch of {first} atoms, the smallest measured, does not fit")
 
 
 def capacity_curves(
@@ -202,9 +218,7 @@ def capacity_curves(
     lines, rates, times = [], [], []
     for name, make in meters.items():
         meter = make()
-        costs = list(saturation(meter, most=most))
-        if not costs:
-            raise ConfigError(f"--most: no batch of {most} atoms or fewer could be measured")
+        costs = _measured(meter, most)
         atoms = [cost.sizes["atoms"] for cost in costs]
         rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
         rows += [_capacity_row(name, cost) for cost in costs]

@@ -224,11 +224,20 @@ class StepMeter:
         return np.asarray(order[:number], dtype=np.int64)
 
 
+FIRST = 64
+"""Atoms of the smallest batch that is measured, if a sample has no more."""
+
+
+def smallest_measured(meter: StepMeter, first: int = FIRST) -> int:
+    """Return the atoms with which `saturation` begins."""
+    return max(first, int(meter.sizes["atoms"].min()))
+
+
 def saturation(
-    meter: StepMeter, first: int = 64, most: int = 65536, seconds_at_most: float = 60.0
+    meter: StepMeter, first: int = FIRST, most: int = 65536, seconds_at_most: float = 60.0
 ) -> Iterator[StepCost]:
     """Measure steps of growing batches until memory, ``most`` atoms or a step's time ends it."""
-    capacity = max(first, int(meter.sizes["atoms"].min()))
+    capacity = smallest_measured(meter, first)
     while capacity <= most:
         try:
             cost = meter.measure(meter.random_batch(capacity, seed=capacity))
