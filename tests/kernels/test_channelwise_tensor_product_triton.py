@@ -1,6 +1,7 @@
 """The products over edges in Triton, interpreted on a CPU or compiled on a GPU."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,18 @@ def test_layers_too_wide_for_shared_memory_are_left_to_the_library(monkeypatch):
     for kernel in ("_expand", "_contract", "_outer"):
         monkeypatch.setattr(matmul, kernel, None)  # never launched
     check(SMALL, make(SMALL, PAIR, torch.float32, hidden=129))
+
+
+def test_weights_of_edges_are_made_within_the_shared_memory_of_other_gpus():
+    script = Path(__file__).with_name("compiled_sizes.py")
+    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, script], env=compiling, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    for line in run.stdout.splitlines():
+        *what, taken, room = line.split()
+        assert int(taken) <= int(room), what
 
 
 def test_compiled_with_its_inner_gradient_it_equals_eager():

@@ -33,9 +33,9 @@ class Tiles:
 
 EXPAND = Tiles(128, 128, 64, 8, 3)
 EXPAND_SMALL = Tiles(64, 64, 64, 4, 1)
-"""For more hidden numbers, or a GPU with less shared memory than Hopper's."""
-ROOMY = (9, 10)
-"""Compute capabilities with room for the 192 KiB of shared memory that `EXPAND` takes."""
+"""For more hidden numbers, or other GPUs than Hopper's."""
+ROOMY = 9
+"""Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
 CONTRACT = Tiles(64, 64, 32, 4, 3)
 OUTER = Tiles(64, 32, 64, 4, 3)
 WIDEST = 128
@@ -65,8 +65,8 @@ class Layer:
             torch.addmm(out, rows, self.weight, beta=float(add), out=out)
             return
         inner = _filled(self.hidden)
-        roomy = rows.is_cuda and torch.cuda.get_device_capability(rows.device)[0] in ROOMY
-        tiles = EXPAND if roomy and inner <= EXPAND.inner else EXPAND_SMALL
+        major = torch.cuda.get_device_capability(rows.device)[0] if rows.is_cuda else 0
+        tiles = expand_tiles(major, inner)
         across = triton.cdiv(self.width, tiles.columns)
         parts = _shares("expand", across) if rows.is_cuda else 1
         _expand[(across, parts)](
@@ -125,6 +125,11 @@ class OuterSum:
         """Complete ``out``."""
         if self.parts is not None:
             torch.sum(self.parts, 0, out=self.out)
+
+
+def expand_tiles(major: int, inner: int) -> Tiles:
+    """Choose the tiles for GPUs of a compute capability and so many hidden numbers, filled up."""
+    return EXPAND if major == ROOMY and inner <= EXPAND.inner else EXPAND_SMALL
 
 
 def _shares(product: str, across: int) -> int:
