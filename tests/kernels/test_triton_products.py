@@ -38,6 +38,12 @@ def by_outer_sum(x, weight):
     return out
 
 
+def by_element(x, weight):
+    """The product with the matrix of an atom's element, here of one."""
+    elements = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    return kernels.indexed_linear(x.unsqueeze(2), weight.unsqueeze(0), elements).squeeze(2)
+
+
 PRODUCTS = {
     "equivariant_linear": lambda x, w: kernels.equivariant_linear(x, [w]),
     "silu_linear": kernels.silu_linear,
@@ -59,3 +65,17 @@ def test_what_is_not_a_number_stays_so(product, bits):
         y, z = product(spoilt_x, weight), product(x, spoilt_weight)
     assert y.isnan().tolist() == [[row == 1] * 5 for row in range(3)]
     assert z.isnan().tolist() == [[column == 4 for column in range(5)]] * 3
+
+
+@pytest.mark.parametrize("told", ["tf32", "ieee"])
+@pytest.mark.parametrize("product", [*PRODUCTS.values(), by_element], ids=[*PRODUCTS, "by element"])
+def test_the_precision_may_be_set_by_its_newer_name(product, told):
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = told
+    try:
+        with kernels.use("triton"):
+            y = product(torch.ones(3, 16, device=DEVICE), torch.ones(16, 5, device=DEVICE))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert y.shape == (3, 5)
+    assert (y == y[0, 0]).all()

@@ -11,11 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 
+def allows_tf32() -> bool:
+    """Whether torch may round float32 factors to TF32, whichever way it was told so."""
+    # Not allow_tf32, which raises once fp32_precision has been set.
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def precision(x: Tensor) -> str:
     """Name how `multiply` computes: ``float64``, ``split``, or ``tf32`` where torch allows it."""
     if x.dtype == torch.float64:
         return "float64"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "split"
+    return "tf32" if allows_tf32() else "split"
 
 
 def halves(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:

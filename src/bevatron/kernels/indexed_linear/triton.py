@@ -20,6 +20,7 @@ from torch import Tensor
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.kernels.indexed_linear.triton_tiles import sum_tiles, tile_table
+from bevatron.kernels.triton_products import allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
 """Block of a matrix product."""
@@ -155,7 +156,7 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def _precision(x: Tensor) -> dict[str, Any]:
-    tf32 = torch.backends.cuda.matmul.allow_tf32 and x.dtype != torch.float64
+    tf32 = x.dtype != torch.float64 and allows_tf32()
     return {
         "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
         "PRECISION": "tf32" if tf32 else "ieee",

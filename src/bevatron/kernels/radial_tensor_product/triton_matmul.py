@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.triton_products import halves, product, split
+from bevatron.kernels.triton_products import allows_tf32, halves, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
 """Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
@@ -143,7 +143,7 @@ def _filled(hidden: int) -> int:
 
 
 def _exact() -> bool:
-    return not torch.backends.cuda.matmul.allow_tf32
+    return not allows_tf32()
 
 
 @triton.jit(do_not_specialize=["num_rows"])
