@@ -5,6 +5,8 @@ import os
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.cuda.is_available()
 if not GPU:
@@ -355,6 +357,55 @@ def test_second_derivatives_of_attention_are_refused_and_those_of_sums_known():
     with kernels.use("reference"):
         expected = 2 * spmm(csr.transpose(), spmm(csr, ones))
     assert_close(found, expected, 1e-6)
+
+
+def test_second_derivatives_of_sums_by_the_values_of_a_matrix():
+    csr, values = matrix("random", values=True)
+    values, x = values.to(DEVICE).requires_grad_(), draw(5, 2, 3).requires_grad_()
+    found = []
+    for implementation in ("reference", "triton"):
+        with kernels.use(implementation):
+            z = spmm(csr.with_values(values), x)
+            (inner,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(inner.square().sum(), [x, values]))
+    for one, other in zip(*found, strict=True):
+        assert_close(other, one, 1e-5)
+
+
+@pytest.mark.parametrize("operator", ["gat", "dot", "sum"])
+def test_operators_can_be_computed_again_in_the_backward_pass(operator):
+    csr, values = matrix("random", values=True)
+    csr = csr.with_values(values.to(DEVICE))
+    x, row_score, col_score, query = (
+        draw(*shape).requires_grad_() for shape in ((5, 2, 3), (7, 2), (5, 2), (7, 2, 3))
+    )
+
+    def run(x):
+        if operator == "gat":
+            return graph_attention(csr, x, row_score, col_score)
+        return (
+            dot_attention(csr, x, query=query, softmax=True) if operator == "dot" else spmm(csr, x)
+        )
+
+    with kernels.use("triton"):
+        (expected,) = torch.autograd.grad(run(x).square().sum(), x)
+        again = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)
+        (found,) = torch.autograd.grad(again.square().sum(), x)
+    assert torch.equal(found, expected)
+
+
+def test_modes_of_the_dispatcher_see_operators():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    csr, _ = matrix("random", values=False)
+    with kernels.use("triton"), Watch():
+        spmm(csr, draw(5, 2, 3))
+    assert "bevatron::spmm_sum" in seen
 
 
 def test_opcheck():

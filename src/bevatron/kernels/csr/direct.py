@@ -9,14 +9,16 @@ from torch.autograd.function import once_differentiable
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Say whether an operator must go through the dispatcher: a compiler or a transform looks on.
+    """Say whether an operator must go through the dispatcher: a compiler or a mode looks on.
 
     Else its kernels are launched directly: with the fourteen tensors of a matrix's structure, a
     custom operator and its backward pass take half a millisecond of the host's time.
     """
-    plain = type(tensor) in {Tensor, torch.nn.Parameter}
-    transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001  there is no other way
-    return torch.compiler.is_compiling() or transformed or not plain
+    if torch.compiler.is_compiling() or type(tensor) not in {Tensor, torch.nn.Parameter}:
+        return True
+    # There is no public way to ask for either.
+    transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
+    return transformed or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
 
 
 def direct(

@@ -326,8 +326,9 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[An
     tail = (None, rows, None, columns, None, ids, *(None,) * 7)
     if grad is None:
         return (None,) * 7 + tail
-    z, lse, *inputs, seed = ctx.saved_tensors[:11]
-    lists = list(ctx.saved_tensors[11:])
+    saved = ctx.saved_tensors  # once: a recomputed tensor is handed out once
+    z, lse, *inputs, seed = saved[:11]
+    lists = list(saved[11:])
     ends = ctx.counts[0], ctx.counts[0] + ctx.counts[1]
     run: Any = attend_backward if is_traced(grad) else _attend_backward
     found = run(

@@ -190,7 +190,7 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_sum(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, values, by_column, *lists = ctx.saved_tensors
     rows, columns = lists[: ctx.count], lists[ctx.count :]
-    dx = dvalues = None
+    dx = dvalues = dby_column = None
     if ctx.needs_input_grad[0]:
         # The transposed product: columns take the place of rows.
         dx = (add if is_traced(grad) else _add_directly)(
@@ -199,7 +199,10 @@ def _backward_sum(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         )
     if values is not None and ctx.needs_input_grad[1]:
         dvalues = entries(grad, x, None, values, rows, ctx.numbers[0])
-    return dx, dvalues, None, [None] * len(rows), None, [None] * len(columns), None, None
+    if by_column is not None and ctx.needs_input_grad[2]:
+        # This is that transposed product: the values that have a gradient are in the other order.
+        dby_column = entries(x, grad, None, by_column, columns, ctx.numbers[1])
+    return dx, dvalues, dby_column, [None] * len(rows), None, [None] * len(columns), None, None
 
 
 def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
