@@ -137,7 +137,7 @@ class CapturedInference:
         self._recorder = Recorder(self._device)
 
     def _evaluation_of(self, batch: StructureBatch, compute: frozenset[str]) -> "_Evaluation":
-        circumstances = (str(kernels.current()), torch.backends.cuda.matmul.allow_tf32)
+        circumstances = (str(kernels.current()), torch.backends.cuda.matmul.fp32_precision)
         if circumstances != self._circumstances:
             self._begin(circumstances)
         key = geometric_shape((batch.num_edges, batch.num_atoms, batch.num_graphs)), compute

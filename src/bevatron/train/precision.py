@@ -62,7 +62,7 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
     """
     before = (
         torch.get_num_threads(),
-        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cuda.matmul.fp32_precision == "tf32",  # allow_tf32 may raise if that is set
         torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
     )
