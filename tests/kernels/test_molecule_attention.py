@@ -82,6 +82,18 @@ def test_any_number_and_size_of_heads_is_right(heads, size):
     check(make([5, 18], heads=heads, size=size))
 
 
+@pytest.mark.parametrize(("heads", "size"), [(3, 64), (2, 200)])
+def test_long_rows_go_to_programs_of_fewer_heads(heads, size):
+    """What a program keeps in shared memory grows with its heads and their rows alike."""
+    from bevatron.kernels.molecule_attention import triton
+
+    check(make([3, 33], heads, size))
+    padded = 4 * (1 << (size - 1).bit_length())
+    for launch, usual in zip(triton._launches(64, padded), triton.LAUNCHES, strict=True):
+        assert launch["HEADS"] * padded <= usual["HEADS"] * triton.WIDEST or launch["HEADS"] == 1
+    assert [launch["HEADS"] for launch in triton._launches(64, 16)] == [8, 4]
+
+
 def test_there_may_be_no_bias():
     check(make([3, 20], heads=1, bias=False))
 

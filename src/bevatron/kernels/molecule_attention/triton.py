@@ -20,6 +20,9 @@ LAUNCHES: tuple[dict[str, int], ...] = (
 """Molecules of up to 16 atoms, and all others: a program that could take both would need so many
 registers for the larger that few would run side by side. Programs find out by themselves whether
 a molecule is theirs, so nobody waits for its size."""
+WIDEST = 128
+"""Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
+blocks of all of them would not fit the shared memory (99 KiB on the smallest GPUs)."""
 
 
 def molecule_attention(
@@ -87,7 +90,7 @@ def attend(
         return out, lse
     constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        for launch in _launches(num_heads):
+        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
                 *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
                 *(_given(seed, graph_ptr), out, lse),
@@ -147,7 +150,7 @@ def attend_backward(
     num_pairs = 0 if bias is None else len(bias)
     constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        for launch in _launches(num_heads):
+        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
                 *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
                 *(_given(seed, graph_ptr), out, lse, dout, _given(more, q), *parts, grads[3]),
@@ -226,10 +229,10 @@ def _dropout(dropout: float) -> tuple[int, float]:
     return threshold(dropout), 1.0 / (1.0 - dropout)
 
 
-def _launches(num_heads: int) -> list[dict[str, int]]:
-    """Cut launches down to few heads."""
-    most = triton.next_power_of_2(num_heads)
-    return [launch | {"HEADS": min(launch["HEADS"], most)} for launch in LAUNCHES]
+def _launches(num_heads: int, row_bytes: int) -> list[dict[str, int]]:
+    """Cut launches down to few heads, or to as many as fit."""
+    most, share = triton.next_power_of_2(num_heads), -(-row_bytes // WIDEST)
+    return [launch | {"HEADS": min(max(1, launch["HEADS"] // share), most)} for launch in LAUNCHES]
 
 
 def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dict[str, Any]:
