@@ -221,6 +221,18 @@ def test_capacity_holds_the_largest_structure_or_is_refused(meter):
         largest_capacity(little, 10.0, 1 << 20)
 
 
+@pytest.mark.parametrize("atoms", [300, 40])
+def test_capacity_is_found_where_the_first_trials_do_not_fit(meter, atoms):
+    largest = {name: int(meter.sizes[name].max()) for name in ("atoms", "edges")}
+    memory = Memory(meter, 1e9)
+    densest = largest["edges"] / largest["atoms"]
+    memory.limit = memory.constant + atoms * (memory.of_atom + memory.of_edge * densest)
+    found = largest_capacity(memory, memory.limit, 1 << 20)
+    assert largest["atoms"] <= found["atoms"] < 512
+    needed = memory.constant + memory.of_atom * found["atoms"] + memory.of_edge * found["edges"]
+    assert needed <= memory.limit
+
+
 def test_a_full_batch_has_all_atoms_and_edges(meter):
     capacity = {"atoms": 200, "edges": 4000}
     batch = meter.full_batch(capacity)

@@ -328,14 +328,14 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
         wanted = {"atoms": int(number), "edges": int(number * per_atom)}
         return {name: max(value, largest[name]) for name, value in wanted.items()}
 
-    first = max(512, largest["atoms"])
-    batches = [f(n) for n in (first, 2 * first) for f in (meter.random_batch, meter.densest_batch)]
-    costs = [meter.measure(batch, repeats=1) for batch in batches]
-    table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs], dtype=np.float64)
-    needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
-    of_atom, of_edge, constant = _non_negative(table, needed)
-    number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
-    number = min(number, float(most))
+    costs = _costs_of_trials(meter, largest["atoms"])
+    number = 0.0
+    if costs:
+        table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs])
+        needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
+        of_atom, of_edge, constant = _non_negative(table, needed)
+        number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
+        number = min(number, float(most))
     while True:
         found = capacity(number)
         try:
@@ -350,6 +350,22 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
                 "the largest structures, does not fit"
             )
         number *= 0.9
+
+
+def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
+    """Measure batches of two sizes and densities, none if at least so many atoms do not fit."""
+    first = max(512, least)
+    while True:
+        try:
+            return [
+                meter.measure(choose(number), repeats=1)
+                for number in (first, 2 * first)
+                for choose in (meter.random_batch, meter.densest_batch)
+            ]
+        except OutOfMemoryError:
+            if first == least:
+                return []
+        first = max(first // 2, least)
 
 
 def capacity_of_run(
