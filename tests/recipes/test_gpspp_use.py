@@ -199,6 +199,10 @@ def test_predictions_keep_titles_and_data_items_of_an_sdf(tmp_path):
     predict_file(exact(model()), tmp_path / "n.sdf", tmp_path / "n.csv")
     (row,) = read(tmp_path / "n.csv")
     assert (row["title"], row["name"]) == ("aspirin", "ASA")
+    (tmp_path / "t.sdf").write_text(f"{named}> <name>\nASA\n\n> <title>\nDr\n\n$$$$\n")
+    predict_file(exact(model()), tmp_path / "t.sdf", tmp_path / "t.csv")
+    (row,) = read(tmp_path / "t.csv")
+    assert (row["title_2"], row["title"], row["name"]) == ("aspirin", "Dr", "ASA")
 
 
 def test_embeddings_stand_where_their_molecules_do(table, tmp_path):

@@ -167,7 +167,8 @@ def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dic
         if isinstance(file, SdfFile):
             items = file.everything()
             titles = items.pop("")
-            named = {("title" if "name" in items else "name"): titles} if any(titles) else {}
+            names = ["name", "title", *(f"title_{n}" for n in range(2, len(items) + 2))]
+            named = {next(n for n in names if n not in items): titles} if any(titles) else {}
             texts = {name: pa.array(column, pa.string()) for name, column in
                      [*named.items(), *items.items()]}  # fmt: skip
             return smiles | texts
