@@ -6,7 +6,7 @@ import torch
 from bevatron.kernels.element_order import ElementOrder
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
 @pytest.mark.parametrize("num_elements", [3, 200])
 def test_elements_may_be_of_any_integer_type(dtype, num_elements):
     order = ElementOrder(torch.tensor([2, 0, 2, 1], dtype=dtype), num_elements)

@@ -73,7 +73,7 @@ class ElementOrder:
         if self._sorted is None:
             # Fewer digits, fewer passes of a radix sort; all that are unknown are -1 or Z.
             narrow = torch.int16 if self.num_elements < 2**15 else torch.int64
-            known = self.elements.clamp(-1, self.num_elements).to(narrow)
+            known = self.elements.long().clamp(-1, self.num_elements).to(narrow)
             ordered, order = torch.sort(known, stable=True)
             self._sorted = ordered.contiguous(), order
         return self._sorted
