@@ -2,7 +2,8 @@
 
 A feature of ``128x0e+128x1o`` holds 128 scalars (degree 0, even) and 128 vectors (degree 1, odd).
 The layout of a flat feature is e3nn's ``mul_ir``: block after block, within a block channel after
-channel, within a channel the 2l+1 components.
+channel, within a channel the 2l+1 components; or ``ir_mul``, where an operator offers it, within a
+block component after component.
 """
 
 import re
