@@ -193,7 +193,7 @@ def output_back_kernel(
             xhat, _ = load_scaled(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)
             normed = (xhat * weight + bias).to(X.dtype.element_ty)
             sigma = logistic(tl.dot(normed, tl.trans(gate_weight)) + gate_bias)
-            dy = load_block(DY, sample, n, s, last, S * N * Z, N * Z, Z, Z)
+            dy = load_block(DY, sample, n, s, last, tl.cast(S, tl.int64) * N * Z, N * Z, Z, Z)
             g = tl.dot(dy, out_weight) * sigma
             do += g
             gated = sigma * o
@@ -275,8 +275,8 @@ def rows_back_kernel(
             normed = (xhat * weight + bias).to(X.dtype.element_ty)
             kept = load_each(Mask, sample, n, s, last, S, N)
             p, dlogits = weights_back(normed, query, dattended, log_sum, delta, kept > 0)
-            g = load_block(DX, sample, n, s, last, S * N * C, N * C, C, C).to(tl.float32)
-            g = tl.dot(p.to(normed.dtype), dattended, g)
+            g = load_block(DX, sample, n, s, last, tl.cast(S, tl.int64) * N * C, N * C, C, C)
+            g = tl.dot(p.to(normed.dtype), dattended, g.to(tl.float32))
             g = tl.dot(dlogits.to(normed.dtype), query, g)
             g += kept[:, None] * dmean
             g = tl.where((s < last)[:, None], g, 0.0)
