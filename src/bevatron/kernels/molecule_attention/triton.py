@@ -12,6 +12,7 @@ from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.molecule_attention.reference import threshold
 from bevatron.kernels.molecule_attention.triton_backward import molecule_attention_backward
 from bevatron.kernels.molecule_attention.triton_forward import molecule_attention_forward
+from bevatron.kernels.triton_products import allows_tf32
 
 LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
@@ -236,7 +237,7 @@ def _launches(num_heads: int, row_bytes: int) -> list[dict[str, int]]:
 
 
 def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dict[str, Any]:
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32 = allows_tf32()
     return {
         "D": size,
         "D_PAD": max(16, triton.next_power_of_2(size)),

@@ -21,6 +21,7 @@ from bevatron.kernels.outer_product_mean.triton_kernels import (
 )
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
 from bevatron.kernels.rows import processors
+from bevatron.kernels.triton_products import allows_tf32
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
@@ -252,7 +253,7 @@ def _blocks(
 ) -> Mapping[str, Any]:
     """Choose blocks of a result with so many rows and columns, at least one for a processor."""
     single = like.dtype == torch.float32
-    tf32 = single and torch.backends.cuda.matmul.allow_tf32
+    tf32 = single and allows_tf32()
     programs = -(-rows // half["BM"]) * -(-columns // half["BN"])
     if programs < processors(like.device):
         half = HALF_SMALL

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair_attention.tiles import Tiles, padded
+from bevatron.kernels.triton_products import allows_tf32
 
 WIDE = 8
 """Elements by which strides are counted where all allow it."""
@@ -106,7 +107,7 @@ def constants_of(
     q: Tensor, tiles: Tiles, align: int, bias: Tensor | None, num_keys: int, mask: Tensor | None
 ) -> dict[str, Any]:
     """Collect what a kernel is compiled for."""
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = q.dtype == torch.float32 and allows_tf32()
     return {
         "D": q.shape[4],
         "D_PAD": padded(q.shape[4]),

@@ -16,6 +16,7 @@ from bevatron.kernels.triangle_multiply.triton_output import (
 )
 from bevatron.kernels.triangle_multiply.triton_project import project_input_kernel, project_kernel
 from bevatron.kernels.triangle_multiply.triton_weights import weight_kernel
+from bevatron.kernels.triton_products import allows_tf32
 
 LARGEST_WIDTH = 256
 ALIGNED = 8
@@ -93,7 +94,7 @@ class Pair:
     def constants(self, tiles: Tiles) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
         single = self.z.dtype == torch.float32
-        tf32 = single and torch.backends.cuda.matmul.allow_tf32
+        tf32 = single and allows_tf32()
         limit: dict[str, Any] = {}
         if tiles.registers and self.z.device.type == "cuda" and torch.version.hip is None:
             limit["maxnreg"] = tiles.registers
