@@ -17,6 +17,7 @@ from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.triton_source import (
     Variant,
     argument_names,
+    kernel_name,
     num_blocks,
     write_source,
 )
@@ -47,7 +48,9 @@ def compiled(product: Product, variant: Variant) -> Any:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"tl": tl, "__name__": __name__}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return triton.jit(do_not_specialize=["first", "stop", "num_rows"])(namespace["kernel"])
+    return triton.jit(do_not_specialize=["first", "stop", "num_rows"])(
+        namespace[kernel_name(variant)]
+    )
 
 
 class Index(NamedTuple):

@@ -56,7 +56,7 @@ class Variant:
 
 
 def write_source(product: Product, variant: Variant) -> str:
-    """Return a module's text that defines the function ``kernel`` for `triton.jit`."""
+    """Return a module's text that defines the function `kernel_name` for `triton.jit`."""
     return _Writer(product, variant).text()
 
 
@@ -111,7 +111,7 @@ class _Writer:
         names = [f"{name}_ptr" for name in argument_names(self.variant)]
         names += ["senders_ptr", "receiver_ptr"]
         names += ["permutation_ptr"] if self.variant.permuted else []
-        self._add(f"def kernel({', '.join(names)}, first, stop, num_rows):")
+        self._add(f"def {kernel_name(self.variant)}({', '.join(names)}, first, stop, num_rows):")
         self.depth = 1
         pieces = self.variant.pieces
         self._add("pid = tl.program_id(0).to(tl.int64)")
@@ -352,6 +352,11 @@ class _Writer:
 
     def _add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
+
+
+def kernel_name(variant: Variant) -> str:
+    """Name a kernel as traces are to show it: by its kind and what it computes."""
+    return "_".join(["channelwise", variant.kind, *sorted(variant.wanted)])
 
 
 def argument_names(variant: Variant) -> list[str]:

@@ -177,14 +177,15 @@ def _kernel(kind: str, spec: str, back: bool) -> Any:
     namespace: dict[str, Any] = {"tl": tl, "mix_tile": mix_tile, "outer_tile": outer_tile}
     namespace["__name__"] = __name__
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return triton.jit(namespace["kernel"])
+    return triton.jit(namespace[f"equivariant_{kind}"])
 
 
 def mix_source(given: Side, made: Side, back: bool) -> str:
     """Write the kernel that gives each degree its tiles."""
     lines = [
-        "def kernel(y_ptr, x_ptr, w_ptr, num_atoms, ROWS: tl.constexpr, COLUMNS: tl.constexpr,",
-        "           DEPTH: tl.constexpr, PRECISION: tl.constexpr):",
+        "def equivariant_mix(y_ptr, x_ptr, w_ptr, num_atoms,",
+        "                    ROWS: tl.constexpr, COLUMNS: tl.constexpr,",
+        "                    DEPTH: tl.constexpr, PRECISION: tl.constexpr):",
         "    tile = tl.program_id(0)",
     ]
     first = 0
@@ -210,8 +211,9 @@ def mix_source(given: Side, made: Side, back: bool) -> str:
 def outer_source(given: Side, made: Side) -> str:
     """Write the kernel that gives each degree its tiles."""
     lines = [
-        "def kernel(sums_ptr, x_ptr, g_ptr, num_atoms, SIZE: tl.constexpr, PARTS: tl.constexpr,",
-        "           DEPTH: tl.constexpr, PRECISION: tl.constexpr):",
+        "def equivariant_outer(sums_ptr, x_ptr, g_ptr, num_atoms,",
+        "                      SIZE: tl.constexpr, PARTS: tl.constexpr,",
+        "                      DEPTH: tl.constexpr, PRECISION: tl.constexpr):",
         "    tile = tl.program_id(0)",
         "    sums_ptr += tl.program_id(1).to(tl.int64) * SIZE",
     ]

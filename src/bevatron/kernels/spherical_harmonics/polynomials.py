@@ -70,7 +70,7 @@ def write_source(l_max: int, kind: str) -> str:
     }[kind]
     size = (l_max + 1) ** 2
     lines = [
-        f"def kernel({arguments}, count, BLOCK: tl.constexpr, WIDE: tl.constexpr):",
+        f"def harmonics_{kind}({arguments}, count, BLOCK: tl.constexpr, WIDE: tl.constexpr):",
         "T: tl.constexpr = tl.float64 if WIDE else tl.float32",
         "e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
         "mask = e < count",

@@ -104,4 +104,4 @@ def _kernel(kind: str, l_max: int) -> Any:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": __name__, "jit": triton.jit, "tl": tl}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return namespace["kernel"]
+    return namespace[f"harmonics_{kind}"]

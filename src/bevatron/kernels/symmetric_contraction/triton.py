@@ -250,7 +250,7 @@ def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
     else:
         namespace |= {"jit": triton.jit, "tl": tl}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
-    return namespace["kernel"]
+    return namespace[f"contraction_{kind}"]
 
 
 def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:

@@ -28,7 +28,7 @@ KINDS = ("forward", "backward", "double_backward", "weights", "weights_along")
 
 _SIGNATURE = """
 @jit
-def kernel(
+def contraction_{kind}(
     {pointers}, order_ptr, table_ptr,
     K: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_S: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
@@ -61,7 +61,7 @@ _LAYOUTS = {
 
 
 def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bool = True) -> str:
-    """Return a module's text that defines the function ``kernel``.
+    """Return a module's text that defines the function ``contraction_<kind>``.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bo
     layouts
         Whether to say which thread has what, as Gluon wants it and Triton does not.
     """
-    writer = _Writer(polynomial, _LAYOUTS if layouts else dict.fromkeys(_LAYOUTS, ""))
+    writer = _Writer(polynomial, kind, _LAYOUTS if layouts else dict.fromkeys(_LAYOUTS, ""))
     if kind == "forward":
         writer.forward()
     elif kind == "backward":
@@ -94,8 +94,8 @@ def num_chunks(polynomial: Polynomial, chunk: int) -> int:
 class _Writer:
     """Collects the lines of a kernel."""
 
-    def __init__(self, polynomial: Polynomial, layouts: Mapping[str, str]) -> None:
-        self.polynomial, self.layouts = polynomial, layouts
+    def __init__(self, polynomial: Polynomial, kind: str, layouts: Mapping[str, str]) -> None:
+        self.polynomial, self.kind, self.layouts = polynomial, kind, layouts
         self.lines: list[str] = []
         self.margin = "    "
         self.started: set[str] = set()
@@ -263,7 +263,8 @@ class _Writer:
         self._rows(start)
 
     def _signature(self, pointers: str) -> None:
-        self.lines += _SIGNATURE.format(pointers=pointers, **self.layouts).split("\n")[:-1]
+        text = _SIGNATURE.format(kind=self.kind, pointers=pointers, **self.layouts)
+        self.lines += text.split("\n")[:-1]
 
     def _rows(self, start: str) -> None:
         text = _ROWS.format(
