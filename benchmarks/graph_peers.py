@@ -35,6 +35,35 @@ def pyg_agnn(edges: Tensor, x: Tensor) -> Tensor:
     return result
 
 
+def pyg_gatv2(edges: Tensor, x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+    """GATv2Conv without its linear maps; messages go from ``x`` to ``query``."""
+    from torch_geometric.nn import GATv2Conv
+
+    heads, channels = x.shape[1:]
+    conv = GATv2Conv(channels, channels, heads=heads, add_self_loops=False, bias=False)
+    del conv.att
+    conv.att = weight[None]
+    size = (len(x), len(query))
+    alpha = conv.edge_updater(edges, x=(x, query), edge_attr=None, size=size)
+    result: Tensor = conv.propagate(edges, x=(x, query), alpha=alpha, size=size)
+    return result
+
+
+def pyg_va(edges: Tensor, x: Tensor) -> Tensor:
+    """VA in PyTorch Geometric's terms, which has no layer for it: a message for every edge."""
+    from torch_geometric.nn import MessagePassing
+
+    class DotProducts(MessagePassing):
+        def forward(self, edges: Tensor, x: Tensor) -> Tensor:
+            return self.propagate(edges, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return (x_i * x_j).sum(-1, keepdim=True) * x_j
+
+    result: Tensor = DotProducts(aggr="add")(edges, x[:, 0])
+    return result
+
+
 class SparseProduct(torch.autograd.Function):
     """A cuSPARSE product with its gradients: the transposed product and a sampled one."""
 

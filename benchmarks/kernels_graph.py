@@ -265,21 +265,25 @@ def time_case(name: str, csr: Csr, k: int, names: list[str], rate: float, peers:
         print(rows[-1], flush=True)
         del function, leaves
     if peers:
-        rows += time_peers(base, csr, k)
+        rows += time_peers(base, csr, k, names)
     return rows
 
 
-def time_peers(base: Row, csr: Csr, k: int) -> list[Row]:
+def time_peers(base: Row, csr: Csr, k: int, names: list[str]) -> list[Row]:
     """Time PyTorch Geometric and a composition of cuSPARSE products."""
     edges, row = graph_peers.edge_index(csr), csr.row_index
-    _, leaves = operators(csr, k, torch.float32)["gat"]
-    calls = {
-        "PyG GATConv": (functools.partial(graph_peers.pyg_gat, edges), leaves),
-        "PyG AGNNConv": (functools.partial(graph_peers.pyg_agnn, edges), leaves[:1]),
-        "cuSPARSE GAT": (functools.partial(graph_peers.cusparse_gat, csr, row), leaves),
+    all_calls: dict[str, tuple[str, Callable[..., Tensor]]] = {
+        "PyG GATConv": ("gat", functools.partial(graph_peers.pyg_gat, edges)),
+        "cuSPARSE GAT": ("gat", functools.partial(graph_peers.cusparse_gat, csr, row)),
+        "PyG AGNNConv": ("agnn softmax", functools.partial(graph_peers.pyg_agnn, edges)),
+        "PyG GATv2Conv": ("gatv2", functools.partial(graph_peers.pyg_gatv2, edges)),
+        "PyG VA": ("va", functools.partial(graph_peers.pyg_va, edges)),
     }
     rows = []
-    for op, (function, tensors) in calls.items():
+    for op, (ours, function) in all_calls.items():
+        if ours not in names:
+            continue
+        tensors = operators(csr, k, torch.float32)[ours][1]
         found: Row = {**base, "op": op}
         try:
             found["forward ms"] = timed(forward(function, tensors), 3)
@@ -306,7 +310,13 @@ def memory(device: str) -> list[Row]:
     return rows
 
 
-def paper(names: list[str], device: str, repeat: int, save: Callable[[list[Row]], Any]) -> None:
+def paper(
+    names: list[str],
+    models: list[str],
+    device: str,
+    repeat: int,
+    save: Callable[[list[Row]], Any],
+) -> None:
     """Time three layers of VA, AGNN and GAT on the graphs of Figure 6, inference and training.
 
     The largest graphs come last, and every configuration is saved as it is done.
@@ -324,7 +334,7 @@ def paper(names: list[str], device: str, repeat: int, save: Callable[[list[Row]]
             csr, made = kronecker(scale, asked, device), (scale, asked)
             torch.cuda.synchronize()
             print(f"{name}: {csr.nnz} entries made in {time.time() - start:.1f} s", flush=True)
-        for model in ("VA", "AGNN", "GAT"):
+        for model in models:
             infer, train = paper_model(model, csr, k)
             row = {
                 "graph": name,
@@ -348,7 +358,7 @@ def stored_bytes(csr: Csr) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def compile_paper(names: list[str]) -> None:
+def compile_paper(names: list[str], models: list[str]) -> None:
     """Fill the cache of kernels: every model and width in a process of its own."""
     start = time.time()
     widths = sorted({PAPER[name][2] for name in names})
@@ -356,7 +366,7 @@ def compile_paper(names: list[str]) -> None:
         subprocess.Popen(
             [sys.executable, __file__, "--compile-only", "--paper-model", model, "--k", str(k)]
         )
-        for model in ("VA", "AGNN", "GAT")
+        for model in models
         for k in widths
     ]
     failed = [job.args for job in jobs if job.wait()]
@@ -458,6 +468,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ops", nargs="*", default=ops)
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--paper", nargs="*", choices=list(PAPER))
+    parser.add_argument("--models", nargs="*", default=["VA", "AGNN", "GAT"], help="of --paper")
     parser.add_argument("--sizes", nargs="*", help="numbers x channels x warps, such as 1024x32x1")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--paper-model", help="of --compile-only")
@@ -512,9 +523,12 @@ def main() -> None:
     elif args.paper is not None:
         chosen = args.paper or list(PAPER)
         if args.parallel or args.compile_only:
-            compile_paper(chosen)
+            compile_paper(chosen, args.models)
         if not args.compile_only:
-            paper(chosen, device, args.repeat, lambda rows: write("graph_paper", rows, PAPER_NOTES))
+            paper(
+                *(chosen, args.models, device, args.repeat),
+                lambda rows: write("graph_paper", rows, PAPER_NOTES),
+            )
         return
     else:
         rows = layers(args, device, lambda rows: write(name, rows, NOTES))
