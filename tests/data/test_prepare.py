@@ -212,6 +212,22 @@ def test_ranks_share_the_work_and_all_get_the_store(tmp_path, expected):
     assert contents(out) == expected
 
 
+@pytest.mark.parametrize("name", ["preparation.json", "shard-000001.arrow", "manifest.json"])
+def test_another_process_finishes_while_a_file_is_written(tmp_path, expected, hook, name):
+    out = tmp_path / "s"
+    waiting = [name]
+
+    def other_process(step, path):
+        if step == "rename" and path.name in waiting:
+            waiting.clear()
+            run(out)  # tidies up: our unfinished file is gone
+
+    hook(other_process)
+    assert len(run(out)) == 40
+    assert not waiting
+    assert contents(out) == expected
+
+
 def test_the_share_of_a_rank_that_never_comes_is_taken_over(tmp_path, expected):
     share(tmp_path / "s", 1, 3, patience=0.2)
     assert contents(tmp_path / "s") == expected

@@ -6,8 +6,8 @@ any moment and any other may go on, also several at once.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ class Preparation:
             "num_samples": self.num_samples,
             "samples_per_shard": self.samples_per_shard,
         }
-        files.write_json_atomically(self.out / PREPARATION, values, StoreError)
+        with self._unless_complete():
+            files.write_json_atomically(self.out / PREPARATION, values, StoreError)
         # Of several processes that begin at once the last one has written; agree with it.
         agreed: Mapping[str, Any] = self._read(PREPARATION) or self._read(MANIFEST) or values
         if agreed["fingerprint"] != self.fingerprint:
@@ -190,7 +191,8 @@ class Preparation:
             "rows": {name: int(offsets[-1]) for name, offsets in columns.offsets.items()},
             "summary": part,
         }
-        write_shard(self.shard_path(number), self.fields, columns, metadata)
+        with self._unless_complete():
+            write_shard(self.shard_path(number), self.fields, columns, metadata)
 
     def is_complete(self) -> bool:
         """Whether the finished store is there, every shard of the size that was written."""
@@ -230,8 +232,21 @@ class Preparation:
             "inputs": self.inputs,
             "shards": shards,
         }
-        files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
+        with self._unless_complete():
+            files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
         self.tidy()
+
+    @contextmanager
+    def _unless_complete(self) -> Iterator[None]:
+        """Let a failed write pass if another process has meanwhile finished the store.
+
+        Tidying up after itself, that process removes all unfinished files, ours too.
+        """
+        try:
+            yield
+        except StoreError:
+            if not self.is_complete():
+                raise
 
     def tidy(self) -> None:
         """Remove what is of no use to anybody once the manifest is in place."""

@@ -23,7 +23,7 @@ from bevatron.data.samples import Field
 from bevatron.data.shard_jobs import Advance, run_jobs
 from bevatron.data.shards import Columns, concatenate
 from bevatron.data.store import STORE_FORMAT, Store, fields_to_plain
-from bevatron.errors import BevatronError, ConfigError, DataError, StoreError
+from bevatron.errors import BevatronError, ConfigError, DataError
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
@@ -247,12 +247,7 @@ class ShardJob:
             samples.append(self._sample(raw, index, self.featurize))
             advance(1)
         part = self.summarise(samples) if self.summarise is not None else {}
-        try:
-            self.task.write(number, concatenate(samples, self.task.fields), part)
-        except StoreError:
-            # Somebody else did this shard too, finished the store and tidied up meanwhile.
-            if not self.task.is_complete():
-                raise
+        self.task.write(number, concatenate(samples, self.task.fields), part)
 
     def _at_once(
         self,
