@@ -12,14 +12,18 @@ from bevatron.kernels.products import BiasGradient
 from bevatron.kernels.rows import processors
 from bevatron.kernels.transition.tiles import Tiles, choose
 from bevatron.kernels.transition.triton_kernels import (
+    add_kernel,
     forward_kernel,
     input_kernel,
+    order_kernel,
     weight_kernel,
 )
 from bevatron.kernels.transition.weights import Weights
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
+SHARES, SHARE_NUMBERS = 16, 512
+"""Shares that are added at once, and numbers of each in a program."""
 
 
 def fits(x: Tensor, weights: Weights) -> bool:
@@ -60,24 +64,28 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
     weights = given.cast(rows.rows.dtype)
+    interleaved, down_t = _ordered(weights)
     normed = torch.empty_like(rows.rows, memory_format=torch.contiguous_format)
-    shares = _input(dy, rows, weights, dx, normed)
+    shares = _input(dy, rows, weights, interleaved, dx, normed)
     sum_shares(shares, rows.weight, rows.bias, dnorm_weight, dnorm_bias)
-    totals, dup_bias = _weight(dy, normed, weights)
-    # Copies: what an operator returns must not lie in one piece of memory.
-    ddown = totals[1].t().contiguous().to(given.down.dtype)
+    shares, bias_shares = _weight(dy, normed, weights, down_t)
+    gradients = _added(shares, given)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
-    return (
-        totals[0].to(given.up.dtype, copy=True),
-        ddown,
-        dy.new_empty(0) if given.gate is None else totals[2].to(given.gate.dtype, copy=True),
-        dy.new_empty(0) if given.up_bias is None else dup_bias.to(given.up_bias.dtype),
-        ddown_bias.result(),
-    )
+    dup_bias = bias_shares
+    if given.up_bias is not None:
+        dup_bias = bias_shares.sum(0).to(given.up_bias.dtype)
+    return *gradients, dup_bias, ddown_bias.result()
 
 
-def _input(dy: Tensor, rows: NormedRows, weights: Weights, dx: Tensor, normed: Tensor) -> Tensor:
+def _input(
+    dy: Tensor,
+    rows: NormedRows,
+    weights: Weights,
+    interleaved: Tensor,
+    dx: Tensor,
+    normed: Tensor,
+) -> Tensor:
     """Write the gradient of x and the normalised rows; return shares of the norm's gradients."""
     x, tiles = rows.rows, choose("input")
     programs = -(-len(x) // tiles.rows)
@@ -86,7 +94,7 @@ def _input(dy: Tensor, rows: NormedRows, weights: Weights, dx: Tensor, normed: T
     with on_device(x):
         input_kernel[(programs,)](
             *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
-            *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
+            *(interleaved, weights.down),
             *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
             HAS_WEIGHT=rows.weight is not None,
             HAS_BIAS=rows.bias is not None,
@@ -95,8 +103,8 @@ def _input(dy: Tensor, rows: NormedRows, weights: Weights, dx: Tensor, normed: T
     return shares
 
 
-def _weight(dy: Tensor, normed: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return gradients of up, of down transposed and of gate, and of the bias, all float32."""
+def _weight(dy: Tensor, normed: Tensor, weights: Weights, down_t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float32 shares of the gradients of up, of down transposed and of gate; of the bias."""
     tiles = choose("weight")
     up, gate, bias = weights.up, weights.gate, weights.up_bias
     (H, C), count = up.shape, len(normed)
@@ -110,11 +118,50 @@ def _weight(dy: Tensor, normed: Tensor, weights: Weights) -> tuple[Tensor, Tenso
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
     with on_device(dy):
         weight_kernel[(blocks, parts)](
-            *(dy, normed, up, weights.down.t().contiguous(), _or(gate, up), _or(bias, up)),
+            *(dy, normed, up, down_t, _or(gate, up), _or(bias, up)),
             *(shares, bias_shares, count, rows),
             **_constants(replace(tiles, hidden=hidden), weights, dy),
         )
-    return shares.sum(0), bias_shares if bias is None else bias_shares.sum(0)
+    return shares, bias_shares
+
+
+def _ordered(weights: Weights) -> tuple[Tensor, Tensor]:
+    """Return what `_interleaved` returns for the input's kernel, and down transposed."""
+    up, gate, block = weights.up, weights.gate, choose("input").hidden
+    H, C = up.shape
+    interleaved = up if gate is None else up.new_empty((2 * H, C))
+    down_t = up.new_empty((H, C))
+    with on_device(up):
+        order_kernel[(H // block,)](
+            *(up, _or(gate, up), weights.down, interleaved, down_t),
+            C=C,
+            H=H,
+            BLOCK_H=block,
+            GATED=gate is not None,
+        )
+    return interleaved, down_t
+
+
+def _added(shares: Tensor, given: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """Add the parts' shares [part, 2 or 3, H, C]: gradients of up, down and gate in their types."""
+    parts, matrices, H, C = shares.shape
+    like = torch.contiguous_format
+    dup = torch.empty_like(given.up, memory_format=like)
+    ddown = torch.empty_like(given.down, memory_format=like)
+    dgate = shares.new_empty(0)
+    if given.gate is not None:
+        dgate = torch.empty_like(given.gate, memory_format=like)
+    block = SHARE_NUMBERS // C
+    with on_device(shares):
+        add_kernel[(H // block, matrices)](
+            *(shares, dup, ddown, dgate, parts),
+            C=C,
+            H=H,
+            BLOCK=SHARES,
+            BLOCK_H=block,
+            MATRICES=matrices,
+        )
+    return dup, ddown, dgate
 
 
 def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:

@@ -225,3 +225,41 @@ def weight_kernel(
         tl.store(at + 2 * H * C, dweight)
     if HAS_UP_BIAS:
         tl.store(BiasParts + tl.program_id(1) * H + h + tl.arange(0, BLOCK_H), dbias)
+
+
+@triton.jit
+def order_kernel(
+    Up, Gate, Down, Interleaved, DownT,
+    C: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Put the gates of BLOCK_H hidden channels before their values, and transpose Down."""
+    h = tl.program_id(0) * BLOCK_H
+    at = tl.arange(0, BLOCK_H)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(DownT + h * C + at, tl.trans(load_down(Down, h, C, H, BLOCK_H)))
+    if GATED:
+        tl.store(Interleaved + 2 * h * C + at, load_weight(Gate, h, C, BLOCK_H))
+        tl.store(Interleaved + (2 * h + BLOCK_H) * C + at, load_weight(Up, h, C, BLOCK_H))
+
+
+@triton.jit
+def add_kernel(
+    Parts, DUp, DDown, DGate, parts,
+    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
+    MATRICES: tl.constexpr,
+):  # fmt: skip
+    """Add the shares of BLOCK_H hidden channels of one matrix, as `weight_kernel` leaves them."""
+    h, which = tl.program_id(0) * BLOCK_H, tl.program_id(1)
+    hidden, col, part = h + tl.arange(0, BLOCK_H), tl.arange(0, C), tl.arange(0, BLOCK)
+    within = hidden[:, None] * C + col[None, :]
+    total = tl.zeros([BLOCK_H, C], tl.float32)
+    for first in range(0, parts, BLOCK):
+        start = ((first + part) * MATRICES + which).to(tl.int64) * (H * C)
+        at = Parts + start[:, None, None] + within[None, :, :]
+        total += tl.sum(tl.load(at, mask=(first + part < parts)[:, None, None], other=0.0), 0)
+    if which == 0:
+        tl.store(DUp + within, total.to(DUp.dtype.element_ty))
+    elif which == 1:
+        at = DDown + col[None, :] * H + hidden[:, None]
+        tl.store(at, total.to(DDown.dtype.element_ty))
+    else:
+        tl.store(DGate + within, total.to(DGate.dtype.element_ty))
