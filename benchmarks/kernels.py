@@ -5,7 +5,8 @@
 
 Operators on pairs and rows are those of `pair_cases`; what follows is of those of potentials.
 Every case is checked at its very shape, type and device against the float64 reference before it is
-timed. Times are of CUDA-graph replays, with eager calls beside. "forward" is the operator alone,
+timed, features component after component as in MACE (``ir_mul``). Times are of CUDA-graph replays,
+with eager calls beside. "forward" is the operator alone,
 "backward" adds the gradients by all inputs, "training" adds the gradients of those: what a step on
 forces does. The floor is the larger of bytes over the copy rate and operations over the rate of
 float32 arithmetic, both measured in the same run.
@@ -171,6 +172,7 @@ def _edge_case(
             irreps_in=irreps,
             irreps_harmonics=HARMONICS,
             irreps_out=HARMONICS,
+            layout="ir_mul",
         )
         return result
 
@@ -223,7 +225,9 @@ def contraction_cases(dtype: torch.dtype) -> list[Case]:
             weights: dict[int, list[Tensor]] = {}
             for place, weight in w.items():
                 weights.setdefault(int(place[1]), []).append(weight)
-            return kernels.symmetric_contraction(a, weights, elements, irreps, correlation)
+            return kernels.symmetric_contraction(
+                a, weights, elements, irreps, correlation, layout="ir_mul"
+            )
 
         x = inputs["a"].nbytes
         w = sum(value.nbytes for value in inputs.values()) - x
@@ -451,13 +455,9 @@ def main() -> None:
 
 
 def time_potentials(ops: list[str], options: argparse.Namespace) -> None:
-    """Check and time the operators of potentials."""
+    """Check and time the operators of potentials; write what there is after each."""
     rates, name = ceilings(), options.dtype or "float32"
-    rows = []
-    for op in ops:
-        for case in CASES[op](getattr(torch, name)):
-            check(case)
-            rows += measure(case, rates, not options.no_reference)
+    rows: list[dict[str, Any]] = []
     notes = (
         f"{name}, checked against the float64 reference at these shapes. ms: CUDA-graph "
         "replays; training: forward, backward and double backward. Floor: the larger of bytes over "
@@ -465,7 +465,11 @@ def time_potentials(ops: list[str], options: argparse.Namespace) -> None:
         f"float32 matrix product ({rates[1] / 1e12:.1f} TFLOP/s, TF32 off), measured in this run."
     )
     stem = "-".join(["kernels", *(ops if set(ops) != set(CASES) else [])])
-    report.write_result(stem, rows, notes, device="cuda", folder=options.out)
+    for op in ops:
+        for case in CASES[op](getattr(torch, name)):
+            check(case)
+            rows += measure(case, rates, not options.no_reference)
+        report.write_result(stem, rows, notes, device="cuda", folder=options.out)
 
 
 if __name__ == "__main__":

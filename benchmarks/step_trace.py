@@ -10,9 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync",
             "cudaMemsetAsync", "cudaLaunchKernelExC", "cuLaunchKernelEx")  # fmt: skip
 
+KernelRow = dict[str, str | float]
 
-def trace(step: Callable[[], Any], steps: int = 10, top: int = 0) -> dict[str, float]:
-    """Profile some steps; print the ``top`` kernels that took longest. See `summary`."""
+
+def trace(step: Callable[[], Any], steps: int = 10) -> tuple[dict[str, float], list[KernelRow]]:
+    """Profile some steps. See `summary` and `by_kernel`."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -20,9 +22,7 @@ def trace(step: Callable[[], Any], steps: int = 10, top: int = 0) -> dict[str, f
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    if top:
-        print_longest(profiler.profiler.kineto_results.events(), steps, top)  # type: ignore[union-attr]
-    return summary(profiler, steps)
+    return summary(profiler, steps), by_kernel(profiler, steps)
 
 
 def summary(profiler: profile, steps: int) -> dict[str, float]:
@@ -58,13 +58,16 @@ def summary(profiler: profile, steps: int) -> dict[str, float]:
     }
 
 
-def print_longest(events: Any, steps: int, top: int) -> None:
-    """Print ms per step and launches per step of the kernels that took longest."""
+def by_kernel(profiler: profile, steps: int) -> list[KernelRow]:
+    """List ms and launches per step of every kernel and copy, the longest first."""
     spent: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for event in events:
-        if event.device_type() == torch.autograd.DeviceType.CUDA:
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        on_device = event.device_type() == torch.autograd.DeviceType.CUDA
+        if on_device and not event.is_user_annotation():
             spent[event.name()] += event.duration_ns()
             count[event.name()] += 1
-    for name, time in spent.most_common(top):
-        print(f"  {time / steps / 1e6:8.3f} ms {count[name] / steps:7.1f} x {name[:110]}")
+    return [
+        {"kernel": name[:160], "ms": round(time / steps / 1e6, 4), "launches": count[name] / steps}
+        for name, time in spent.most_common()
+    ]

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,8 @@ class Contender:
     step: Callable[[], torch.Tensor] | None = None
     infer: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
     evaluate: Callable[[], object] | None = None
+    own: int = 0
+    """Bytes that it holds all the time."""
 
 
 def our_contender(preset: str, batch: StructureBatch, implementation: str) -> Contender:
@@ -213,12 +215,13 @@ def evaluating(
 
 
 def measure(
-    contender: Contender, wanted: Sequence[str], repeats: int, *, traced: bool
-) -> dict[str, float]:
+    contender: Contender, wanted: Sequence[str], repeats: int
+) -> tuple[dict[str, float], bool]:
     """Time steps and inference in ms (medians), and the peak memory of a step in MiB.
 
     Steps are launched five at a time, as in training: the host may be ahead of the GPU. Those of
-    more than 100 ms, beside which a launch is nothing, are launched one by one.
+    more than 100 ms, beside which a launch is nothing, are launched one by one. Also returned is
+    whether the last were.
     """
     found = {}
     timed = {"train": contender.step, "infer": contender.infer, "evaluate": contender.evaluate}
@@ -226,6 +229,7 @@ def measure(
     for what, function in timed.items():
         if function is None or what not in wanted:
             continue
+        others = memory(torch.cuda.memory_allocated()) - contender.own
         for _ in range(3):
             torch.cuda.synchronize()
             before = time.perf_counter()
@@ -245,15 +249,13 @@ def measure(
             times.append(begin.elapsed_time(end) / together)
         found[f"{what} ms"] = statistics.median(times)
         if what != "evaluate":
-            found[f"{what} peak MiB"] = peak_memory() / 2**20
-    if traced and contender.step is not None:
-        found |= trace(contender.step, steps=3 if slow else 10)
-    return found
+            most = memory(torch.cuda.max_memory_allocated())
+            found[f"{what} peak MiB"] = (most - others) / 2**20
+    return found, slow
 
 
-def peak_memory() -> int:
-    """Return the most bytes in use since the last reset, or held for recorded graphs."""
-    allocated = torch.cuda.max_memory_allocated()
+def memory(allocated: int) -> int:
+    """Return the bytes in use, as given, with those held for recorded graphs."""
     pools = torch.cuda.memory_snapshot()
     held = sum(
         segment["total_size"] - segment["allocated_size"]
@@ -261,6 +263,18 @@ def peak_memory() -> int:
         if segment["segment_pool_id"] != (0, 0)
     )
     return int(allocated + held)
+
+
+def with_own(make: Callable[[], Contender], *, run: bool = True) -> Contender:
+    """Make a contender, perhaps run it once, and find out what it then holds."""
+    gc.collect()
+    before = memory(torch.cuda.memory_allocated())
+    contender = make()
+    if run:
+        run_once(contender)
+    gc.collect()
+    contender.own = memory(torch.cuda.memory_allocated()) - before
+    return contender
 
 
 def accuracy(contender: Contender, reference: tuple[torch.Tensor, torch.Tensor]) -> float:
@@ -289,29 +303,39 @@ class Model:
         self.samples = our_samples(self.structures, MaceConfig.preset(preset).r_max)
         self.batch = our_batch(self.samples)
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self.kernels: list[dict[str, Any]] = []
         # What takes the processor longest comes first, what needs most memory last.
         order = sorted(arguments.peers)
         self.peers = [self._peer(name) for name in order if name == "cueq"]
         self.ours = [
-            (tf32, run_once(make())) for tf32 in self._each_tf32() for make in self._makers()
+            (tf32, with_own(make)) for tf32 in self._each_tf32() for make in self._makers()
         ]
         self.peers += [self._peer(name) for name in order if name != "cueq"]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def run(self) -> Iterator[None]:
-        """Check and measure everything, one after the other; ``rows`` grow."""
+    def run(self) -> Iterator[bool]:
+        """Check and measure everything, one after the other; ``rows`` grow.
+
+        Yields True once, before the peers that take longest.
+        """
         reference = self._reference()
         for tf32, contender in self.ours:
             self._measure(contender, tf32, reference)
-            yield
+            yield False
         self.ours.clear()
+        waiting = True
         while self.peers:
             contender = self.peers.pop(0)
+            if waiting and not contender.name.endswith("cueq"):
+                waiting = False
+                yield True
             for tf32 in self._each_tf32():
                 self._measure(contender, tf32, reference)
-                yield
+                yield False
             del contender
+        if waiting:
+            yield True
 
     def _makers(self) -> list[Callable[[], Contender]]:
         given, wanted = self.arguments, self.arguments.what
@@ -331,8 +355,8 @@ class Model:
         return makers
 
     def _peer(self, name: str) -> Contender:
-        contender = load_peer(name, our_model(self.preset, self.batch), self.structures)
-        return run_once(contender) if name == "cueq" else contender
+        made = partial(load_peer, name, our_model(self.preset, self.batch), self.structures)
+        return with_own(made, run=name == "cueq")
 
     def _each_tf32(self) -> Iterator[str]:
         """Set each of the wanted settings in turn."""
@@ -360,14 +384,28 @@ class Model:
         first = {"model": self.preset, "edges": self.batch.num_edges, "what": contender.name}
         row = self.rows.setdefault((tf32, contender.name), first)
         fast = "captured" in contender.name or contender.name.endswith("cueq")
-        traced = self.arguments.trace and fast and tf32 == self.arguments.tf32[0]
-        found = measure(contender, self.arguments.what, self.arguments.repeats, traced=traced)
+        found, slow = measure(contender, self.arguments.what, self.arguments.repeats)
+        if self.arguments.trace and fast and tf32 == self.arguments.tf32[0]:
+            found |= self._trace(contender, steps=3 if slow else 10)
         row |= {key: round(value, 2) for key, value in found.items()}
         if "train ms" in row:
             row["atoms/s"] = round(self.batch.num_atoms / row["train ms"] * 1e3)
         if contender.infer is not None:
             row["force error"] = f"{error:.0e}"
         print(tf32, row, flush=True)
+
+    def _trace(self, contender: Contender, steps: int) -> dict[str, float]:
+        """Trace what a contender does; return the summary of a training step."""
+        found: dict[str, float] = {}
+        for what, function in (("train", contender.step), ("infer", contender.infer)):
+            if function is None or what not in self.arguments.what:
+                continue
+            summary, rows = trace(function, steps)
+            first = {"model": self.preset, "what": contender.name, "part": what}
+            self.kernels += [{**first, **row} for row in rows]
+            if what == "train":
+                found = summary
+        return found
 
 
 def run_once(contender: Contender) -> Contender:
@@ -391,15 +429,25 @@ def work(preset: str, arguments: argparse.Namespace, parent: Connection) -> None
     model = Model(preset, arguments)
     parent.send("ready")
     parent.recv()
-    for _ in model.run():
-        parent.send(model.rows)
+    for pause in model.run():
+        parent.send((model.rows, model.kernels))
+        if pause:
+            parent.send(None)
+            parent.recv()
     parent.send(None)
 
 
-def run_models(arguments: argparse.Namespace) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
-    """Yield the rows of each model, by TF32 and contender, whenever there are more."""
+Rows = dict[tuple[str, str], dict[str, Any]]
+Process = tuple[BaseProcess, Connection]
+
+
+def run_models(arguments: argparse.Namespace) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+    """Yield each model's rows, by TF32 and contender, and its kernels, whenever there are more.
+
+    All models come before the slow peers of any.
+    """
     context = multiprocessing.get_context("spawn")
-    processes: list[tuple[BaseProcess, Connection]] = []
+    processes: list[Process] = []
     for preset in arguments.models:
         own, other = context.Pipe()
         process = context.Process(target=work, args=(preset, arguments, other), daemon=True)
@@ -412,15 +460,31 @@ def run_models(arguments: argparse.Namespace) -> Iterator[dict[tuple[str, str], 
         # Nobody may be busy while another is measured.
         for _, own in processes:
             own.poll(None)
-    for process, own in processes:
+    for turn in range(2):
+        for process, own in processes if turn else whichever_is_ready(processes):
+            try:
+                own.send("go")
+                while (found := own.recv()) is not None:
+                    yield found
+            except (EOFError, BrokenPipeError):
+                print("a model could not be measured to its end")
+            if turn:
+                process.join()
+
+
+def whichever_is_ready(processes: Sequence[Process]) -> Iterator[Process]:
+    """Yield the processes in their order, those that are not ready later."""
+    waiting = list(processes)
+    while waiting:
+        ready = wait([own for _, own in waiting])
+        chosen = next(process for process in waiting if process[1] in ready)
+        waiting.remove(chosen)
         try:
-            own.recv()
-            own.send("go")
-            while (rows := own.recv()) is not None:
-                yield rows
+            chosen[1].recv()
         except EOFError:
-            print("a model could not be measured to its end")
-        process.join()
+            print("a model could not be prepared")
+            continue
+        yield chosen
 
 
 def main() -> None:
@@ -442,13 +506,29 @@ def main() -> None:
     name = "train_step" if "train" in arguments.what else "inference"
     name += "_mixed" if arguments.mix == "mixed" else ""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for found in run_models(arguments):
+    spent: dict[str, list[dict[str, Any]]] = {}
+    for found, of_kernels in run_models(arguments):
         rows |= {(tf32, what, row["model"]): row for (tf32, what), row in found.items()}
+        if of_kernels:
+            spent[of_kernels[0]["model"]] = of_kernels
+            write_kernels(name, [row for part in spent.values() for row in part])
         for tf32 in arguments.tf32:
             chosen = [row for key, row in rows.items() if key[0] == tf32]
             named = name + ("_tf32" if tf32 == "on" else "")
             if chosen:
                 write_result(named, chosen, notes(arguments.mix, tf32), device="cuda")
+
+
+def write_kernels(name: str, rows: list[dict[str, Any]]) -> None:
+    """Write which kernels the traced parts consist of; the page has those of 0.3 % and more."""
+    parts = {(row["model"], row["what"], row["part"]): 0.0 for row in rows}
+    for row in rows:
+        parts[row["model"], row["what"], row["part"]] += row["ms"]
+    long = [row for row in rows if row["ms"] > 3e-3 * parts[row["model"], row["what"], row["part"]]]
+    told = (
+        "Kernels and copies in a profiler's trace, per step or evaluation, longer than 0.3 % of it."
+    )
+    write_result(f"{name}_kernels", long, told, device="cuda")
 
 
 def notes(mix: str, tf32: str) -> str:
