@@ -41,6 +41,13 @@ def linear(
     return torch.addmm(bias, x, weight.t(), out=out)
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Compute ``a b`` of matrices of one type, with a result in float32."""
+    if a.dtype == torch.float32 or a.device.type != "cuda":
+        return torch.mm(a.float(), b.float())
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
 class WeightGradient:
     """The gradient of a weight, summed in float32 over chunks of rows in their order.
 
@@ -56,10 +63,10 @@ class WeightGradient:
 
     def add(self, dy: Tensor, x: Tensor) -> None:
         """Add ``dy^T x`` of one chunk."""
-        if dy.dtype == torch.float32 or dy.device.type != "cuda":
-            part = torch.mm(dy.t().float(), x.float())
-        else:
-            part = torch.mm(dy.t(), x, out_dtype=torch.float32)
+        self.add_part(wide_product(dy.t(), x))
+
+    def add_part(self, part: Tensor) -> None:
+        """Add what one chunk makes of it, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
 
     def total(self) -> Tensor:

@@ -1,10 +1,12 @@
 """The outer product mean: two custom operators that work a few rows of the pair at a time.
 
-Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are kernels: they
-write and read them by pairs of residues, as the last layer's products, of the device library, need
-them. The backward pass makes the outer products again.
+Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are products of the
+device library, [lines H, S] by [S, N H], and lie as it writes them; the last layer and its
+gradients are kernels that read and write them there. The backward pass makes the outer products
+again.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,21 +17,23 @@ from bevatron.kernels.autograd import empty_gradients, of_given
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.outer_product_mean.triton_kernels import (
-    outer_back_kernel,
-    outer_kernel,
+    layer_back_kernel,
+    layer_kernel,
+    layer_weight_kernel,
     scaled_kernel,
 )
-from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear
+from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear, wide_product
 from bevatron.kernels.rows import processors
 from bevatron.kernels.triton_products import allows_tf32
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
-OUTER = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
-HALF = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
-HALF_SMALL = {"BM": 64, "BN": 64, "BK": 64, "STAGES": 4, "num_warps": 4}
+LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
+BACK = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 2, "num_warps": 8}
 SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
-"""Blocks of the outer products of 16-bit numbers, of sums over them, of few such, of float32."""
+"""Blocks of the last layer and of its weight's gradient in 16 bits, of its input's, of float32."""
+PARTS_PER_PROCESSOR = 2
+"""Programs that share the weight's gradient."""
 ELEMENTS, PER_PROCESSOR = 4096, 8
 """Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
 
@@ -82,16 +86,14 @@ def mean_of_products(
     mean, rstd = statistics
     rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
     _, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
-    weight = out_weight.to(m.dtype)
-    bias = None if out_bias is None else out_bias.to(m.dtype)
+    weight = out_weight.to(m.dtype).contiguous()
+    bias = None if out_bias is None else out_bias.to(m.dtype).contiguous()
     N, H = m.shape[-2], len(joint_weight) // 2
     samples = y.view(len(all_a), N, N, len(weight))
     for sample, a, b, kept in zip(samples, all_a, all_b, _flat(mask), strict=True):
         scale = _reciprocal(kept, mask_eps)
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            pairs = sample[part].view(-1, len(weight))
-            linear(_outer(a[:, part], b), weight, bias, out=pairs)
-            _scale(pairs, scale[part], pairs)
+            _layer(_outer(a[:, part], b), weight, bias, scale[part], sample[part])
     return y, statistics
 
 
@@ -120,23 +122,26 @@ def mean_of_products_backward(
     mean, rstd = statistics.clone()
     rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
     normed, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
-    N, H, weight = m.shape[-2], len(joint_weight) // 2, out_weight.to(m.dtype)
+    N, H = m.shape[-2], len(joint_weight) // 2
+    weight = out_weight.to(m.dtype).contiguous()
     dab = m.new_empty((*all_a.shape[:-1], 2 * H))
     dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
     dy = dy.contiguous().view(len(all_a), N, N, len(weight))
     for sample, a, b, both, kept in zip(dy, all_a, all_b, dab, _flat(mask), strict=True):
         scale = _reciprocal(kept, mask_eps)
-        db = torch.empty_like(b, dtype=torch.float32)
+        da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
         for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            dpairs = sample[part].view(-1, len(weight))
-            g = torch.empty_like(dpairs)
-            dout_bias.add(_scale(dpairs, scale[part], g, wants_sum=out_bias is not None))
-            outer = _outer(a[:, part], b)
-            dout.add(g, outer)
-            douter = torch.mm(g, weight, out=outer)
-            _sum_over_pairs(douter, b, both[:, part, :H], kept[:, part])
-            _sum_over_lines(douter, a[:, part], db, add=part.start > 0)
-        torch.mul(db, kept[..., None], out=both[..., H:])
+            g = torch.empty_like(sample[part]).view(-1, len(weight))
+            scaled = (sample[part].view(g.shape), scale[part], g)
+            dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))
+            lines, outer = a[:, part].flatten(1), _outer(a[:, part], b)
+            dout.add_part(_layer_weight(g, outer, weight, N))
+            douter = _layer_backward(g, weight, outer, N)
+            torch.mm(b.flatten(1), douter.t(), out=da[:, part].flatten(1))
+            db.add(lines.t(), douter)
+        found = (da, db.total().view(b.shape))
+        for gradient, half in zip(found, both.chunk(2, dim=-1), strict=True):
+            _scale(gradient.flatten(0, 1), kept, half.flatten(0, 1))
     dprojected = dab.view(-1, 2 * H)
     djoint, djoint_bias = WeightGradient(joint_weight), BiasGradient(joint_bias, m)
     djoint.add(dprojected, normed)
@@ -186,7 +191,7 @@ def _projections(
     samples, kept = m.shape[:-3].numel(), mask.contiguous()
     a, b = m.new_empty((2, samples, *m.shape[-3:-1], len(joint_weight) // 2))
     for half, masked in zip(ab.chunk(2, dim=-1), (a, b), strict=True):
-        _scale(half, kept, masked)
+        _scale(half, kept, masked.view(half.shape))
     return normed, a, b
 
 
@@ -200,7 +205,7 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     if rows:
         with on_device(x):
             scaled_kernel[(programs,)](
-                *(x, scale, out, shares, rows, x.stride(0)),
+                *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
                 C=C,
                 C_PAD=width,
                 BLOCK=block,
@@ -210,60 +215,62 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """Return the outer products [pairs, H H] of some residues of a [S, lines, H] with all of b."""
-    (S, lines, H), length = a.shape, b.shape[1]
-    P = a.new_empty((lines * length, H * H))
-    blocks = _blocks(a, lines * H, length * H, OUTER)
-    grid = (-(-lines * H // blocks["BM"]) * -(-length * H // blocks["BN"]),)
-    with on_device(a):
-        outer_kernel[grid](a, b, P, S, a.stride(0), b.stride(0), lines, length, H=H, **blocks)
-    return P
+    """Return the products [lines H, N H] of some residues of a [S, lines, H] with all of b."""
+    return torch.mm(a.flatten(1).t(), b.flatten(1))
 
 
-def _sum_over_pairs(dP: Tensor, b: Tensor, da: Tensor, kept: Tensor) -> None:
-    """Write the masked gradient of some residues of a, [S, lines, H]."""
-    _launch_back(dP, b, da, kept, of_lines=True, add=False)
-
-
-def _sum_over_lines(dP: Tensor, a: Tensor, db: Tensor, add: bool) -> None:
-    """Write or add to ``db`` [S, N, H] in float32 what some residues of a make of it."""
-    _launch_back(dP, a, db, a, of_lines=False, add=add)
-
-
-def _launch_back(
-    dP: Tensor, x: Tensor, out: Tensor, kept: Tensor, of_lines: bool, add: bool
-) -> None:
-    S, _, H = x.shape
-    blocks = _blocks(x, S, out.shape[1] * H)
-    lines, length = (out, x) if of_lines else (x, out)
-    grid = (-(-out.shape[1] * H // blocks["BN"]), -(-S // blocks["BM"]))
-    with on_device(x):
-        outer_back_kernel[grid](
-            *(dP, x, out, kept, S, x.stride(0), out.stride(0), out.stride(1), kept.stride(0)),
-            *(lines.shape[1], length.shape[1]),
+def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Tensor) -> None:
+    """Write the last layer's results for some lines of the pair, [lines, N, Z], times a scale."""
+    (lines, length, out), H = y.shape, _hidden(weight)
+    pairs, blocks = lines * length, _blocks(P, LAYER)
+    with on_device(P):
+        layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
+            *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
             H=H,
-            OF_LINES=of_lines,
-            ADD=add,
+            HAS_BIAS=bias is not None,
             **blocks,
         )
 
 
-def _blocks(
-    like: Tensor, rows: int, columns: int, half: Mapping[str, int] = HALF
-) -> Mapping[str, Any]:
-    """Choose blocks of a result with so many rows and columns, at least one for a processor."""
+def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> Tensor:
+    """Write the gradient of outer products, of the last layer's ``g`` [pairs, Z]."""
+    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, BACK)
+    with on_device(g):
+        layer_back_kernel[-(-H * H // blocks["BN"]), -(-pairs // blocks["BM"])](
+            *(g, weight, dP, pairs, length, out), H=H, **blocks
+        )
+    return dP
+
+
+def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
+    """Return ``g^T P`` [Z, H H] in float32."""
+    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, LAYER)
+    grid = (-(-H * H // blocks["BN"]), -(-out // blocks["BM"]))
+    most = max(1, PARTS_PER_PROCESSOR * processors(g.device) // (grid[0] * grid[1]))
+    each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
+    parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
+    with on_device(g):
+        layer_weight_kernel[(*grid, len(parts))](
+            *(g, P, parts, pairs, each, length, out), H=H, **blocks
+        )
+    return parts.sum(0)
+
+
+def _hidden(weight: Tensor) -> int:
+    """Return the channels of which there are as many products as the last layer takes."""
+    return math.isqrt(weight.shape[1])
+
+
+def _blocks(like: Tensor, half: Mapping[str, int]) -> Mapping[str, Any]:
+    """Choose blocks by the type."""
     single = like.dtype == torch.float32
     tf32 = single and allows_tf32()
-    programs = -(-rows // half["BM"]) * -(-columns // half["BN"])
-    if programs < processors(like.device):
-        half = HALF_SMALL
     return {**(SINGLE if single else half), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
     """Return one over the number of rows in which both residues are there, in float32."""
-    kept = mask_SN.float()
-    return 1.0 / (mask_eps + kept.t() @ kept)
+    return 1.0 / (mask_eps + wide_product(mask_SN.t(), mask_SN))
 
 
 def _flat(mask: Tensor) -> Tensor:
@@ -272,8 +279,7 @@ def _flat(mask: Tensor) -> Tensor:
 
 
 def _bytes_per_line(m: Tensor, H: int) -> int:
-    """Count twice: a chunk of half the usual size, of which more stays in the cache."""
-    return 2 * m.shape[-2] * H * H * m.element_size()
+    return m.shape[-2] * H * H * m.element_size()
 
 
 def _new_outputs(m: Tensor, out_weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,91 +1,105 @@
-"""Kernels of the outer products, of their gradients' sums, and of rows times a number each.
+"""Kernels of the layer behind the outer products, its gradients, and of rows times a number each.
 
-Outer products lie by pairs of residues, P[i, j, c, d], so that the last layer is a plain product.
+Outer products lie as one matrix product makes them, P[i, c, j, d], a chunk of residues i and all j.
+The layer sums over c and d for every pair (i, j): its blocks gather H channels d at a time.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-GROUP = tl.constexpr(8)
-"""Rows of blocks whose programs run side by side: they share what they load."""
+
+@triton.jit
+def pair_offset(pair, length, H: tl.constexpr):
+    """Say where the first product of a pair lies; ``pair`` is i N + j."""
+    line = pair // length
+    return line.to(tl.int64) * (H * H) * length + (pair - line * length) * H
 
 
 @triton.jit
-def line_offset(ic, length, H: tl.constexpr):
-    """Say where channel c of the first residue of all pairs (i, .) lies; ``ic`` is i H + c."""
-    return (ic // H).to(tl.int64) * length * (H * H) + ic % H * H
+def channel_offset(cd, length, H: tl.constexpr):
+    """Say how far a pair's product of channels (c, d) lies behind its first; ``cd`` is c H + d."""
+    return (cd // H).to(tl.int64) * (H * length) + cd % H
 
 
 @triton.jit
-def pair_offset(jd, H: tl.constexpr):
-    """Say how far channel d of residue j lies behind the line's begin; ``jd`` is j H + d."""
-    return (jd // H).to(tl.int64) * (H * H) + jd % H
+def layer_kernel(
+    P, Weight, Bias, Scale, Y, pairs, length, out,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute ``scale (P weight^T + bias)`` for a block of pairs and of results."""
+    pair = tl.program_id(0) * BM + tl.arange(0, BM)
+    z = tl.program_id(1) * BN + tl.arange(0, BN)
+    keep_pair, keep_z = pair < pairs, z < out
+    first_of_pair = pair_offset(pair, length, H)
+    total = tl.zeros([BM, BN], tl.float32)
+    for first in tl.range(0, H * H, BK, num_stages=STAGES):
+        cd = first + tl.arange(0, BK)
+        keep = (cd < H * H)[None, :]
+        at = P + first_of_pair[:, None] + channel_offset(cd, length, H)[None, :]
+        p = tl.load(at, mask=keep & keep_pair[:, None], other=0.0)
+        at = Weight + z[:, None] * (H * H) + cd[None, :]
+        weight = tl.load(at, mask=keep & keep_z[:, None], other=0.0)
+        total = tl.dot(p, tl.trans(weight), total, input_precision=PRECISION)
+    if HAS_BIAS:
+        total += tl.load(Bias + z, mask=keep_z, other=0.0).to(tl.float32)[None, :]
+    total *= tl.load(Scale + pair, mask=keep_pair, other=0.0).to(tl.float32)[:, None]
+    at = Y + pair.to(tl.int64)[:, None] * out + z[None, :]
+    tl.store(at, total.to(Y.dtype.element_ty), mask=keep_pair[:, None] & keep_z[None, :])
 
 
 @triton.jit
-def outer_kernel(
-    A, B, P, rows, a_stride, b_stride, lines, length,
+def layer_back_kernel(
+    G, Weight, DP, pairs, length, out,
     H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute P[i, j, c, d] = sum_s A[s, i, c] B[s, j, d] for a block of (i, c) and of (j, d)."""
-    most_ic, most_jd = lines * H, length * H
-    across = tl.cdiv(most_jd, BN)
-    group = tl.program_id(0) // (GROUP * across)
-    size = tl.minimum(tl.cdiv(most_ic, BM) - group * GROUP, GROUP)
-    ic = (group * GROUP + tl.program_id(0) % size) * BM + tl.arange(0, BM)
-    jd = tl.program_id(0) % (GROUP * across) // size * BN + tl.arange(0, BN)
-    keep_ic, keep_jd = (ic < most_ic)[None, :], (jd < most_jd)[None, :]
+    """Compute the outer products' gradient ``G weight`` for a block of pairs and of (c, d)."""
+    cd = tl.program_id(0) * BN + tl.arange(0, BN)
+    pair = tl.program_id(1) * BM + tl.arange(0, BM)
+    keep_pair, keep_cd = (pair < pairs)[:, None], (cd < H * H)[None, :]
+    row = pair.to(tl.int64) * out
     total = tl.zeros([BM, BN], tl.float32)
-    for first in tl.range(0, rows, BK, num_stages=STAGES):
-        s = (first + tl.arange(0, BK)).to(tl.int64)
-        keep = (s < rows)[:, None]
-        a = tl.load(A + s[:, None] * a_stride + ic[None, :], mask=keep & keep_ic, other=0.0)
-        b = tl.load(B + s[:, None] * b_stride + jd[None, :], mask=keep & keep_jd, other=0.0)
-        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    at = P + line_offset(ic, length, H)[:, None] + pair_offset(jd, H)[None, :]
-    keep = (ic < most_ic)[:, None] & (jd < most_jd)[None, :]
-    tl.store(at, total.to(P.dtype.element_ty), mask=keep)
+    for first in tl.range(0, out, BK, num_stages=STAGES):
+        z = first + tl.arange(0, BK)
+        g = tl.load(G + row[:, None] + z[None, :], mask=keep_pair & (z < out)[None, :], other=0.0)
+        at = Weight + z[:, None] * (H * H) + cd[None, :]
+        weight = tl.load(at, mask=(z < out)[:, None] & keep_cd, other=0.0)
+        total = tl.dot(g, weight, total, input_precision=PRECISION)
+    at = pair_offset(pair, length, H)[:, None] + channel_offset(cd, length, H)[None, :]
+    tl.store(DP + at, total.to(DP.dtype.element_ty), mask=keep_pair & keep_cd)
 
 
 @triton.jit
-def outer_back_kernel(
-    DP, X, Out, Mask, rows, x_stride, out_row, out_residue, mask_stride, lines, length,
+def layer_weight_kernel(
+    G, P, Parts, pairs, pairs_per_part, length, out,
     H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    OF_LINES: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum ``DP[i, j, c, d] X[s, .]`` over all j, d (OF_LINES) or all i, c, for a block of rows s.
-
-    The sum over all j, d is masked; the other is added to what is there, if ADD.
-    """
-    s = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    most_n, most_k = (lines * H, length * H) if OF_LINES else (length * H, lines * H)
-    to_n = line_offset(n, length, H) if OF_LINES else pair_offset(n, H)
-    keep_s, keep_n = (s < rows)[:, None], (n < most_n)[None, :]
+    """Add ``G^T P`` over one part of the pairs, for a block of results and of (c, d)."""
+    cd = tl.program_id(0) * BN + tl.arange(0, BN)
+    z = tl.program_id(1) * BM + tl.arange(0, BM)
+    keep_z, keep_cd = (z < out)[None, :], (cd < H * H)[None, :]
+    channels = channel_offset(cd, length, H)
+    start = tl.program_id(2) * pairs_per_part
+    last = tl.minimum(start + pairs_per_part, pairs)
     total = tl.zeros([BM, BN], tl.float32)
-    for first in tl.range(0, most_k, BK, num_stages=STAGES):
-        k = first + tl.arange(0, BK)
-        to_k = pair_offset(k, H) if OF_LINES else line_offset(k, length, H)
-        keep = keep_s & (k < most_k)[None, :]
-        x = tl.load(X + s[:, None] * x_stride + k[None, :], mask=keep, other=0.0)
-        keep = keep_n & (k < most_k)[:, None]
-        p = tl.load(DP + to_k[:, None] + to_n[None, :], mask=keep, other=0.0)
-        total = tl.dot(x, p, total, input_precision=PRECISION)
-    keep = keep_s & keep_n
-    if OF_LINES:
-        at = Mask + s[:, None] * mask_stride + (n // H)[None, :]
-        total *= tl.load(at, mask=keep, other=0.0).to(tl.float32)
-    at = Out + s[:, None] * out_row + (n // H * out_residue + n % H)[None, :]
-    if ADD:
-        total += tl.load(at, mask=keep, other=0.0)
-    tl.store(at, total.to(Out.dtype.element_ty), mask=keep)
+    for first in tl.range(start, last, BK, num_stages=STAGES):
+        pair = first + tl.arange(0, BK)
+        keep = (pair < last)[:, None]
+        at = G + pair.to(tl.int64)[:, None] * out + z[None, :]
+        g = tl.load(at, mask=keep & keep_z, other=0.0)
+        at = P + pair_offset(pair, length, H)[:, None] + channels[None, :]
+        p = tl.load(at, mask=keep & keep_cd, other=0.0)
+        total = tl.dot(tl.trans(g), p, total, input_precision=PRECISION)
+    part = Parts + tl.program_id(2).to(tl.int64) * out * (H * H)
+    tl.store(part + z[:, None] * (H * H) + cd[None, :], total, mask=(z < out)[:, None] & keep_cd)
 
 
 @triton.jit
 def scaled_kernel(
-    X, Scale, Y, Shares, rows, x_stride,
+    X, Scale, Y, Shares, rows, x_stride, y_stride,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, WANTS_SUM: tl.constexpr,
 ):  # fmt: skip
     """Multiply each row of X by its number; leave this program's share of the rows' sum in Shares.
@@ -100,7 +114,7 @@ def scaled_kernel(
         x = tl.load(X + row[:, None] * x_stride + col[None, :], mask=keep, other=0.0)
         scale = tl.load(Scale + row, mask=row < rows, other=0.0).to(tl.float32)
         y = x.to(tl.float32) * scale[:, None]
-        tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=keep)
+        tl.store(Y + row[:, None] * y_stride + col[None, :], y.to(Y.dtype.element_ty), mask=keep)
         if WANTS_SUM:
             total += y
     if WANTS_SUM:
