@@ -14,11 +14,12 @@ epoch is recorded once as a CUDA graph and replayed.
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class Recipe:
         Instead of the preset's.
     most_epochs
         Where patience does not end it before.
+    changes
+        Of the preset.
     """
 
     preset: str
@@ -64,14 +67,30 @@ class Recipe:
     heterophilous: bool = False
     layers: int | None = None
     most_epochs: int = 1000
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
-RUNS = {
+_GAT = {
     "gat-cora": Recipe("gat-cora", "cora", 0.005, 5e-4, "83.0 ± 0.7", most_epochs=100_000),
     "gat-citeseer": Recipe(
         "gat-citeseer", "citeseer", 0.005, 5e-4, "72.5 ± 0.7", most_epochs=100_000
     ),
     "gat-pubmed": Recipe("gat-pubmed", "pubmed", 0.01, 1e-3, "79.0 ± 0.3", most_epochs=100_000),
+}
+_VARIANTS = {
+    "shared": {"head_masks": False, "head_glorot": False},
+    "masks": {"head_masks": True, "head_glorot": False},
+    "heads": {"head_masks": True, "head_glorot": True},
+}
+"""Whether heads draw input masks of their own, and begin as layers by themselves."""
+
+RUNS = {
+    **_GAT,
+    **{
+        f"{name}-{variant}": dataclasses.replace(recipe, changes=changes)
+        for name, recipe in _GAT.items()
+        for variant, changes in _VARIANTS.items()
+    },
     "agnn-cora": Recipe("agnn-cora", "cora", 0.01, 5e-4, "83.1 ± 0.1"),
     "agnn-citeseer": Recipe("agnn-citeseer", "citeseer", 0.01, 5e-4, "71.7 ± 0.1"),
     "agnn-pubmed": Recipe("agnn-pubmed", "pubmed", 0.01, 5e-4, "79.9 ± 0.1"),
@@ -85,6 +104,8 @@ RUNS = {
 PATIENCE = 100
 BETWEEN = 50
 """Epochs between two looks at the figures, which wait for the device."""
+TELL = 200
+"""Epochs after which is said how far it is."""
 
 
 def load(folder: Path, recipe: Recipe, split: int) -> WholeGraph:
@@ -221,8 +242,6 @@ class Training:
 
     Attributes
     ----------
-    recorded
-        Whether a CUDA graph is replayed.
     history : [epochs, 4]
         Accuracy and loss in validation, the same in the test, on the device (Planetoid).
     """
@@ -248,13 +267,21 @@ class Training:
         self.counts = task.normalisers(self.parts["train"])
         self.history = torch.zeros(recipe.most_epochs, 4, device=self.device)
         self._row = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.run = self._recorded(self._step if recipe.heterophilous else self._epoch)
+        self.run = self._step if recipe.heterophilous else self._epoch
 
     def logits(self) -> dict[str, Tensor]:
         """Compute what the model says, without dropout."""
         self.model.eval()
         with self._products():
             return self.task.predict(self.model, self.parts["valid"])
+
+    def begin_again(self, weights: Mapping[str, Tensor]) -> None:
+        """Go back to some weights and the state of before the first epoch."""
+        self.model.load_state_dict(weights)
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        self._row.zero_()
 
     def _products(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16)
@@ -274,24 +301,55 @@ class Training:
         self.history.index_copy_(0, self._row, torch.stack(found)[None])
         self._row += 1
 
-    def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record work on a GPU; the weights stay as they are."""
-        if self.options.eager:
-            self.recorded = False
-            return work
-        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+class Epochs:
+    """An epoch of every training, on a GPU recorded as branches of one CUDA graph.
+
+    The kernels of small graphs leave most of a GPU free, so that seeds train side by side.
+
+    Attributes
+    ----------
+    recorded
+        Whether a CUDA graph is replayed.
+    """
+
+    def __init__(self, trainings: Sequence[Training], options: argparse.Namespace) -> None:
+        self.trainings, self.recorded = trainings, False
+        self.run = self._one_after_the_other
+        device = torch.device(options.device)
+        if options.eager or device.type != "cuda":
+            return
+        before = [
+            {name: value.clone() for name, value in one.model.state_dict().items()}
+            for one in trainings
+        ]
+        # What is made once (the matrix in both orders) is there before the branches part.
+        self._one_after_the_other()
+        torch.cuda.synchronize(device)
+        self._streams = [torch.cuda.Stream(device) for _ in trainings]
         try:
-            replay = Recorder(self.device).record(work)
-            self.recorded = self.device.type == "cuda"
+            self.run = Recorder(device).record(self._side_by_side)
+            self.recorded = True
         except NotRecordableError as error:
             print(f"not recorded: {error}", flush=True)
-            replay, self.recorded = work, False
-        self.model.load_state_dict(before)
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-        self._row.zero_()
-        return replay
+        for one, weights in zip(trainings, before, strict=True):
+            one.begin_again(weights)
+
+    def _one_after_the_other(self) -> None:
+        for one in self.trainings:
+            one.run()
+
+    def _side_by_side(self) -> None:
+        if len(self.trainings) == 1:
+            self.trainings[0].run()
+            return
+        present = torch.cuda.current_stream()
+        for one, stream in zip(self.trainings, self._streams, strict=True):
+            stream.wait_stream(present)
+            with torch.cuda.stream(stream):
+                one.run()
+        for stream in self._streams:
+            present.wait_stream(stream)
 
 
 def judge(logits: Tensor, batch: GraphBatch) -> tuple[Tensor, Tensor]:
@@ -301,34 +359,34 @@ def judge(logits: Tensor, batch: GraphBatch) -> tuple[Tensor, Tensor]:
     return right, F.cross_entropy(logits.float(), target, ignore_index=-1)
 
 
-def train(
-    model: nn.Module, task: NodeTask, graph: WholeGraph, recipe: Recipe, options: argparse.Namespace
-) -> dict[str, float]:
-    """Train once; return the test metrics of the epoch that was best in validation."""
-    training = Training(model, task, graph, recipe, options)
-    stop = Stop(recipe.heterophilous)
-    began, epoch, over = time.perf_counter(), 0, False
-    while epoch < recipe.most_epochs and not over:
-        if recipe.heterophilous:
-            training.run()
-            found = [ranked(training, task)] if epoch % options.evaluate_every == 0 else []
-            epoch += 1
-        else:
-            many = min(BETWEEN, recipe.most_epochs - epoch)
-            for _ in range(many):
-                training.run()
-            found = [
-                {
-                    "valid": {"accuracy": row[0], "loss": row[1]},
-                    "test": {"accuracy": row[2], "loss": row[3]},
-                }
-                for row in training.history[epoch : epoch + many].tolist()
-            ]
-            epoch += many
-        over = any(stop(one) for one in found)
+def train(trainings: Sequence[Training], recipe: Recipe) -> list[dict[str, float]]:
+    """Train to the end; return the test metrics of the epochs that were best in validation."""
+    options, stops = trainings[0].options, [Stop(recipe.heterophilous) for _ in trainings]
+    epochs = Epochs(trainings, options)
+    began, epoch = time.perf_counter(), 0
+    while epoch < recipe.most_epochs and not all(stop.over for stop in stops):
+        many = 1 if recipe.heterophilous else min(BETWEEN, recipe.most_epochs - epoch)
+        for _ in range(many):
+            epochs.run()
+        for one, stop in zip(trainings, stops, strict=True):
+            if not recipe.heterophilous:
+                stop.all(one.history[epoch : epoch + many].tolist())
+            elif epoch % options.evaluate_every == 0:
+                stop(ranked(one, one.task))
+        epoch += many
+        if epoch % TELL == 0:
+            print(epoch, [stop.best for stop in stops], flush=True)
     seconds = (time.perf_counter() - began) / epoch
-    ended = epoch if recipe.heterophilous else stop.seen
-    return {**stop.best, "epochs": ended, "seconds": seconds, "recorded": training.recorded}
+    return [
+        {
+            **stop.best,
+            "epochs": epoch if recipe.heterophilous else stop.seen,
+            "seconds": seconds,
+            "together": len(trainings),
+            "recorded": epochs.recorded,
+        }
+        for stop in stops
+    ]
 
 
 def ranked(training: Training, task: NodeTask) -> dict[str, dict[str, float]]:
@@ -352,17 +410,25 @@ class Stop:
         self.by_ranking = by_ranking
         self.best: dict[str, float] = {}
         self._highest, self._lowest, self._waited = -1.0, float("inf"), 0
-        self.seen = 0
+        self.seen, self.over = 0, False
 
-    def __call__(self, found: Mapping[str, Mapping[str, float]]) -> bool:
-        """Take note of an epoch and say whether to stop."""
+    def all(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take note of epochs, the four numbers of `Training.history`, until the end."""
+        for row in rows:
+            if not self.over:
+                valid, test = (dict(zip(("accuracy", "loss"), row[k : k + 2], strict=True))
+                               for k in (0, 2))  # fmt: skip
+                self({"valid": valid, "test": test})
+
+    def __call__(self, found: Mapping[str, Mapping[str, float]]) -> None:
+        """Take note of an epoch; `over` says whether it was the last."""
         self.seen += 1
         valid, test = found["valid"], found["test"]
         if self.by_ranking:
             if valid["roc_auc"] > self._highest:
                 self._highest = valid["roc_auc"]
                 self.best = {"valid": valid["roc_auc"], "test": test["roc_auc"]}
-            return False
+            return
         accuracy, loss = valid["accuracy"], valid["loss"]
         if accuracy >= self._highest or loss <= self._lowest:
             if accuracy >= self._highest and loss <= self._lowest:
@@ -372,7 +438,7 @@ class Stop:
             self._waited = 0
         else:
             self._waited += 1
-        return self._waited >= PATIENCE
+        self.over = self._waited >= PATIENCE
 
 
 def measure(
@@ -392,24 +458,34 @@ def measure(
     }
     path = options.out / f"{name}-{make.__name__.lower()}{'-bf16' * options.bf16}.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    for seed in range(options.seeds):
-        graph = load(options.data, recipe, seed % 10)
-        labels = np.asarray(graph["labels"])
-        config = GraphAttentionConfig.preset(recipe.preset)
-        if recipe.layers is not None:
-            config = GraphAttentionConfig(
-                **{**vars(config), "num_layers": options.layers or recipe.layers}
-            )
-        inputs = graph.batch().graph.num_features
-        outputs = 1 if recipe.heterophilous else int(labels.max()) + 1
-        kind = "yes_no" if recipe.heterophilous else "classes"
-        config = config.with_data(inputs=inputs, outputs=outputs, labels=kind)
-        torch.manual_seed(seed)
-        model = make(config).to(options.device)
-        task = NodeTask(kind, outputs)
-        results.append(train(model, task, graph, recipe, options))
-        print(f"{name} {whose} seed {seed}: {results[-1]}", flush=True)
+    first, together = options.first_seed, options.together
+    for start in range(first, first + options.seeds, together):
+        chunk = range(start, min(start + together, first + options.seeds))
+        found = train([begin(recipe, seed, make, options) for seed in chunk], recipe)
+        for seed, result in zip(chunk, found, strict=True):
+            results.append({"seed": seed, **result})
+            print(f"{name} {whose}: {results[-1]}", flush=True)
         write_text_atomically(path, json.dumps(cell, indent=1) + "\n")
+
+
+def begin(
+    recipe: Recipe,
+    seed: int,
+    make: Callable[[GraphAttentionConfig], nn.Module],
+    options: argparse.Namespace,
+) -> Training:
+    """Make a model for a graph, with weights of a seed; of several splits the seed's."""
+    graph = load(options.data, recipe, seed % 10)
+    config = GraphAttentionConfig.preset(recipe.preset)
+    if recipe.layers is not None:
+        config = dataclasses.replace(config, num_layers=options.layers or recipe.layers)
+    config = dataclasses.replace(config, **recipe.changes)
+    inputs = graph.batch().graph.num_features
+    outputs = 1 if recipe.heterophilous else int(np.asarray(graph["labels"]).max()) + 1
+    kind = "yes_no" if recipe.heterophilous else "classes"
+    torch.manual_seed(seed)
+    model = make(config.with_data(inputs=inputs, outputs=outputs, labels=kind))
+    return Training(model.to(options.device), NodeTask(kind, outputs), graph, recipe, options)
 
 
 def row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -502,6 +578,8 @@ def main() -> None:
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the results in it")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--together", type=int, default=1, help="seeds side by side")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--peer", action="store_true", help="train PyTorch Geometric's instead")
     parser.add_argument("--bf16", action="store_true", help="features and products in bfloat16")

@@ -88,6 +88,37 @@ def test_dropped_values_count_in_the_scores():
         Layer(WIDTH, psi=A * (H @ H.T), phi=None, value_dropout=0.1)
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_each_head_drops_other_inputs(sparse):
+    n, inputs = 5, 400
+    layer = gat(inputs, 1, heads=3, input_dropout=0.5, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    loops = torch.arange(n)
+    csr = Csr.from_coo(loops, loops, (n, n))  # each attends to itself: the sum of what is left
+    features = torch.ones(n, inputs)
+    if sparse:
+        row, column = torch.ones(n, inputs).nonzero().T
+        features = Csr.from_coo(row, column, (n, inputs), torch.ones(n * inputs))
+    found = layer(csr, features)
+    assert ((found - inputs).abs() < 6 * inputs**0.5).all()
+    assert len(set(found.flatten().tolist())) > n  # one mask for all heads: at most n
+    torch.testing.assert_close(layer.eval()(csr, features), torch.full((n, 3), float(inputs)))
+    with pytest.raises(ConfigError, match="input_dropout: needs"):
+        Layer(WIDTH, 4, psi=A * (H @ H.T), input_dropout=0.1)
+
+
+def test_weights_of_a_head_begin_as_those_of_a_layer_by_itself():
+    torch.manual_seed(0)
+    for own, together in ((True, 1), (False, 32)):
+        layer = gat(50, 4, heads=32, own_glorot=own)
+        assert layer.weight.max().item() == pytest.approx(
+            (6 / (50 + 4 * together)) ** 0.5, rel=0.02
+        )
+        row = layer.learned["row"]
+        assert row.max().item() == pytest.approx((6 / (4 + together)) ** 0.5, rel=0.1)
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_formulas(name, weighted):

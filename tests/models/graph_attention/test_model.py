@@ -283,6 +283,8 @@ def test_presets_are_complete(name):
         ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
         ({"dropout": 1.0}, "dropout: expected 0 <= p < 1, got 1.0"),
         ({"layer": "agnn", "value_dropout": 0.5}, "value_dropout: is of gat, the layer is agnn"),
+        ({"layer": "gatv2", "head_masks": True}, "head_masks: is of plain stacks of gat"),
+        ({"stack": "residual", "head_glorot": True}, "head_glorot: is of plain stacks of gat"),
         ({"stack": "residual", "hidden": 9, "heads": 2}, "hidden: 9 cannot be shared by heads: 2"),
         ({"stack": "residual", "layer": "sgc"}, "sgc is one linear map"),
         ({"slope": 2.0}, "slope: expected 0 to 1"),

@@ -52,6 +52,11 @@ class GraphAttentionConfig:
         Of edges, gat and gatv2.
     value_dropout
         Of the projected features that attention sums, not of those that scores are made of; gat.
+    head_masks
+        Each head draws its own mask of a layer's inputs, as in the program of gat's authors;
+        otherwise all heads of a layer share one. Plain stacks of gat.
+    head_glorot
+        Each head's weights begin as those of a layer by itself, as there; gat.
     slope
         Of the leaky ReLU in scores.
     mlp_factor
@@ -87,6 +92,8 @@ class GraphAttentionConfig:
     dropout: float = 0.6
     attention_dropout: float = 0.6
     value_dropout: float = 0.0
+    head_masks: bool = False
+    head_glorot: bool = False
     slope: float = 0.2
     mlp_factor: float = 1.0
     self_loops: bool = True
@@ -101,6 +108,9 @@ class GraphAttentionConfig:
                 raise ConfigError(f"{name}: expected 0 <= p < 1, got {getattr(self, name)}")
         if self.value_dropout and self.layer != "gat":
             raise ConfigError(f"value_dropout: is of gat, the layer is {self.layer}; leave it out")
+        for name in ("head_masks", "head_glorot"):
+            if getattr(self, name) and (self.layer != "gat" or self.stack != "plain"):
+                raise ConfigError(f"{name}: is of plain stacks of gat; leave it out")
         if not 0.0 <= self.slope <= 1.0:
             raise ConfigError(f"slope: expected 0 to 1, got {self.slope}")
         if self.mlp_factor < 0:

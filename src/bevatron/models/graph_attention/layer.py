@@ -98,8 +98,13 @@ class Layer(nn.Module):
         root: Expression | float | None = None,
         order: Order | Literal["auto"] = "auto",
         value_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        own_glorot: bool = False,
     ) -> None:
         super().__init__()
+        if input_dropout and (phi != "linear" or order != "project"):
+            raise ConfigError('input_dropout: needs phi="linear" and order="project"')
+        self.input_dropout, self.own_glorot = input_dropout, own_glorot
         inputs, outputs = _widths(inputs, outputs, phi, heads)
         self.widths = Widths(inputs, outputs, heads)
         self.psi, self.aggregate, self.order = psi, aggregate, order
@@ -150,18 +155,19 @@ class Layer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw matrices and vectors as Glorot and Bengio did; scalars and biases as they begin."""
         initial = {n.options[0]: n.options[1] for n in self._nodes() if n.op == "scalar"}
+        together = 1 if self.own_glorot else self.widths.heads
         with torch.no_grad():
             if self.weight is not None:
-                _glorot(self.weight, self.widths.inputs, self.widths.heads * self.widths.outputs)
+                _glorot(self.weight, self.widths.inputs, together * self.widths.outputs)
             for name, parameter in self.learned.items():
                 if name in initial:
                     parameter.fill_(initial[name])
                 elif name.startswith("bias"):
                     parameter.zero_()
                 elif parameter.ndim == 2:
-                    _glorot(parameter, parameter.shape[0], parameter.shape[1])
+                    _glorot(parameter, together, parameter.shape[1])
                 else:
-                    _glorot(parameter, parameter.shape[1], parameter.shape[0] * parameter.shape[2])
+                    _glorot(parameter, parameter.shape[1], together * parameter.shape[2])
             for bias in (self.bias, self.inner_bias):
                 if bias is not None:
                     bias.zero_()
@@ -315,11 +321,29 @@ class Layer(nn.Module):
         if matrix is None:
             dense = dense_features(features)
             return (dense if self.phi is None else self.phi(dense))[:, None]
+        if self.training and self.input_dropout:
+            return self._project_dropped(features, matrix)
         heads, inputs, outputs = matrix.shape
         flat = matrix.transpose(0, 1).reshape(inputs, heads * outputs)
         x = sparse_product(features, flat) if isinstance(features, Csr) else features @ flat
         x = x.reshape(-1, heads, outputs)
         return x if self.inner_bias is None else x + self.inner_bias.to(x.dtype)
+
+    def _project_dropped(self, features: Features, matrix: Tensor) -> Tensor:
+        """Compute X, [n, H, out], from inputs of which each head has dropped others."""
+        heads, p = matrix.shape[0], self.input_dropout
+        if isinstance(features, Tensor):
+            x = F.dropout(features.expand(heads, -1, -1), p) @ matrix
+            return x.transpose(0, 1).contiguous()
+        values = features.values
+        if values is None:
+            values = torch.ones(features.nnz, device=features.device)
+        dropped = F.dropout(values.expand(heads, -1), p)
+        parts = [
+            sparse_product(features.with_values(own), matrix[head].contiguous())
+            for head, own in enumerate(dropped.unbind(0))
+        ]
+        return torch.stack(parts, dim=1)
 
     def _after(self, summed: Tensor) -> Tensor:
         """Apply Phi after the aggregation, [n, H, in] -> [n, H, out]."""

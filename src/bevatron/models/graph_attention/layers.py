@@ -45,6 +45,8 @@ def gat(
     slope: float = 0.2,
     attention_dropout: float = 0.0,
     value_dropout: float = 0.0,
+    input_dropout: float = 0.0,
+    own_glorot: bool = False,
     bias: bool = True,
     activation: Activation | None = None,
 ) -> Layer:
@@ -65,6 +67,10 @@ def gat(
     value_dropout
         Probability that a number of X is left out of the sums while training, though not of the
         scores, as in the authors' program.
+    input_dropout
+        Probability that a number of H is left out while training, for each head anew, likewise.
+    own_glorot
+        Begin each head's weights as those of a layer by itself, likewise.
     bias, activation
         See `Layer`.
     """
@@ -74,7 +80,8 @@ def gat(
     psi = A * dropout(softmax(A.pattern * scores), attention_dropout)
     return Layer(
         inputs, outputs, psi=psi, heads=heads, combine=combine, bias=bias, activation=activation,
-        order="project", value_dropout=value_dropout,
+        order="project", value_dropout=value_dropout, input_dropout=input_dropout,
+        own_glorot=own_glorot,
     )  # fmt: skip
 
 

@@ -168,6 +168,7 @@ class PlainStack(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = FeatureDropout(config.dropout)
+        self.heads_drop = config.head_masks
         multi_head = config.layer in {"gat", "gatv2"}
         width = config.inputs
         layers, skips, norms = [], [], []
@@ -187,10 +188,11 @@ class PlainStack(nn.Module):
         """Compute logits."""
         x = features
         for number, layer in enumerate(self.layers):
-            x = self.dropout(x)
-            result = layer(csr, x)
+            dropped = x if self.heads_drop else self.dropout(x)
+            result = layer(csr, dropped)
             if self._has_skip[number]:
-                result = result + self.skips[number](dense_features(x))
+                skipped = self.dropout(x) if self.heads_drop else dropped
+                result = result + self.skips[number](dense_features(skipped))
             if number < len(self.layers) - 1:
                 result = self.activation(self.norms[number](result))
             x = result
@@ -294,7 +296,14 @@ def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: boo
         }
         if config.layer == "gatv2":
             return gatv2(inputs, outputs, **options)
-        return gat(inputs, outputs, value_dropout=config.value_dropout, **options)
+        if config.head_masks:
+            options["input_dropout"] = config.dropout
+        return gat(
+            *(inputs, outputs),
+            value_dropout=config.value_dropout,
+            own_glorot=config.head_glorot,
+            **options,
+        )
     if config.layer == "agnn":
         return agnn(inputs)
     if config.layer == "agnn_paper":
