@@ -383,9 +383,11 @@ MISTAKES = {
     "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
-    "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: is not a model folder"),
+    "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
+    "no model, option": (["predict", "no-model", "a", "b", "--mode", "3d"], "no such run or model"),
+    "no model in": (["predict", ".", "a.xyz", "b.xyz"], "is not a model folder"),
     "no store": (["inspect", "no-store"], "there is no such store"),
-    "no files": (["evaluate", "no-model"], "expected at least one file"),
+    "no files": (["evaluate", "."], "expected at least one file"),
 }
 
 

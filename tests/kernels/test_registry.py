@@ -165,3 +165,18 @@ def test_the_environment_variable_is_read_at_the_start():
 def test_a_wrong_environment_variable_is_named(text):
     with pytest.raises(ConfigError, match="environment variable BEVATRON_KERNELS="):
         registry._parse(text)
+
+
+class OutOfResources(Exception):
+    """Named as Triton's."""
+
+    required, limit, name = 131072, 101376, "shared memory"
+
+
+def test_a_kernel_too_large_for_a_gpu_is_told_in_one_sentence():
+    error = RuntimeError("in a captured step")
+    error.__cause__ = OutOfResources()
+    said = registry.too_large_for_this_gpu(error)
+    assert said.startswith("a kernel needs more shared memory than this GPU has (131072, it has 1")
+    assert registry.ENVIRONMENT_VARIABLE in said
+    assert registry.too_large_for_this_gpu(RuntimeError("other")) is None

@@ -124,6 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        from bevatron.kernels import too_large_for_this_gpu
+
+        sentence = None if debug else too_large_for_this_gpu(error)
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)  # noqa: T201
+        return EXIT_MISTAKE
 
 
 def run() -> None:

@@ -43,6 +43,7 @@ from bevatron.kernels.registry import (
     implementations,
     launches,
     reset_launches,
+    too_large_for_this_gpu,
     use,
 )
 from bevatron.kernels.residual_norm import residual_norm
@@ -107,6 +108,7 @@ __all__ = [
     "spmmm",
     "swiglu",
     "symmetric_contraction",
+    "too_large_for_this_gpu",
     "transition",
     "triangle_multiply",
     "use",

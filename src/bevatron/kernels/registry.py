@@ -226,6 +226,20 @@ def reset_launches() -> None:
     _launches.clear()
 
 
+def too_large_for_this_gpu(error: BaseException | None) -> str | None:
+    """Say in one sentence that a kernel wants more of a GPU than it has; None of other errors."""
+    while error is not None and type(error).__name__ != "OutOfResources":
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    name, required, limit = (getattr(error, key, "?") for key in ("name", "required", "limit"))
+    return (
+        f"a kernel needs more {name} than this GPU has ({required}, it has {limit}); set "
+        f"{ENVIRONMENT_VARIABLE}=reference (or for a single operator auto,OPERATOR=reference; "
+        "--debug shows which one it was)"
+    )
+
+
 def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[str, list[str]]:
     """Choose an implementation; also say why faster ones were passed over."""
     choice = current().choice(operator)

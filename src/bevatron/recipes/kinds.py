@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bevatron.errors import CheckpointError
 from bevatron.models.common.model_folder import MODEL_FILE
 
 
@@ -16,6 +17,12 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     The kind in its model.json; of a run under way that of its best model; None if no argument is
     such a folder, which the command itself will say.
 
+    Raises
+    ------
+    CheckpointError
+        If the first argument is no option and nothing has that name: which options there are
+        depends on the model, so the command would complain of one of them instead.
+
     Examples
     --------
     >>> kind_of_model(["--device", "cpu", "no/such/run"]) is None
@@ -25,4 +32,6 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
         for folder in (Path(argument), Path(argument) / "best"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 return str(json.loads((folder / MODEL_FILE).read_text())["kind"])
+    if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).exists():
+        raise CheckpointError(f"{arguments[0]}: there is no such run or model folder")
     return None

@@ -244,6 +244,12 @@ def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
     """Say at which batch the memory ended and what to set."""
     sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
     config, optim = run.settings.batch, run.settings.optim
+    if len(batch.sample_indices) == 1:
+        return OutOfMemoryError(
+            f"{mesh.device} ran out of memory at a single sample of {sizes}; make the model "
+            "smaller, set train.dtype to a shorter type, or share the sample among several "
+            "processes where the recipe can"
+        )
     now = (
         f"now {config.size} samples"
         if config.algorithm == "fixed_count"
