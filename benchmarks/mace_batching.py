@@ -49,7 +49,7 @@ def configuration(
             "algorithm": batching,
             "capacity": arguments.capacity,
             "size": arguments.size,
-            "cost_edges": 0.02 if batching == "balanced" else 0.0,
+            "cost_edges": arguments.cost_edges if batching == "balanced" else 0.0,
         },
         "loader": {"workers": arguments.workers},
         "checkpoint": {"every_epochs": None},
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--capacity", type=int, default=1024)
     parser.add_argument("--size", type=int, default=29, help="structures of a fixed-count batch")
+    parser.add_argument("--cost-edges", type=float, default=0.0, help="of balanced batches")
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--channels", type=int, help="instead of those of the preset")
     parser.add_argument("--workers", type=int, default=8)

@@ -4,7 +4,8 @@
 
 `bevatron.train.loop.fit` trains on files of structures, or without any on rattled supercells of 4
 to 500 atoms, packed by capacity. After a warm-up some steps are traced: idle is 1 - union of the
-device's intervals over the wall time. Once with captured steps, once without; no peer.
+device's intervals over the wall time. Once with captured steps, once without; no peer. Of an epoch
+only as many batches are walked as are needed, of structures drawn at random.
 """
 
 import argparse
@@ -17,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import bulk
-from report import write_result
+from report import RESULTS, write_result
 from step_trace import summary
 from torch.profiler import ProfilerActivity, profile
 
-from bevatron.data.dataset import Dataset
+from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
@@ -41,7 +42,8 @@ from bevatron.train.settings import (
 
 REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5))
 SHARES = (0.25, 0.2, 0.2, 0.15, 0.12, 0.08)
-WARM_UP, TRACED = 60, 60
+WARM_UP, TRACED, AFTER = 60, 60, 40
+CAPACITY = 3072
 
 
 class Crystals:
@@ -120,15 +122,24 @@ def from_files(preset: str, files: Sequence[Path], folder: Path) -> tuple[Datase
     )
 
 
+def enough(data: Dataset) -> Dataset:
+    """Draw the structures of as many steps as are needed, all if there are no more."""
+    order = np.random.default_rng(0).permutation(len(data))
+    used = np.cumsum(data.lengths("atomic_numbers")[order])
+    last = np.searchsorted(used, (WARM_UP + TRACED + AFTER) * CAPACITY)
+    return Subset(data, np.sort(order[: last + 1]))
+
+
 def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) -> dict[str, Any]:
-    """Train one epoch; return what the trace and the journal say."""
+    """Train on enough of the data; return what the trace and the journal say."""
     torch.manual_seed(0)
+    data = enough(data)
     sizes = batch_sizes(data)
     task = TracedTask(LossConfig())
     settings = Settings(
         optim=OptimConfig(lr=1e-4),
         schedule=ScheduleConfig(kind="constant"),
-        batch=BatchConfig(capacity=3072),
+        batch=BatchConfig(capacity=CAPACITY),
         loader=LoaderConfig(workers=workers),
         checkpoint=CheckpointConfig(every_epochs=None),
         train=TrainConfig(epochs=1, dtype="float32", device="cuda", cuda_graphs=captured),
@@ -156,7 +167,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="files of structures")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    measure(parser.parse_args())
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Train every model with both kinds of steps; the result is written after each."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for preset in arguments.models:
@@ -167,16 +183,20 @@ def main() -> None:
             for captured in (True, False):
                 row = train(*made, arguments.workers, captured=captured)
                 rows.append({"model": preset, **row})
-                print(rows[-1], flush=True)
-    data = "Rattled fcc supercells of 4 to 500 atoms"
+                notes = notes_on(made[0], arguments)
+                write_result("training_idle", rows, notes, device="cuda", folder=arguments.out)
+
+
+def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:
+    """Say what was trained on, and how."""
+    words = "Rattled fcc supercells of 4 to 500 atoms"
     if arguments.data:
-        atoms = batch_sizes(made[0])["atoms"]
-        data = f"{len(atoms):,} real structures of {atoms.min()} to {atoms.max()} atoms"
-    notes = (
-        f"{data} in batches of 3072 atoms, float32, {arguments.workers} loader workers; {TRACED} "
-        "traced steps, ms/step from those after it."
+        atoms = batch_sizes(data)["atoms"]
+        words = f"Of {len(atoms):,} real structures of {atoms.min()} to {atoms.max()} atoms"
+    return (
+        f"{words} as many as fill {WARM_UP + TRACED + AFTER} batches of {CAPACITY} atoms, float32, "
+        f"{arguments.workers} loader workers; {TRACED} traced steps, ms/step from those after it."
     )
-    write_result("training_idle", rows, notes, device="cuda")
 
 
 if __name__ == "__main__":

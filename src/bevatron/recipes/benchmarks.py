@@ -40,6 +40,9 @@ from bevatron.train.precision import dtype_of
 Rows = list[dict[str, Any]]
 Dtype = Literal["float32", "float64"]
 
+SATURATED = 0.9
+"""Share of the highest rate from which on a device counts as busy."""
+
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:
     """Time opening a store and reading random samples, checksum included."""
@@ -215,34 +218,47 @@ def capacity_curves(
     The curves as rows, and lines that say from where on they are flat and what fits.
     """
     rows: Rows = []
-    lines, rates, times = [], [], []
+    lines, measured = [], {}
     for name, make in meters.items():
         meter = make()
-        costs = _measured(meter, most)
-        atoms = [cost.sizes["atoms"] for cost in costs]
-        rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
+        measured[name] = costs = _measured(meter, most)
         rows += [_capacity_row(name, cost) for cost in costs]
-        busy = next(n for n, r in zip(atoms, rate, strict=True) if r > 0.9 * max(rate))
         how = "recorded as CUDA graphs" if meter.captured else "launched one by one"
         lines.append(
-            f"{name} (steps {how}): from about {busy:,} atoms on the rate is within 10 % of its "
-            f"highest"
+            f"{name} (steps {how}): from about {saturated_from(costs):,} atoms on the rate is "
+            "within 10 % of its highest"
         )
         if meter.device.type == "cuda":
             fits = find_capacity(meter)
             words = " and ".join(f"{value:,} {what}" for what, value in fits.items())
             lines.append(f"{name}: largest capacity that fits: {words}")
-        rates.append(plots.Curve(name, atoms, rate))
-        times.append(plots.Curve(name, atoms, [cost.seconds * 1e3 for cost in costs]))
         del meter
     if out is not None:
-        panels = [
-            plots.Panel("Rate", "atoms per second", rates, logarithmic=False, from_zero=True),
-            plots.Panel("Time", "ms per step", times),
-        ]
-        figure = plots.curves(panels, "atoms of a batch", logarithmic_x=True)
-        lines.append(f"picture: {plots.save(figure, out)}")
+        lines.append(f"picture: {plots.save(capacity_picture(measured), out)}")
     return rows, lines
+
+
+def saturated_from(costs: Sequence[StepCost]) -> int:
+    """Return the atoms of the smallest batch whose rate is within 10 % of the highest."""
+    rates = [cost.sizes["atoms"] / cost.seconds for cost in costs]
+    highest = max(rates)
+    enough = (cost for cost, rate in zip(costs, rates, strict=True) if rate > SATURATED * highest)
+    return next(enough).sizes["atoms"]
+
+
+def capacity_picture(measured: Mapping[str, Sequence[StepCost]]) -> Any:
+    """Draw atoms per second and time of a step by the atoms of a batch, a curve per precision."""
+    rates, times = [], []
+    for name, costs in measured.items():
+        atoms = [cost.sizes["atoms"] for cost in costs]
+        rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
+        rates.append(plots.Curve(name, atoms, rate))
+        times.append(plots.Curve(name, atoms, [cost.seconds * 1e3 for cost in costs]))
+    panels = [
+        plots.Panel("Rate", "atoms per second", rates, logarithmic=False, from_zero=True),
+        plots.Panel("Time", "ms per step", times),
+    ]
+    return plots.curves(panels, "atoms of a batch", logarithmic_x=True)
 
 
 def _capacity_row(name: str, cost: StepCost) -> dict[str, Any]:

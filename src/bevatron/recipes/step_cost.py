@@ -111,7 +111,7 @@ class StepMeter:
         self._state = begin_state(self._run, self._mesh, None)
         self.captured = obstacle(self._run, self._state, self._mesh) is None
 
-    def measure(self, indices: IntArray, repeats: int = 3) -> StepCost:
+    def measure(self, indices: IntArray, repeats: int = 5) -> StepCost:
         """Time steps over some samples, one after the other as in training.
 
         Raises
