@@ -231,6 +231,17 @@ def test_what_prediction_left_behind_serves_training(layer, sparse):
     NodeTask("classes", 2).loss(model, batch, {"cross_entropy": torch.tensor(1.0)}).total.backward()
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_heads_that_drop_get_inputs_of_which_nothing_is_dropped(residual):
+    model = NodeClassifier(config_of("gat", dropout=0.5, head_masks=True, residual=residual))
+    given = []
+    for layer in model.stack.layers:
+        layer.register_forward_pre_hook(lambda layer, inputs: given.append(inputs[1]))
+    model(batch_of(communities()))
+    assert all((x != 0).all() for x in given)
+    assert [layer.input_dropout for layer in model.stack.layers] == [0.5, 0.5]
+
+
 def test_dropout_repeats_with_the_seed():
     model, batch = NodeClassifier(config_of("gat", dropout=0.5)), batch_of(communities())
     torch.manual_seed(3)
