@@ -25,7 +25,7 @@ SHAPES = {
         *((4, 8, C), (4, 8), *NORM, SQUARE, (8, C), (8, C), SQUARE, VECTOR, SQUARE, VECTOR),
     ],
     "qkvg": [(8, C), *[SQUARE] * 4],
-    "pair_attention": [(1, 2, 1, 16, 8)] * 3,
+    "pair_attention": [*[(1, 2, 1, 16, 8)] * 3, (1, 1, 1, 16, 16)],
 }
 MASKED = {"triangle_multiply", "outer_product_mean", "global_attention"}
 

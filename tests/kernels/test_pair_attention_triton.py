@@ -71,6 +71,7 @@ CASES = {
     "heads of 8, three rows": {"D": 8, "S": 3, "masked": False},
     "heads of 48": {"D": 48, "Nq": 7, "Nk": 9, "H": 2},
     "a bias of each row": {"bias_rows": 3, "S": 3, "Nq": 9, "Nk": 18},
+    "atom windows": {"S": 3, "Nq": 32, "Nk": 128, "D": 8, "bias_rows": 3},
     "no bias, no mask": {"bias_rows": 0, "masked": False, "Nk": 19},
     "no bias, mask, gate": {"bias_rows": 0, "gated": True},
     "one query, one key": {"Nq": 1, "Nk": 1, "S": 1},
@@ -268,11 +269,35 @@ def test_a_cuda_graph_gives_the_same_bits():
 
 @ON_GPU
 def test_more_than_2_to_the_31_elements():
+    def last_row(q, k):
+        q, k, v, b = (t.detach().requires_grad_() for t in (q, k, k, bias))
+        with kernels.use(pair_attention="triton"):
+            result = pair_attention(q, k, v, b, layout="BSNHD")
+        along = torch.zeros_like(result)  # of other rows the gradient of the bias gets zeros
+        along[:, -1:] = 1.0
+        dq, dk, dv, db = torch.autograd.grad(result, (q, k, v, b), along)
+        return [t[:, -1:] for t in (result.detach(), dq, dk, dv)] + [db]
+
     rows, count, heads, head = 4100, 4096, 4, 32
     q = torch.randn(1, rows, count, heads, head, device=DEVICE, dtype=torch.bfloat16)
     bias = torch.randn(1, 1, heads, count, 64, device=DEVICE, dtype=torch.bfloat16)
     k = q[:, :, :64]
-    with kernels.use(pair_attention="triton"), torch.no_grad():
-        last = pair_attention(q, k, k, bias, layout="BSNHD")[:, -1:]
-        alone = pair_attention(q[:, -1:], k[:, -1:], k[:, -1:], bias, layout="BSNHD")
-    assert torch.equal(last, alone)
+    for within, alone in zip(last_row(q, k), last_row(q[:, -1:], k[:, -1:]), strict=True):
+        assert torch.equal(within, alone)
+
+
+@ON_GPU
+def test_keys_beyond_2_to_the_31_elements():
+    rows, count, heads, head = 4100, 4096, 4, 32
+    k = torch.randn(1, rows, count, heads, head, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(1, 1, heads, 64, count, device=DEVICE, dtype=torch.bfloat16)
+    q = k[:, :, :64]
+    found = []
+    for rows_of in (slice(None), slice(-1, None)):
+        leaves = [t[:, rows_of].detach().requires_grad_() for t in (q, k)]
+        with kernels.use(pair_attention="triton"):
+            result = pair_attention(leaves[0], leaves[1], leaves[1].detach(), bias, layout="BSNHD")
+        gradients = torch.autograd.grad(result, leaves, torch.ones_like(result))
+        found.append([t[:, -1:] for t in (result.detach(), *gradients)])
+    for within, alone in zip(*found, strict=True):
+        assert torch.equal(within, alone)
