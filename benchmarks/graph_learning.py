@@ -501,6 +501,7 @@ def row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         line[title] = spread(test)
         line[f"{title} seeds"] = len(test)
     ours = _columns(cells).get("ours", cells[0])["seeds"]
+    line["ours valid"] = spread([100 * one["valid"] for one in ours])
     line["epochs"] = round(np.mean([one["epochs"] for one in ours]))
     return line
 
@@ -531,8 +532,9 @@ def collect(folder: Path, out: Path, note: str) -> None:
     ordered = {name: by_run[name] for name in RUNS if name in by_run}
     notes = (
         "Percent, mean ± standard deviation over seeds (of tolokers and minesweeper: over the "
-        "published splits) of the test value at the epoch that was best in validation. PyG: the "
-        "same stack of PyTorch Geometric's layers, trained alike. Published: GAT (arXiv "
+        "published splits) of the test value at the epoch that was best in validation; "
+        "'ours valid' is the validation's. PyG: the same stack of PyTorch "
+        "Geometric's layers, trained alike. Published: GAT (arXiv "
         "1710.10903), AGNN (1803.03735, standard error), heterophilous-graphs (2302.11640)."
     )
     path = write_result(
