@@ -3,8 +3,8 @@
 - ``eager``, ``compiled``: GPS++'s blocks in plain PyTorch: layers on concatenated inputs,
   `index_add` for sums, attention by scaled_dot_product_attention on molecules padded to 20 atoms
   with a ready bias. No encoders, no noisy heads, no dropout: less work than ours.
-- ``pyg``: 16 of PyTorch Geometric's GPSConv (GINE with a network wide enough for the same number
-  of parameters, multi-head attention without a bias).
+- ``pyg``, ``pyg-compiled``: 16 of PyTorch Geometric's GPSConv (GINE with a network wide enough for
+  the same number of parameters, multi-head attention without a bias).
 
 All in bfloat16 throughout, fused Adam, no clipping.
 """
@@ -142,10 +142,10 @@ def inputs_of(batch: MoleculeBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, dic
 def peer_step(name: str, batch: MoleculeBatch) -> tuple[Callable[[], object], str]:
     """Return what runs one step, and what it is called in the table."""
     torch.manual_seed(0)
-    kind = Geometric if name == "pyg" else Padded
+    kind = Geometric if name.startswith("pyg") else Padded
     model = kind().to("cuda", torch.bfloat16)
     inputs = inputs_of(batch)
-    run = torch.compile(model) if name == "compiled" else model
+    run = torch.compile(model) if name.endswith("compiled") else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
     count = sum(p.numel() for p in model.parameters()) / 1e6
 
@@ -161,5 +161,6 @@ def peer_step(name: str, batch: MoleculeBatch) -> tuple[Callable[[], object], st
         "eager": "plain PyTorch, padded attention",
         "compiled": "the same, torch.compile",
         "pyg": "PyTorch Geometric, GPSConv",
+        "pyg-compiled": "PyTorch Geometric, compiled",
     }
     return step, f"{labels[name]} ({count:.1f}M parameters)"

@@ -2,7 +2,9 @@
 
     python benchmarks/gpspp_molecules.py pcqm4mv2-2k.csv molecules.npz      (once, needs rdkit)
     python benchmarks/gpspp_step.py molecules.npz [--models gpspp-16 gpspp-16-mpnn]
-                                    [--molecules 2048] [--peers compiled eager pyg] [--profile]
+                                    [--molecules 2048] [--profile]
+                                    [--peers compiled eager pyg pyg-compiled]
+    python benchmarks/gpspp_step.py --collect rows      (joins what several calls left in --out)
 
 A step is corruption of the inputs, forward, backward, clipping of every gradient and Adam, with all
 dropouts and losses of the published training, products in bfloat16. "captured" is what
@@ -12,6 +14,7 @@ random numbers.
 """
 
 import argparse
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -170,7 +173,7 @@ def profile(step: Callable[[], object], steps: int = 3) -> dict[str, Any]:
     for name, times in by_name.items():
         kind = next((k for k, ws in CLASSES.items() if any(w in name for w in ws)), "pointwise")
         classes[kind] += sum(times) / steps / 1e3
-    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:45]
+    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:90]
     return {
         "launches": round(sum(map(len, by_name.values())) / steps),
         "idle": round(1.0 - busy / (last - spans[0][0]), 4),
@@ -191,8 +194,36 @@ def row_of(model: str, what: str, found: Mapping[str, float], molecules: int) ->
         "molecules": molecules,
         **found,
         "molecules/s": round(speed),
-        "TFLOP/s": round(speed * GFLOP_PER_MOLECULE / 1e3) if "mpnn" not in model else "",
+        "TFLOP/s": round(speed * GFLOP_PER_MOLECULE / 1e3) if model == "gpspp-16" else "",
     }
+
+
+def peer_row(peer: str, batch: MoleculeBatch, repeats: int) -> dict[str, Any]:
+    """Measure one of `gpspp_peers`."""
+    from gpspp_peers import peer_step
+
+    torch.compiler.reset()  # else the second size is compiled for any size
+    step, label = peer_step(peer, batch)
+    row = row_of("peer", label, measure(step, repeats, 5), batch.num_graphs)
+    del step
+    torch.cuda.empty_cache()
+    return row
+
+
+def collect(folder: Path) -> None:
+    """Join the rows of several calls, the fastest first, and write the result."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.rglob("gpspp_step_*.json"))]
+    rows = [row for result in found for row in result["rows"]]
+    rows.sort(key=lambda row: (row["molecules"], -row["molecules/s"]))
+    compiled = {
+        row["molecules"]: row["molecules/s"] for row in rows if "torch.compile" in row["what"]
+    }
+    for row in rows:
+        if row["molecules"] in compiled:
+            row["times the compiled"] = round(row["molecules/s"] / compiled[row["molecules"]], 2)
+    extra = {key: value for result in found for key, value in result.get("extra", {}).items()}
+    machine = {key: found[0][key] for key in ("hardware", "versions")}
+    write_result("gpspp_step", rows, __doc__ or "", extra=extra, measured_on=machine)
 
 
 def main() -> None:
@@ -200,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", nargs="?", type=Path)
     parser.add_argument("--models", nargs="*", default=["gpspp-16", "gpspp-16-mpnn"])
     parser.add_argument("--modes", nargs="*", default=["captured", "eager", "reference"])
     parser.add_argument("--molecules", nargs="*", type=int, default=[2048])
@@ -208,7 +239,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--collect", type=Path)
     arguments = parser.parse_args()
+    if arguments.collect:
+        collect(arguments.collect)
+        return
     rows: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
 
@@ -236,15 +271,10 @@ def main() -> None:
                 del step
                 torch.cuda.empty_cache()
     for peer in arguments.peers:
-        from gpspp_peers import peer_step
-
-        batch, _ = draw_batch(arguments.data, arguments.molecules[0])
-        step, label = peer_step(peer, batch)
-        rows.append(row_of("peer", label, measure(step, arguments.repeats, 5), batch.num_graphs))
-        print(rows[-1], flush=True)
-        write()
-        del step
-        torch.cuda.empty_cache()
+        for count in arguments.molecules:
+            rows.append(peer_row(peer, draw_batch(arguments.data, count)[0], arguments.repeats))
+            print(rows[-1], flush=True)
+            write()
     write()
 
 

@@ -1,18 +1,23 @@
 """GPS++ in real training on one and on many GPUs: molecules a second, the loader included.
 
     torchrun --nproc-per-node 8 benchmarks/gpspp_training.py molecules.npz --out rows
+    python benchmarks/gpspp_training.py molecules.npz --loader --out rows     (the loader alone)
     python benchmarks/gpspp_training.py --collect rows
 
 `bevatron.train.loop.fit` walks two epochs of the real molecules, seen under many indices, as
 often for each GPU (weak scaling): loader workers, padding, copies, captured steps with all dropouts
 and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
-The second epoch counts;
-at its begin some steps are traced: idle is 1 - union of the device's intervals over the wall time.
+The second epoch counts.
+At its begin 50 steps are traced. "busy ms" is the union of the device's intervals in a traced step,
+and idle is 1 - busy over the time of the steps after them, which nobody traces. "idle, traced" is
+over the wall time of the trace itself, where the profiler spreads the kernels of a CUDA graph.
+The loader alone makes the batches of one epoch, pinned, and nobody uses them.
 """
 
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +33,8 @@ from bevatron.data.samples import MoleculeBatch
 from bevatron.models.gpspp import GPSPlusPlusTask, build
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.molecules import molecule_sizes
+from bevatron.train.epochs import plan_epoch
+from bevatron.train.evaluate import make_loader
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
@@ -86,13 +93,10 @@ class TracedTask(GPSPlusPlusTask):
         return super().normalisers(batch)
 
 
-def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train two epochs; return the rates of the second."""
-    torch.manual_seed(0)
-    data = Molecules(arguments.molecules, arguments.number * mesh.world)
-    model = build(name)
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the published settings, and what was asked for."""
     on_gpu = arguments.device != "cpu"
-    settings = Settings(
+    return Settings(
         optim=OptimConfig(
             algorithm="adam", lr=1e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
         ),
@@ -110,6 +114,39 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
             explode_factor=None,
         ),
     )
+
+
+def loader_alone(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Make the batches of one epoch without training on them; the first ones do not count."""
+    data, settings = Molecules(arguments.molecules, arguments.number), settings_of(arguments)
+    plan = plan_epoch(molecule_sizes(data), settings.batch, mesh, seed=0, epoch=0)
+    collate = GPSPlusPlusTask(build("gpspp-4", num_layers=1).config).collate
+    begin, molecules, steps = 0.0, 0, 0
+    first = 2 * arguments.workers
+    with make_loader(data, plan.batches, collate, settings.loader, mesh) as loader:
+        for place, loaded in enumerate(loader):
+            if place == first:
+                begin = time.perf_counter()
+            elif place > first:
+                molecules, steps = molecules + loaded.batch.num_graphs, steps + 1
+        seconds = time.perf_counter() - begin
+    return {
+        "model": f"loader alone, {arguments.workers} workers",
+        "GPUs": "",
+        "molecules": molecules,
+        "steps": steps,
+        "ms/step": round(1e3 * seconds / steps, 2),
+        "molecules/s": round(molecules / seconds),
+    }
+
+
+def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train two epochs; return the rates of the second."""
+    torch.manual_seed(0)
+    data = Molecules(arguments.molecules, arguments.number * mesh.world)
+    model = build(name)
+    on_gpu = arguments.device != "cpu"
+    settings = settings_of(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if mesh.world == 1 else Path(arguments.out) / f"run-{mesh.world}"
         folder = folder / name
@@ -119,11 +156,10 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
         fit(Run(model, task, data, molecule_sizes(data), folder, settings))
         steps = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "step"]
     steady = steps[max(len(steps) // 2, task.first + TRACED + 5) :]
-    traced = {} if task.profiler is None else summary(task.profiler, TRACED)
     seconds = np.array([record["time"]["seconds"] for record in steady])
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
     molecules = sum(record["sizes"]["graphs"] for record in steady)
-    return {
+    row = {
         "model": name,
         "GPUs": mesh.world,
         "molecules": molecules,
@@ -132,19 +168,24 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
         "median": round(1e3 * float(np.median(seconds)), 2),
         "molecules/s": round(molecules / float(seconds.sum())),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
-        **{key: round(traced[key], 2) for key in ("busy ms", "idle %", "kernels") if key in traced},
     }
+    if task.profiler is not None:
+        traced = summary(task.profiler, TRACED)
+        row["idle %"] = round(100 * (1 - traced["busy ms"] / (1e3 * float(seconds.mean()))), 1)
+        row |= {key: round(traced[key], 2) for key in ("busy ms", "kernels")}
+        row["idle, traced %"] = traced["idle %"]
+    return row
 
 
 def collect(folder: Path) -> None:
     """Join the rows of all numbers of GPUs and write the result."""
-    files = sorted(folder.glob("rows-*.json"))
+    files = sorted(folder.rglob("rows-*.json"))
     rows = [row for path in files for row in json.loads(path.read_text())]
-    rows.sort(key=lambda row: (row["model"], row["GPUs"]))
+    rows.sort(key=lambda row: (row["model"], row["GPUs"] or 0))
     single = {row["model"]: row["molecules/s"] for row in rows if row["GPUs"] == 1}
     for row in rows:
         if row["model"] in single:
-            ideal = single[row["model"]] * row["GPUs"]
+            ideal = single[row["model"]] * int(row["GPUs"])
             row["efficiency %"] = round(100 * row["molecules/s"] / ideal, 1)
     write_result("gpspp_training", rows, (__doc__ or "").split("\n\n")[-1], device="cuda")
 
@@ -161,13 +202,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpspp-rows"))
+    parser.add_argument("--loader", action="store_true", help="only the loader, without a model")
     parser.add_argument("--collect", type=Path)
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments.collect)
         return
     with open_mesh(arguments.device) as mesh:
-        rows = []
+        rows: list[dict[str, Any]] = []
+        if arguments.loader:
+            rows.append(loader_alone(mesh, arguments))
+            print(rows[-1], flush=True)
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "rows-loader.json").write_text(json.dumps(rows))
+            return
         for name in arguments.models:
             rows.append(measured(name, mesh, arguments))
             if mesh.is_main:
