@@ -30,6 +30,7 @@ from report import write_result
 
 from bevatron.data.packing import Plan, pack
 from bevatron.models.mace import MACE, MaceConfig
+from bevatron.train import plots
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from paper_mix import CAPACITY, Mix, paper_mix
@@ -42,6 +43,15 @@ BATCHINGS: dict[str, dict[str, Any]] = {
 STRONG = (16, 32, 64, 128, 256, 512, 740)
 WEAK = ((0.6, 168), (1.2, 335), (2.65, 740))
 """Millions of graphs and GPUs: the same number of graphs for each GPU."""
+
+ELEMENTS = 89
+"""Of MPtrj: most weights, and so most of what is summed over the GPUs, belong to an element."""
+
+POINTS = {
+    "the paper, fixed counts": {64: 100.0, 740: 12.0},
+    "the paper, its batches and kernels": {16: 80.0, 64: 18.0, 740: 2.0},
+}
+"""Minutes of an epoch by the number of GPUs (A100)."""
 
 PAPER = (
     "The paper: 80 min an epoch at 16 GPUs; 100 min with fixed counts and 18 min with its batches "
@@ -134,7 +144,9 @@ def main() -> None:
     arguments = parser.parse_args()
     model = MACE(
         MaceConfig.preset("paper").with_data(
-            atomic_numbers=(28, 29), atomic_energies=((0.0, 0.0),), avg_num_neighbors=20.0
+            atomic_numbers=tuple(range(1, ELEMENTS + 1)),
+            atomic_energies=((0.0,) * ELEMENTS,),
+            avg_num_neighbors=20.0,
         )
     )
     arguments.gradient_bytes = 4 * sum(p.numel() for p in model.parameters())
@@ -161,7 +173,32 @@ def main() -> None:
         f"{arguments.bandwidth / 1e9:g} GB/s, {1e6 * arguments.latency:g} us; costs {costs}. "
         + PAPER
     )
-    write_result("scaling_simulation", rows, notes=notes)
+    path = write_result("scaling_simulation", rows, notes=notes)
+    plots.save(picture(rows), path.with_suffix(".png"))
+
+
+def picture(rows: list[dict[str, Any]]) -> Any:
+    """Draw minutes of an epoch on few and many GPUs beside the paper's points, and efficiencies."""
+    minutes, efficiency, weak = [], [], []
+    for case in dict.fromkeys((row["batching"], row["kernels"]) for row in rows):
+        own = [row for row in rows if (row["batching"], row["kernels"]) == case]
+        strong = [row for row in own if row["scaling"] == "strong"]
+        grown = [row for row in own if row["scaling"] == "weak"]
+        gpus, label = [row["GPUs"] for row in strong], ", ".join(case)
+        minutes.append(plots.Curve(label, gpus, [row["epoch min"] for row in strong]))
+        efficiency.append(plots.Curve(label, gpus, [row["efficiency %"] for row in strong]))
+        shares = [row["efficiency %"] for row in grown]
+        weak.append(plots.Curve(label, [row["GPUs"] for row in grown], shares))
+    for label, points in POINTS.items():
+        minutes.append(plots.Curve(label, list(points), list(points.values()), dashed=True))
+    panels = [
+        plots.Panel("Simulated epoch of 2.65 million graphs", "minutes", minutes),
+        plots.Panel(
+            "Strong scaling", "% of 16 GPUs", efficiency, logarithmic=False, from_zero=True
+        ),
+        plots.Panel("Weak scaling", "% of 168 GPUs", weak, logarithmic=False, from_zero=True),
+    ]
+    return plots.curves(panels, "GPUs", logarithmic_x=True)
 
 
 if __name__ == "__main__":

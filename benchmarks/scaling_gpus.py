@@ -106,7 +106,9 @@ def make_run(
 def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, and read the times of the steps from the journal."""
     with kernels.use(case.split(":")[1]):
-        fit(run)
+        result = fit(run)
+    if result.stopped_by is not None:
+        raise SystemExit(f"{case}: stopped by {result.stopped_by}, so there is no row of it")
     records = [r for r in read_journal(run.folder / "metrics.jsonl") if r["kind"] == "step"]
     epochs = run.settings.train.epochs
     per_epoch = len(records) // epochs
@@ -164,8 +166,8 @@ def measure(arguments: argparse.Namespace) -> None:
         if arguments.take:
             train = Subset(train, np.arange(arguments.take))
         rows = []
-        kinds = [("strong", case) for case in arguments.cases]
-        kinds += [("weak", case) for case in arguments.weak]
+        kinds = [("weak", case) for case in arguments.weak]
+        kinds += [("strong", case) for case in arguments.cases]
         for kind, case in kinds:
             fast = not case.endswith("reference")
             number = mesh.world if kind == "weak" else arguments.strong_copies if fast else 1
