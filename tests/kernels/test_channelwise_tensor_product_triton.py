@@ -101,6 +101,12 @@ def test_kernels_are_right_as_written_for_a_gpu(as_on_a_gpu, small_chunks, hidde
     check(irreps, make(irreps, TINY, hidden=hidden))
 
 
+@pytest.mark.parametrize("harmonics", ["1o", "0e+2e", "0e+1o+2e"])
+def test_lanes_sum_any_number_of_harmonics(harmonics, as_on_a_gpu):
+    irreps = ("5x0e", harmonics, harmonics)
+    check(irreps, make(irreps, TINY))
+
+
 def test_chunks_are_equal_and_within_their_memory():
     chunk_size = module("radial_tensor_product.triton").chunk_size
     assert chunk_size(119_372, 5120) == 23_875  # a fifth: 122 MB

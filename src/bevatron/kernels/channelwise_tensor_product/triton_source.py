@@ -145,6 +145,8 @@ class _Writer:
             for m in range(irrep.dim):
                 self._add(f"{self.by_x}_{i}_{m} = {self._zeros()}")
         harmonics = self.product.irreps_harmonics
+        self.halfway: list[tuple[int, str]] = []
+        self.summed = 0
         for number in range(-(-harmonics.dim // self.variant.block)) if self.by_y else ():
             self._add(f"{self.by_y}_{number} = {self._zeros()}")
         for j, irrep in enumerate(harmonics):
@@ -186,8 +188,52 @@ class _Writer:
         place = self.product.irreps_harmonics.slices[j].start + m
         number, lane = divmod(place, self.variant.block)
         name = f"{self.by_y}_{number}"
+        if self.variant.edges == 1:
+            self._halve(f"{self.by_y}_{j}_{m}")
+            if lane == self.variant.block - 1 or place == self.product.irreps_harmonics.dim - 1:
+                self._add(f"{name} = {self._last_sum()}")
+            return
         total = f"tl.sum({self.by_y}_{j}_{m}, axis=1)[:, None]"
         self._add(f"{name} = tl.where(lane == {lane}, {total}, {name})")
+
+    def _halve(self, name: str) -> None:
+        """Take one more value to be summed over lanes.
+
+        Two values become one whose even lanes sum pairs of lanes of the first and whose odd lanes
+        those of the second; two such become one of which every fourth lane has a sum over four; and
+        so on. In the end lane s has all of value s: n values take about n exchanges between lanes,
+        of which each by itself would take five.
+        """
+        level = 0
+        while self.halfway and self.halfway[-1][0] == level:
+            _, first = self.halfway.pop()
+            name = self._merge(level, first, name)
+            level += 1
+        self.halfway.append((level, name))
+
+    def _merge(self, level: int, first: str, second: str) -> str:
+        step = 1 << level
+        self._add(f"odd = (lane & {step}) != 0")
+        self._add(f"given = tl.where(odd, {first}, {second})")
+        self._add(f"kept = tl.where(odd, {second}, {first})")
+        self.summed += 1
+        name = f"half_{self.summed}"
+        self._add(f"{name} = kept + tl.gather(given, lane ^ {step}, 1)")
+        return name
+
+    def _last_sum(self) -> str:
+        """Complete what `_halve` began; return the sums' name."""
+        level, name = self.halfway.pop()
+        while self.halfway:
+            if self.halfway[-1][0] > level:
+                name = self._merge(level, name, self._zeros())
+            else:
+                name = self._merge(level, self.halfway.pop()[1], name)
+            level += 1
+        while 1 << level < self.variant.block:
+            self._add(f"{name} += tl.gather({name}, lane ^ {1 << level}, 1)")
+            level += 1
+        return name
 
     def _load_edges(self, first: str, prefix: str) -> list[str]:
         """Load all of some edges; return the names of what was loaded."""
