@@ -1,4 +1,4 @@
-"""Compares compiled with eager pair operators; run by a test, in a process without shape checks.
+"""Compares compiled with eager operators on pairs and rows; run by tests, without shape checks.
 
 python tests/kernels/compiled_pair_operators.py triangle_multiply outer_product_mean
 """
@@ -26,6 +26,13 @@ SHAPES = {
     ],
     "qkvg": [(8, C), *[SQUARE] * 4],
     "pair_attention": [*[(1, 2, 1, 16, 8)] * 3, (1, 1, 1, 16, 16)],
+    "layer_norm": [(8, C), *NORM],
+    "layer_norm_linear": [(8, C), *NORM, (24, C)],
+    "swiglu": [(8, C), (8, C)],
+    "transition": [(8, C), *NORM, (64, C), (C, 64), (64, C)],
+    "conditioned_transition": [
+        *((8, C), (8, 8), (8,), (C, 8), VECTOR, (C, 8), (32, C), (32, C), (C, 32), (C, 8), VECTOR),
+    ],
 }
 MASKED = {"triangle_multiply", "outer_product_mean", "global_attention"}
 
