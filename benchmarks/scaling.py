@@ -184,7 +184,7 @@ def picture(rows: list[dict[str, Any]]) -> Any:
         own = [row for row in rows if (row["batching"], row["kernels"]) == case]
         strong = [row for row in own if row["scaling"] == "strong"]
         grown = [row for row in own if row["scaling"] == "weak"]
-        gpus, label = [row["GPUs"] for row in strong], ", ".join(case)
+        gpus, label = [row["GPUs"] for row in strong], f"{case[0].replace('_', ' ')}, {case[1]}"
         minutes.append(plots.Curve(label, gpus, [row["epoch min"] for row in strong]))
         efficiency.append(plots.Curve(label, gpus, [row["efficiency %"] for row in strong]))
         shares = [row["efficiency %"] for row in grown]

@@ -118,6 +118,24 @@ def test_parity_draws_any_number_of_points(count, tmp_path):
     assert plots.save(figure, tmp_path / "a" / "parity.png").stat().st_size > 5000
 
 
+def test_the_names_of_many_curves_stand_once_below_the_panels():
+    def panel(number):
+        return plots.Panel(
+            "Rate",
+            "atoms/s",
+            [plots.Curve(f"case {i}", [1, 2], [i + 1, i + 2]) for i in range(number)],
+        )
+
+    few = plots.curves([panel(3), panel(2)])
+    assert not few.legends
+    assert all(axes.get_legend() for axes in few.axes)
+    many = plots.curves([panel(6), panel(5)])
+    assert [text.get_text() for text in many.legends[0].get_texts()] == [
+        f"case {i}" for i in range(6)
+    ]
+    assert not any(axes.get_legend() for axes in many.axes)
+
+
 def test_curves_leave_out_missing_points_and_turn_linear_without_a_logarithm():
     positive = plots.Panel("Loss", "loss", [plots.Curve("a", [1, 2, 3], [1.0, np.nan, 0.1])])
     negative = plots.Panel("Loss", "loss", [plots.Curve("a", [1, 2], [1.0, -0.1])])

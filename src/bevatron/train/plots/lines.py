@@ -1,9 +1,10 @@
 """Curves over epochs, steps or time, in one or several panels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
@@ -16,6 +17,10 @@ from matplotlib.ticker import (
 )
 
 from bevatron.train.plots.style import FAINT, Values, colours, new_axes, say
+
+LEGEND_WITHIN = 4
+"""Curves whose names still find room inside a panel; those of more stand below all panels."""
+LEGEND_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -81,22 +86,37 @@ def curves(
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    with new_axes(4.3 * columns + 0.6 * (columns == 1), 3.3 * rows, rows, columns) as (
+    most = max(len(panel.curves) for panel in panels)
+    below = most if most > LEGEND_WITHIN else 0
+    height = 3.3 * rows + 0.22 * -(-below // LEGEND_COLUMNS)
+    with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (
         figure,
         axes,
     ):
         for panel, ax in zip(panels, axes.flat, strict=False):
-            _draw_panel(ax, panel, xlabel)
+            _draw_panel(ax, panel, xlabel, legend=not below)
             if logarithmic_x:
                 _doubling(ax)
             for index, (place, words) in enumerate(events):
                 _mark(ax, place, words if ax is axes.flat[0] else "", index)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
+        if below:
+            _common_legend(figure, axes.flat[: len(panels)])
     return figure
 
 
-def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
+def _common_legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Put one legend for all panels below them."""
+    found: dict[str, Artist] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    place = "outside lower center"
+    figure.legend(found.values(), found.keys(), loc=place, ncols=min(len(found), LEGEND_COLUMNS))
+
+
+def _draw_panel(ax: Axes, panel: Panel, xlabel: str, *, legend: bool) -> None:
     smallest, longest, whole = np.inf, 0, True
     for curve, colour in zip(panel.curves, colours(len(panel.curves)), strict=True):
         x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
@@ -117,7 +137,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
-    if longest and len(panel.curves) > 1:
+    if legend and longest and len(panel.curves) > 1:
         ax.legend(loc="best")
     elif not longest:
         say(ax, "no values")
