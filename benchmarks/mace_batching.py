@@ -18,7 +18,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,7 @@ def collect(arguments: argparse.Namespace) -> None:
             "meV/A": round(statistics.mean(errors), 2),
             "spread": round(statistics.stdev(errors), 2) if len(own) > 1 else "",
             "each": " ".join(f"{error:.1f}" for error in errors),
+            "beside fixed count %": beside(own, grouped.get(("fixed_count", lr, epochs), [])),
         }
         if batching in seconds:
             row |= {"s/epoch": round(seconds[batching], 2)}
@@ -137,6 +138,20 @@ def collect(arguments: argparse.Namespace) -> None:
     device = arguments.device if arguments.device == "cpu" else "cuda"
     path = write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
     plots.save(picture(grouped), path.with_suffix(".png"))
+
+
+def beside(own: Sequence[Any], fixed: Sequence[Any]) -> str:
+    """Compare seed by seed with fixed counts: mean and standard error of the relative difference.
+
+    Runs of a seed have weights, data and split in common, so this scatters less than the errors.
+    """
+    errors = {run["seed"]: run["curve"][-1]["meV/A"] for run in fixed}
+    pairs = [(run["curve"][-1]["meV/A"], errors.get(run["seed"])) for run in own]
+    ratios = [100 * (one / other - 1) for one, other in pairs if other is not None]
+    if len(ratios) < 2 or own == fixed:
+        return ""
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return f"{statistics.mean(ratios):+.1f} +- {error:.1f}"
 
 
 def picture(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
