@@ -1,0 +1,127 @@
+"""What only a GPU shows of operators on alignments: graphs, equal bits, offsets behind 2^31."""
+
+import pytest
+import torch
+
+from bevatron.kernels import global_attention, outer_product_mean, qkvg, use
+from bevatron.testing import assert_close
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+OPERATORS = {
+    "outer_product_mean": outer_product_mean,
+    "global_attention": global_attention,
+    "qkvg": qkvg,
+}
+
+
+def draw(name, rows=24, length=40, width=64):
+    """Inputs in bfloat16, as tensors in the operator's order; the mask is not among them."""
+    C = width
+    shapes = {
+        "outer_product_mean": {
+            "m": (rows, length, C),
+            "norm_weight": (C,),
+            "norm_bias": (C,),
+            "a_weight": (32, C),
+            "b_weight": (32, C),
+            "out_weight": (128, 1024),
+        },
+        "global_attention": {
+            "m": (rows, length, C),
+            "norm_weight": (C,),
+            "norm_bias": (C,),
+            "q_weight": (64, C),
+            "k_weight": (8, C),
+            "v_weight": (8, C),
+            "gate_weight": (64, C),
+            "gate_bias": (64,),
+            "out_weight": (C, 64),
+            "out_bias": (C,),
+        },
+        "qkvg": {"x": (rows * length, C), **{f"{k}_weight": (C, C) for k in ("q", "k", "v")}}
+        | {"gate_weight": (C, C)},
+    }[name]
+    generator = torch.Generator("cuda").manual_seed(3)
+    drawn = {
+        k: torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for k, shape in shapes.items()
+    }
+    return {k: v / v.shape[-1] ** 0.5 if k.endswith("weight") else v for k, v in drawn.items()}
+
+
+def kept(name, inputs):
+    """A mask where the operator takes one."""
+    if name == "qkvg":
+        return {}
+    generator = torch.Generator("cuda").manual_seed(4)
+    shape = inputs["m"].shape[:-1]
+    return {"mask": torch.rand(shape, device="cuda", generator=generator) > 0.2}
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("outer_product_mean", 64),
+        ("global_attention", 64),
+        ("global_attention", 48),
+        ("qkvg", 64),
+    ],
+)
+def test_runs_and_replays_of_a_graph_give_the_same_bits(name, width):
+    inputs = {k: v.requires_grad_() for k, v in draw(name, width=width).items()}
+    mask = kept(name, inputs)
+    run = getattr(OPERATORS[name], "__wrapped__", OPERATORS[name])
+
+    def step():
+        with use(**{name: "triton"}):
+            result = run(**inputs, **mask)
+        parts = result if isinstance(result, tuple) else (result,)
+        loss = sum((part.float() * (i + 1)).square().sum() for i, part in enumerate(parts))
+        return [*(part.detach() for part in parts), *torch.autograd.grad(loss, inputs.values())]
+
+    expected = [tensor.clone() for tensor in step()]
+    again = step()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for first, second, replayed in zip(expected, again, captured, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, replayed)
+
+
+def test_a_large_pair_of_outer_products():
+    length, corner = 4112, 16
+    inputs = draw("outer_product_mean", rows=2, length=length, width=16)
+    mask = torch.ones(2, length, device="cuda", dtype=torch.bool)
+    last = inputs | {"m": inputs["m"][:, -corner:]}
+    with use(outer_product_mean="triton"), torch.no_grad():
+        y = outer_product_mean(**inputs, mask=mask)
+        assert y.numel() > 2**31
+        want = outer_product_mean(**last, mask=mask[:, -corner:])
+    assert_close(y[-corner:, -corner:], want, 1e-2)
+
+
+def test_a_large_alignment_of_global_attention():
+    length, corner = 2**15 + 64, 16
+    inputs = draw("global_attention", rows=1024, length=length)
+    assert inputs["m"].numel() > 2**31
+    mask = torch.ones(1024, length, device="cuda", dtype=torch.bool)
+    last = inputs | {"m": inputs["m"][:, -corner:]}
+    with use(global_attention="triton"), torch.no_grad():
+        y = global_attention(**inputs, mask=mask)[:, -corner:]
+        assert_close(y, global_attention(**last, mask=mask[:, -corner:]), 1e-2)
+
+
+def test_large_projections():
+    inputs = draw("qkvg", rows=2**22 + 64, length=1, width=128)
+    last = inputs | {"x": inputs["x"][-16:]}
+    with use(qkvg="triton"), torch.no_grad():
+        for got, want in zip(qkvg(**inputs), qkvg(**last), strict=True):
+            assert_close(got[-16:], want, 1e-2)
