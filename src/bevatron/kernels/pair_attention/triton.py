@@ -253,17 +253,20 @@ def _dkv(
     Nk = k.shape[3]
     tiles = choose("dkv", padded(D), q.element_size(), Nq, Nk)
     align, bias_align = alignment(q, k, v, dout, dk), alignment(bias)
+    turned = bias is not None and _shared_by(bias, S) >= FEWEST_ROWS
+    read = bias.transpose(-1, -2).contiguous() if bias is not None and turned else bias
     launch(
         dkv_kernel,
         B * S * H * -(-Nk // tiles.block_k),
         tiles,
-        *(q, k, v, or_else(bias, q), or_else(mask, q), lse, delta, dout, dk, dv),
+        *(q, k, v, or_else(read, q), or_else(mask, q), lse, delta, dout, dk, dv),
         *strides(align, q, k, v),
-        *strides(bias_align, bias),
+        *strides(bias_align, read),
         *mask_strides(mask),
         *strides(align, dout, dk),
         *(S, H, Nq, Nk, scale * LOG2E, scale),
         HAS_BIAS=bias is not None,
+        BIAS_TURNED=turned,
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 

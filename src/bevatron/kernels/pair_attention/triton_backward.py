@@ -20,6 +20,7 @@ from bevatron.kernels.pair_attention.triton_forward import (
     load_bias,
     load_block,
     load_line,
+    plus_product,
     store_block,
 )
 
@@ -68,7 +69,7 @@ def _dq_step(
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     ds = tl.exp2(x) * (dp - delta[:, None])
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return plus_product(dq, tl.dot(ds.to(k.dtype), k, input_precision=PRECISION))
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -149,10 +150,10 @@ def _dkv_step(
     else:
         x -= lse[None, :]
     p = tl.exp2(x)
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dv = plus_product(dv, tl.dot(p.to(do.dtype), do, input_precision=PRECISION))
     dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
     ds = p * (dp - delta[None, :])
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = plus_product(dk, tl.dot(ds.to(q.dtype), q, input_precision=PRECISION))
     return dk, dv
 
 
@@ -182,9 +183,13 @@ def dkv_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS_TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv for one block of keys of a head of a row."""
+    """Compute dk and dv for one block of keys of a head of a row.
+
+    A turned bias is [.., Nk, Nq]: read as it lies, it needs no transposing in every turn.
+    """
     blocks = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)
     first_k = (pid % blocks) * BLOCK_K
@@ -212,7 +217,12 @@ def dkv_kernel(
     dv = tl.zeros([BLOCK_K, D_PAD], tl.float32)
     for first in tl.range(0, Nq, BLOCK_Q):
         x_bias = 0.0
-        if HAS_BIAS:
+        if HAS_BIAS and BIAS_TURNED:
+            x_bias = load_bias(
+                bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN,
+                BIAS_FULL, False,
+            )  # fmt: skip
+        elif HAS_BIAS:
             x_bias = load_bias(
                 bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
                 BIAS_FULL, True,

@@ -100,6 +100,16 @@ def load_line(base, first, count, outside, BLOCK: tl.constexpr, FULL: tl.constex
 
 
 @triton.jit
+def plus_product(total, product):
+    """Add a product to a sum that a loop carries.
+
+    As a third argument of ``tl.dot`` the sum would be under way from one turn to the next, and
+    ptxas would let all products of the loop run one by one.
+    """
+    return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), total)
+
+
+@triton.jit
 def _step(
     q, k_base, v_base, mask_base, x_bias, top, total, acc, first, k_stride, v_stride, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
@@ -119,7 +129,8 @@ def _step(
     shrink = tl.exp2((top - new_top) * LOG2E)
     total = total * shrink + tl.sum(p, 1)
     v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    product = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    acc = tl.fma(acc, tl.broadcast_to(shrink[:, None], acc.shape), product)  # see `plus_product`
     return new_top, total, acc
 
 
