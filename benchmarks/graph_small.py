@@ -40,7 +40,7 @@ NOTES = (
     "in every step. 'trainer': wall time of an epoch of a run (Cora's with validation, molecules' "
     "without), from two runs of different length; PyG has no trainer, its column is the eager call."
 )
-SHORT, LONG = 30, 330
+SHORT, LONG = 20, 140
 """Epochs of the trainer's two runs."""
 
 

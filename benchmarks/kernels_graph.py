@@ -125,9 +125,9 @@ def forward(function: Callable[..., Tensor], leaves: list[Tensor]) -> Callable[[
     return call
 
 
-def timed(call: Callable[[], Any], repeat: int = 10) -> float:
+def timed(call: Callable[[], Any], repeat: int = 10, warmup: int = 2) -> float:
     """Median of events around single calls, ms."""
-    for _ in range(2):
+    for _ in range(warmup):
         call()
     times = []
     for _ in range(repeat):
@@ -286,10 +286,10 @@ def time_peers(base: Row, csr: Csr, k: int, names: list[str]) -> list[Row]:
         tensors = operators(csr, k, torch.float32)[ours][1]
         found: Row = {**base, "op": op}
         try:
-            found["forward ms"] = timed(forward(function, tensors), 3)
+            found["forward ms"] = timed(forward(function, tensors), 3, warmup=1)
             call = both(function, tensors)
-            found["forward+backward ms"] = timed(call, 3)
             found["peak MiB"] = peak(call)
+            found["forward+backward ms"] = timed(call, 3, warmup=0)
         except torch.OutOfMemoryError:
             found["eager"] = "out of memory"
         gc.collect()

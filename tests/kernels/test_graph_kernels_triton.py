@@ -154,12 +154,25 @@ def test_gat_shares_out_channels():
         gat(*_first(matrix("random", values=True), 2, 10, torch.float32))
 
 
-def test_gat_in_buckets_of_length(monkeypatch):
+@pytest.mark.parametrize("numbers", [16, 32])
+def test_gat_in_buckets_of_length(monkeypatch, numbers):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
-    small = Tile(16, 4)
+    small = Tile(numbers, 4, registers=64)
     with gat_launch.tiles(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_gat_with_the_entries_of_a_row_dealt_out(monkeypatch, values):
+    def dealt(numbers, width, tile, number_bytes):
+        del width, tile, number_bytes
+        return [launch.Bucket(0, numbers[1], rows=4, entries=2, dealt=True)] if numbers[1] else []
+
+    monkeypatch.setattr(gat_launch, "side_by_side", dealt)
+    hub = "a hub, rows of one, an empty row and column"
+    gat(*_first(matrix(hub, values=values), 2, 5, torch.float32))
+    gat(*_first(matrix("random", values=values), 1, 4, torch.float64), dropout=0.4)
 
 
 def test_what_rows_of_one_sign_leave_unwritten_is_not_read():

@@ -5,7 +5,7 @@ custom operators have no other way to take a structure.
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,26 +27,40 @@ class Tile:
         Most channels of a program; more are shared out, and scores computed for each share.
     num_warps
         Of a program.
+    registers
+        Most registers of a thread in programs that own a long row; None: as many as it takes.
     """
 
     numbers: int = 1024
     channels: int = 128
     num_warps: int = 1
+    registers: int | None = None
+
+    def options(self, bucket: "Bucket") -> dict[str, int]:
+        """Return what the compiler is told for a launch."""
+        limit = {} if self.registers is None or not bucket.dealt else {"maxnreg": self.registers}
+        return {"num_warps": self.num_warps, **limit}
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts ``first`` to ``first + count``: ``rows`` of them in a program, ``entries`` a step."""
+    """Parts ``first`` to ``first + count``: ``rows`` of them in a program, ``entries`` a step.
+
+    Dealt: one part in a program, its entries dealt out to ``rows`` shares like cards. Filled: every
+    part has an entry.
+    """
 
     first: int
     count: int
     rows: int
     entries: int
+    dealt: bool = False
+    filled: bool = False
 
     @property
     def programs(self) -> int:
         """Number of programs."""
-        return -(-self.count // self.rows)
+        return self.count if self.dealt else -(-self.count // self.rows)
 
 
 RESIDENT = 512
@@ -102,17 +116,21 @@ def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
     few, many = (max(1, min(rows, RESIDENT // channels)) for rows in (4, 16))
     if total <= FEW_PARTS:
         return [Bucket(0, total, few, most // few)] if total else []
-    shapes = [(1, most), (few, most // few), (many, max(1, most // many))]
+    shapes = [
+        Bucket(0, 0, 1, most),
+        Bucket(0, 0, few, most // few),
+        Bucket(0, 0, many, max(1, most // many)),
+    ]
     return _cut(numbers, most // 2, max(1, most // 8), shapes)
 
 
 def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
     """Cut a list of parts into launches for kernels whose tiles are [entries, rows, channels].
 
-    A long row has a warp to itself: its entries, fetched together, often lie in one line of the
-    cache. Shorter ones share a warp, as many as their channels, 16 bytes a lane, fill its lanes: no
-    lane waits for more entries, and each row is added up within a lane. Rows of one entry, or none,
-    are four times as many.
+    A long row has a warp to itself, its entries dealt out to lanes: those fetched together often
+    lie in one line of the cache. Shorter rows share a warp, as many as their channels, 16 bytes a
+    lane, fill its lanes: no lane waits for more entries, and each row, or share of a row, is added
+    up within a lane. Rows of one entry, or none, are four times as many.
     """
     total = numbers[1]
     most = max(4, min(tile.numbers // channels, MOST_SCORES))
@@ -120,13 +138,15 @@ def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: in
     if total <= FEW_PARTS:
         return [Bucket(0, total, rows, most // rows)] if total else []
     many = max(rows, min(4 * rows, RESIDENT // channels, WIDEST))
-    shapes = [(1, most), (rows, most // rows), (many, max(1, most // many // 2))]
+    shapes = [
+        Bucket(0, 0, rows, most // rows, dealt=True, filled=True),
+        Bucket(0, 0, rows, most // rows, filled=True),
+        Bucket(0, 0, many, max(1, most // many // 2)),
+    ]
     return _cut(numbers, 2 * most, 2, shapes)
 
 
-def _cut(
-    numbers: list[int], long: int, middling: int, shapes: list[tuple[int, int]]
-) -> list[Bucket]:
+def _cut(numbers: list[int], long: int, middling: int, shapes: list[Bucket]) -> list[Bucket]:
     """Make buckets of parts with at least ``long`` entries, ``middling`` entries, and the rest."""
     total, at_least = numbers[1], numbers[2:]
 
@@ -136,7 +156,7 @@ def _cut(
 
     bounds = [0, count(long), count(middling), total]
     return [
-        Bucket(first, last - first, *shape)
+        replace(shape, first=first, count=last - first)
         for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)
         if last > first
     ]

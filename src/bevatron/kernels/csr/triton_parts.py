@@ -29,6 +29,43 @@ def load_parts(row, start, length, slot, first, count, R: tl.constexpr):
 
 
 @triton.jit
+def load_lanes(row, start, length, slot, first, count, R: tl.constexpr, DEAL: tl.constexpr):
+    """Load as `load_parts`, or one part R times: lane r takes its entries r, r + R, ..."""
+    lane = tl.arange(0, R)
+    part = first + tl.program_id(0) + lane * 0 if DEAL else first + tl.program_id(0) * R + lane
+    live = part < first + count
+    return (
+        tl.load(row + part, mask=live, other=0).to(tl.int64),
+        tl.load(start + part, mask=live, other=0),
+        tl.load(length + part, mask=live, other=0),
+        tl.load(slot + part, mask=live, other=-1).to(tl.int64),
+        live,
+    )
+
+
+@triton.jit
+def entries_of(begin, R: tl.constexpr, E: tl.constexpr, DEAL: tl.constexpr):
+    """Return the places [E, R] of a step's entries within their parts, from step ``begin`` on."""
+    step = begin + tl.arange(0, E)
+    lane = tl.arange(0, R)
+    return step[:, None] * R + lane[None, :] if DEAL else step[:, None] + lane[None, :] * 0
+
+
+@triton.jit
+def load_index(index, start, length, entry, FILLED: tl.constexpr):
+    """Load the indices of a step's entries; past a row's end its last one, or 0.
+
+    Its last one: what is fetched for it, and counts nothing, needs no mask.
+    """
+    if FILLED:
+        within = tl.maximum(tl.minimum(entry, length[None, :] - 1), 0)
+        found = tl.load(index + start[None, :] + within)
+    else:
+        found = tl.load(index + start[None, :] + entry, mask=entry < length[None, :], other=0)
+    return found
+
+
+@triton.jit
 def mix(word):
     """Scramble 32-bit words, as `bevatron.kernels.csr.dropout.mix`."""
     word = word ^ (word >> 16)

@@ -17,8 +17,11 @@ from bevatron.kernels.csr.triton_parts import (
     LN2,
     LOG2E,
     channels_of,
+    entries_of,
     head_key,
     is_kept,
+    load_index,
+    load_lanes,
     load_parts,
 )
 
@@ -63,20 +66,33 @@ def write_rows(
             tl.store(side_out + place, side, mask=mask & (share != 0.0)[:, None])
 
 
+@triton.jit
+def add_lanes(m, sp, sn, zp, zn):
+    """Merge the shares of a part that was dealt out into every lane."""
+    top = tl.max(m, 0)
+    factor = tl.exp2(m - tl.where(top == float("-inf"), 0.0, top))
+    zp = tl.sum(zp * factor[:, None], 0)[None, :] + tl.zeros_like(zp)
+    zn = tl.sum(zn * factor[:, None], 0)[None, :] + tl.zeros_like(zn)
+    sp = tl.sum(sp * factor, 0) + tl.zeros_like(sp)
+    sn = tl.sum(sn * factor, 0) + tl.zeros_like(sn)
+    return top + tl.zeros_like(m), sp, sn, zp, zn
+
+
 @triton.jit(do_not_specialize=["first", "count", "threshold", "num_slots"])
-def forward_kernel(  # noqa: PLR0915  a kernel is one piece
+def forward_kernel(  # noqa: C901, PLR0912, PLR0915  a kernel is one piece
     index, part_row, part_start, part_length, part_slot, first, count, values, x, row_score,
     col_score, seed, row_ids, col_ids, threshold,
     z_out, first_out, second_out, third_out, side_out, share_stats, share_z, num_slots,
     C: tl.constexpr, H: tl.constexpr, BLOCK_C: tl.constexpr, SLICES: tl.constexpr,
     R: tl.constexpr, E: tl.constexpr, MODE: tl.constexpr, HAS_VALUES: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_IDS: tl.constexpr, ACC: tl.constexpr, CUT: tl.constexpr,
-    SLOPE: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    SLOPE: tl.constexpr, INVERSE_KEEP: tl.constexpr, DEAL: tl.constexpr,
+    FILLED: tl.constexpr,
 ):  # fmt: skip
     """Score, softmax and sum in one pass over the entries of some rows."""
     head, c = channels_of(BLOCK_C, SLICES)
-    row, start, length, slot, live = load_parts(
-        part_row, part_start, part_length, part_slot, first, count, R
+    row, start, length, slot, live = load_lanes(
+        part_row, part_start, part_length, part_slot, first, count, R, DEAL
     )
     mine = tl.load(row_score + row * H + head, mask=live, other=0.0).to(ACC)
     if DROPOUT:
@@ -88,19 +104,19 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
     zn = tl.zeros([R, BLOCK_C], ACC)
     one = tl.full([1, 1], LOG2E, ACC)
     longest = tl.max(length)
-    step = tl.arange(0, E)
-    ahead = tl.load(
-        index + start[None, :] + step[:, None], mask=step[:, None] < length[None, :], other=0
-    )
+    if DEAL:
+        longest = tl.cdiv(longest, R)
+    entry = entries_of(0, R, E, DEAL)
+    ahead = load_index(index, start, length, entry, FILLED)
     for begin in range(0, longest, E):
-        entry = begin + step
-        inside = entry[:, None] < length[None, :]
+        entry = entries_of(begin, R, E, DEAL)
+        inside = entry < length[None, :]
         j = ahead.to(tl.int64)
-        later = entry + E
-        ahead = tl.load(
-            index + start[None, :] + later[:, None], mask=later[:, None] < length[None, :], other=0
-        )
-        theirs = tl.load(col_score + j * H + head, mask=inside, other=0.0).to(ACC)
+        ahead = load_index(index, start, length, entries_of(begin + E, R, E, DEAL), FILLED)
+        if FILLED:
+            theirs = tl.load(col_score + j * H + head).to(ACC)
+        else:
+            theirs = tl.load(col_score + j * H + head, mask=inside, other=0.0).to(ACC)
         score = mine[None, :] + theirs
         positive = score > 0.0
         logit = tl.where(inside, score * tl.where(positive, one, SLOPE * one), float("-inf"))
@@ -113,17 +129,18 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
         sp = sp * rescale + tl.sum(tl.where(positive, weight, 0.0), 0)
         sn = sn * rescale + tl.sum(tl.where(positive, 0.0, weight), 0)
         if HAS_VALUES:
-            weight *= tl.load(values + start[None, :] + entry[:, None], mask=inside, other=0.0).to(
-                ACC
-            )
+            weight *= tl.load(values + start[None, :] + entry, mask=inside, other=0.0).to(ACC)
         if DROPOUT:
             keep = is_kept(key, row[None, :], j, row_ids, col_ids, threshold, HAS_IDS)
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
         place = j[:, :, None] * (H * C) + (head * C + c)[None, None, :]
-        mask = inside[:, :, None]
-        if C % BLOCK_C != 0:
-            mask = mask & (c < C)[None, None, :]
-        features = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+        if FILLED and C % BLOCK_C == 0:
+            features = tl.load(x + place).to(ACC)
+        else:
+            mask = inside[:, :, None]
+            if C % BLOCK_C != 0:
+                mask = mask & (c < C)[None, None, :]
+            features = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         if MODE % 2 == 0:
             zp = zp * rescale[:, None] + tl.sum(weight[:, :, None] * features, 0)
         else:
@@ -131,6 +148,9 @@ def forward_kernel(  # noqa: PLR0915  a kernel is one piece
             wn = tl.where(positive, 0.0, weight)
             zp = zp * rescale[:, None] + tl.sum(wp[:, :, None] * features, 0)
             zn = zn * rescale[:, None] + tl.sum(wn[:, :, None] * features, 0)
+    if DEAL:
+        m, sp, sn, zp, zn = add_lanes(m, sp, sn, zp, zn)
+        live = live & (tl.arange(0, R) == 0)
     whole = live & (slot < 0)
     write_rows(
         m, sp, sn, zp, zn, row, whole, head, c, z_out, first_out, second_out, third_out, side_out,
@@ -252,12 +272,12 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
     R: tl.constexpr, E: tl.constexpr, HAS_VALUES: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_IDS: tl.constexpr, ACC: tl.constexpr, CUT: tl.constexpr,
     SLOPE: tl.constexpr, INVERSE_KEEP: tl.constexpr,
-    PACKED: tl.constexpr,
+    PACKED: tl.constexpr, DEAL: tl.constexpr, FILLED: tl.constexpr,
 ):  # fmt: skip
     """Gather gradients of rows into some columns; no scalar product of an entry is needed."""
     head, c = channels_of(BLOCK_C, SLICES)
-    col, start, length, slot, live = load_parts(
-        part_row, part_start, part_length, part_slot, first, count, R
+    col, start, length, slot, live = load_lanes(
+        part_row, part_start, part_length, part_slot, first, count, R, DEAL
     )
     mine = tl.load(col_score + col * H + head, mask=live, other=0.0).to(ACC)
     if DROPOUT:
@@ -267,18 +287,15 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
     qs = tl.zeros([R, BLOCK_C], ACC)
     one = tl.full([1, 1], LOG2E, ACC)
     longest = tl.max(length)
-    step = tl.arange(0, E)
-    ahead = tl.load(
-        index + start[None, :] + step[:, None], mask=step[:, None] < length[None, :], other=0
-    )
+    if DEAL:
+        longest = tl.cdiv(longest, R)
+    entry = entries_of(0, R, E, DEAL)
+    ahead = load_index(index, start, length, entry, FILLED)
     for begin in range(0, longest, E):
-        entry = begin + step
-        inside = entry[:, None] < length[None, :]
+        entry = entries_of(begin, R, E, DEAL)
+        inside = entry < length[None, :]
         i = ahead.to(tl.int64)
-        later = entry + E
-        ahead = tl.load(
-            index + start[None, :] + later[:, None], mask=later[:, None] < length[None, :], other=0
-        )
+        ahead = load_index(index, start, length, entries_of(begin + E, R, E, DEAL), FILLED)
         at = (i * H + head) * 4
         if PACKED:
             pair = tl.load((info + at).to(tl.pointer_type(tl.int64)), mask=inside, other=0)
@@ -295,9 +312,7 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
         sloped = tl.where(positive, weight, SLOPE * weight)
         ds += tl.sum(sloped * delta, 0)
         if HAS_VALUES:
-            factor = tl.load(values + start[None, :] + entry[:, None], mask=inside, other=0.0).to(
-                ACC
-            )
+            factor = tl.load(values + start[None, :] + entry, mask=inside, other=0.0).to(ACC)
             weight *= factor
             sloped *= factor
         if DROPOUT:
@@ -305,12 +320,20 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
             sloped = tl.where(keep, sloped * INVERSE_KEEP, 0.0)
         place = i[:, :, None] * (H * C) + (head * C + c)[None, None, :]
-        mask = inside[:, :, None]
-        if C % BLOCK_C != 0:
-            mask = mask & (c < C)[None, None, :]
-        features = tl.load(grad + place, mask=mask, other=0.0).to(ACC)
+        if FILLED and C % BLOCK_C == 0:
+            features = tl.load(grad + place).to(ACC)
+        else:
+            mask = inside[:, :, None]
+            if C % BLOCK_C != 0:
+                mask = mask & (c < C)[None, None, :]
+            features = tl.load(grad + place, mask=mask, other=0.0).to(ACC)
         q += tl.sum(weight[:, :, None] * features, 0)
         qs += tl.sum(sloped[:, :, None] * features, 0)
+    if DEAL:
+        q = tl.sum(q, 0)[None, :] + tl.zeros_like(q)
+        qs = tl.sum(qs, 0)[None, :] + tl.zeros_like(qs)
+        ds = tl.sum(ds, 0) + tl.zeros_like(ds)
+        live = live & (tl.arange(0, R) == 0)
     whole = live & (slot < 0)
     write_columns(
         q, qs, ds, col, whole, length > 0, head, c, x, dx, dscore, num_columns, C, H, BLOCK_C, ACC

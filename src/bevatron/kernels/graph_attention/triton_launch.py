@@ -76,10 +76,12 @@ def launch_forward(
                 **sizes,
                 R=bucket.rows,
                 E=bucket.entries,
+                DEAL=bucket.dealt,
+                FILLED=bucket.filled,
                 HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
                 **mask_options(ids, seed, slope, dropout),
-                num_warps=tile.num_warps,
+                **tile.options(bucket),
             )
         if num_slots:
             merge_kernel[(len(cut_row), num_heads * shares)](
@@ -158,11 +160,13 @@ def launch_columns(
                 **sizes,
                 R=bucket.rows,
                 E=bucket.entries,
+                DEAL=bucket.dealt,
+                FILLED=bucket.filled,
                 HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
                 PACKED=info.dtype == torch.float32,
                 **mask_options(ids, seed, slope, dropout),
-                num_warps=tile.num_warps,
+                **tile.options(bucket),
             )
         if num_slots:
             backward_merge_kernel[(len(cut_row), num_heads * shares)](
