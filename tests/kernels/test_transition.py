@@ -6,6 +6,7 @@ import torch
 
 from bevatron.kernels import products, transition, use
 from bevatron.kernels.transition import tiles
+from bevatron.kernels.transition.weights import Weights
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -91,6 +92,23 @@ def test_fused_kernels_give_the_right_result(names, rows):
     small = {"forward": (32, 32), "input": (32, 32), "weight": (16, 32)}
     with tiles.replaced(**{k: tiles.Tiles(*v, warps=4, stages=1) for k, v in small.items()}):
         check(make((rows,), 16, 64, *names, dtype=HALF))
+
+
+@pytest.mark.parametrize("parts", [1, 16, 37])
+@pytest.mark.parametrize("gated", [False, True])
+def test_shares_of_the_weights_gradients_are_added(parts, gated):
+    from bevatron.kernels.transition import triton_fused
+
+    H, C = 64, 16
+    shares = torch.randn(parts, 3 if gated else 2, H, C).to(DEVICE)
+    up, down = (torch.empty(shape, dtype=HALF, device=DEVICE) for shape in ((H, C), (C, H)))
+    gate = torch.empty(H, C, device=DEVICE) if gated else None
+    found = triton_fused.add_shares(shares, Weights(up, down, gate, None, None))
+    expected = shares.double().sum(0)
+    assert_close(found[0].float(), expected[0].float(), 4e-3)
+    assert_close(found[1].float(), expected[1].t().float(), 4e-3)
+    if gated:
+        assert_close(found[2], expected[2].float(), 1e-6)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")

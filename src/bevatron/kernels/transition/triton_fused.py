@@ -69,7 +69,7 @@ def backward(
     shares = _input(dy, rows, weights, interleaved, dx, normed)
     sum_shares(shares, rows.weight, rows.bias, dnorm_weight, dnorm_bias)
     shares, bias_shares = _weight(dy, normed, weights, down_t)
-    gradients = _added(shares, given)
+    gradients = add_shares(shares, given)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
     dup_bias = bias_shares
@@ -142,7 +142,7 @@ def _ordered(weights: Weights) -> tuple[Tensor, Tensor]:
     return interleaved, down_t
 
 
-def _added(shares: Tensor, given: Weights) -> tuple[Tensor, Tensor, Tensor]:
+def add_shares(shares: Tensor, given: Weights) -> tuple[Tensor, Tensor, Tensor]:
     """Add the parts' shares [part, 2 or 3, H, C]: gradients of up, down and gate in their types."""
     parts, matrices, H, C = shares.shape
     like = torch.contiguous_format
