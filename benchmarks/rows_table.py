@@ -3,8 +3,9 @@
     python benchmarks/rows_table.py --op transition layer_norm
 
 Rows are those of a pair of N tokens, whole or as one of 2, 4 or 8 devices holds them (axial
-sharding), and of several widths. Every case is checked as by `kernels.py`, the largest on its
-first rows. All is compiled, checked and recorded before the first time is taken.
+sharding), and of several widths; of types other than bfloat16 those of N = 384 and one width. Every
+case is checked as by `kernels.py`, the largest on its first rows. All is compiled, checked and
+recorded before the first time is taken.
 """
 
 import argparse
@@ -125,7 +126,7 @@ def prepare(case: Case, dtype: torch.dtype) -> Iterator[tuple[dict[str, Any], Ca
     torch.compiler.reset()
     compiled = torch.compile(case.plain, dynamic=False)
     for who, operator in (("bevatron", case.ours), ("eager", case.plain), ("compile", compiled)):
-        row: dict[str, Any] = {"op": case.op, "case": case.name, "who": who, "ms": 0.0}
+        row: dict[str, Any] = {"op": case.op, "case": case.name, "type": named(dtype), "who": who}
         with kernels.use("triton"):
             function = pair_timing.step(operator, inputs, along)
             function()
@@ -135,6 +136,16 @@ def prepare(case: Case, dtype: torch.dtype) -> Iterator[tuple[dict[str, Any], Ca
         if who == "bevatron":
             row["worst error"] = worst
         yield row, replay
+
+
+def named(dtype: torch.dtype) -> str:
+    """Return the name of a type."""
+    return str(dtype).removeprefix("torch.")
+
+
+def wanted(case: Case, dtype: torch.dtype) -> bool:
+    """Say whether a case is measured in a type."""
+    return dtype == torch.bfloat16 or case.name.startswith(("N 384,", "48 x 384"))
 
 
 def peak(function: Callable[[], Any]) -> int:
@@ -153,14 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = [*OPERATORS, "conditioned_transition"]
     parser.add_argument("--op", nargs="+", choices=known, default=known)
+    types = ["bfloat16", "float16", "float32"]
+    parser.add_argument("--dtype", nargs="+", choices=types, default=types[:1])
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
     parser.add_argument("--after", type=Path, help="take times when this file has appeared")
     options = parser.parse_args()
-    dtype, rows, prepared, large = torch.bfloat16, [], [], []
-    for op in options.op:
-        for case in cases(op):
+    rows: list[dict[str, Any]] = []
+    prepared, large = [], []
+    for dtype in (getattr(torch, name) for name in options.dtype):
+        for case in (case for op in options.op for case in cases(op) if wanted(case, dtype)):
             if max(shape[0] for shape in case.shapes.values()) > 2**20:
-                large.append(case)
+                large.append((case, dtype))
                 continue
             prepared += [(case, *both) for both in prepare(case, dtype)]
     while options.after is not None and not options.after.exists():
@@ -168,7 +182,8 @@ def main() -> None:
     copy_rate, matrix_rate = pair_timing.ceilings()
 
     def take(case: Case, row: dict[str, Any], replay: Callable[[], Any]) -> None:
-        floors = (case.moved / copy_rate, case.operations / matrix_rate)
+        size = getattr(torch, row["type"]).itemsize / 2
+        floors = (case.moved * size / copy_rate, case.operations / matrix_rate)
         row |= {"ms": pair_timing.median_ms(replay), "floor ms": 1e3 * max(floors)}
         rows.append(row)
         print(row, flush=True)
@@ -176,15 +191,16 @@ def main() -> None:
     for case, row, replay in prepared:
         take(case, row, replay)
     prepared.clear()
-    for case in large:
+    for case, dtype in large:
         for row, replay in prepare(case, dtype):
             take(case, row, replay)
         torch.cuda.empty_cache()
     notes = (
-        "bfloat16, forward and backward with all gradients, checked against float64; CUDA-graph "
+        "Forward and backward with all gradients, checked against float64; CUDA-graph "
         "replays, L2 flushed; MiB: peak beyond the inputs. In this run a copy moved "
         f"{copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 product ran at "
-        f"{matrix_rate / 1e12:.0f} TFLOP/s."
+        f"{matrix_rate / 1e12:.0f} TFLOP/s (the floor of products, "
+        "also of float32)."
     )
     name = "-".join(["rows", *options.op])
     report.write_result(name, beside(rows), notes, device="cuda", folder=options.out)
@@ -192,10 +208,10 @@ def main() -> None:
 
 def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put the implementations of a case into one row."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
-        key = (row["op"], row["case"])
-        one = found.setdefault(key, {"op": row["op"], "case": row["case"]})
+        key = {name: row[name] for name in ("op", "case", "type")}
+        one = found.setdefault(tuple(key.values()), key)
         one |= {f"{row['who']} ms": row["ms"], f"{row['who']} MiB": row["MiB"]}
         one |= {k: row[k] for k in ("floor ms", "worst error") if k in row}
     for one in found.values():
