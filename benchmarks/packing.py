@@ -67,6 +67,15 @@ def timed_plans(
     return plans[0], plans[1], min(times)
 
 
+def structures(plan: Plan) -> dict[str, Any]:
+    """Say how many samples a batch holds, and how much that varies."""
+    counts = np.diff(plan.offsets)
+    return {
+        "structures of a batch": f"{counts.min()}-{counts.max()}",
+        "their variation %": round(100 * float(counts.std() / counts.mean()), 1),
+    }
+
+
 def row(
     case: str, name: str, costs: np.ndarray, capacity: float, num_ranks: int, repeats: int
 ) -> dict[str, Any]:
@@ -80,6 +89,7 @@ def row(
         "batches": first.num_batches,
         "fill": round(first.fill, 4),
         "largest batch": int(first.costs.max()),
+        **structures(first),
         "imbalance": f"{first.imbalance:.4f}",
         "worst step": f"{first.step_imbalance.max():.4f}",
         "meet again": f"{meet:.2e}",
@@ -118,7 +128,8 @@ def main() -> None:
             "Sizes: tools/paper_mix.py. Imbalance and worst step are max/mean over ranks; 1 is "
             "perfect. 'Over chance': how often two samples of a batch meet again in the next "
             "epoch, relative to a random shuffle; 1 is perfect shuffling. Batches of 7 graphs do "
-            "not keep to the capacity (see their largest). Core seconds: processor time, "
+            "not keep to the capacity (see their largest). Variation: standard deviation over "
+            "mean. Core seconds: processor time, "
             f"least of {arguments.repeats} calls, one thread."
         ),
     )

@@ -205,6 +205,9 @@ def test_figures_on_the_papers_mix(mix, num_ranks):
     assert plan.step_imbalance.max() <= 1.01
     assert (np.bincount(plan.indices, minlength=count) == 1).all()
     assert np.diff(plan.offsets).min() > 0
+    # So no learning rate need be corrected for the number of structures that a batch holds.
+    structures = np.diff(plan.offsets)
+    assert structures.std() < 0.06 * structures.mean()
     again = pack(mix.num_atoms, CAPACITY, num_ranks, epoch=1)
     meet, by_chance = chance_to_meet_again(plan, again, count)
     assert meet < 1.5 * by_chance
