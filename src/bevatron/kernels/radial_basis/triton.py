@@ -38,7 +38,7 @@ def radial_basis(
 def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """R [E, B] of r [E]."""
     out = r.new_empty(r.shape[0], w.shape[0])
-    _launch(_forward, (r.contiguous(), w, c, r_max, out), order)
+    _launch(radial_basis_forward, (r.contiguous(), w, c, r_max, out), order)
     return out
 
 
@@ -46,7 +46,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """Gradient of g . R by r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
-    _launch(_backward, (g.contiguous(), r.contiguous(), w, c, r_max, by_r), order)
+    _launch(radial_basis_backward, (g.contiguous(), r.contiguous(), w, c, r_max, by_r), order)
     return by_r
 
 
@@ -58,7 +58,7 @@ def double_backward(
     by_g = torch.empty_like(g, memory_format=torch.contiguous_format)
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
     inputs = (v.contiguous(), g.contiguous(), r.contiguous())
-    _launch(_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
+    _launch(radial_basis_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
     return by_g, by_r
 
 
@@ -146,7 +146,7 @@ def _cutoff(r, r_max, P: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _forward(
+def radial_basis_forward(
     r_ptr, w_ptr, c_ptr, r_max_ptr, out_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +165,7 @@ def _forward(
 
 @triton.jit
 @no_type_check
-def _backward(
+def radial_basis_backward(
     g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_r_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -188,7 +188,7 @@ def _backward(
 
 @triton.jit
 @no_type_check
-def _double_backward(
+def radial_basis_double_backward(
     v_ptr, g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_g_ptr, by_r_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip

@@ -28,7 +28,7 @@ def forward(x: Tensor) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel():
-        _forward[_grid(x)](x, y, x.numel(), BLOCK=_block(x), WIDE=_wide(x))
+        silu_forward[_grid(x)](x, y, x.numel(), BLOCK=_block(x), WIDE=_wide(x))
     return y
 
 
@@ -38,7 +38,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
     dy, x = dy.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
     if x.numel():
-        _backward[_grid(x)](dy, x, dx, x.numel(), BLOCK=_block(x), WIDE=_wide(x))
+        silu_backward[_grid(x)](dy, x, dx, x.numel(), BLOCK=_block(x), WIDE=_wide(x))
     return dx
 
 
@@ -48,7 +48,7 @@ def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
     ddx, dy, x = ddx.contiguous(), dy.contiguous(), x.contiguous()
     by_dy, by_x = torch.empty_like(x), torch.empty_like(x)
     if x.numel():
-        _double_backward[_grid(x)](
+        silu_double_backward[_grid(x)](
             ddx, dy, x, by_dy, by_x, x.numel(), BLOCK=_block(x), WIDE=_wide(x)
         )
     return by_dy, by_x
@@ -105,7 +105,7 @@ def _wide(x: Tensor) -> bool:
 
 @triton.jit
 @no_type_check
-def _forward(x_ptr, y_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def silu_forward(x_ptr, y_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Y = x s."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < numel
@@ -117,7 +117,7 @@ def _forward(x_ptr, y_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _backward(dy_ptr, x_ptr, dx_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def silu_backward(dy_ptr, x_ptr, dx_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Dx = dy y'."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < numel
@@ -131,7 +131,7 @@ def _backward(dy_ptr, x_ptr, dx_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.conste
 
 @triton.jit
 @no_type_check
-def _double_backward(
+def silu_double_backward(
     ddx_ptr,
     dy_ptr,
     x_ptr,

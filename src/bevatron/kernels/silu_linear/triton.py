@@ -45,7 +45,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     """[E, J] from [E, H] and [H, J]."""
     x = x.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[1])
-    _by_rows(_forward, weight, (x,), (y,))
+    _by_rows(silu_linear_forward, weight, (x,), (y,))
     return y
 
 
@@ -54,7 +54,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Gradient by x."""
     dy, x = dy.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
-    _by_rows(_backward, weight, (dy, x), (dx,))
+    _by_rows(silu_linear_backward, weight, (dy, x), (dx,))
     return dx
 
 
@@ -71,7 +71,7 @@ def double_backward(
     """From a gradient u of `backward`'s result those by dy, x and W, that empty if not wanted."""
     u, dy, x = u.contiguous(), dy.contiguous(), x.contiguous()
     by_dy, by_x = torch.empty_like(dy), torch.empty_like(x)
-    _by_rows(_double_backward, weight, (u, dy, x), (by_dy, by_x))
+    _by_rows(silu_linear_double_backward, weight, (u, dy, x), (by_dy, by_x))
     return by_dy, by_x, _summed(x, dy, u) if by_weight else x.new_empty(0)
 
 
@@ -155,7 +155,7 @@ def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
     sums = x.new_zeros(parts, x.shape[1], dy.shape[1])
     if x.numel() and dy.numel():
         with torch.cuda.device_of(x):
-            _outer[(parts,)](
+            silu_linear_outer[(parts,)](
                 x, dy, u if u is not None else x, sums, x.shape[0],
                 triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
                 H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
@@ -202,7 +202,7 @@ def _transposed(w_ptr, h, j, H: tl.constexpr, J: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit(do_not_specialize=["count"])
-def _forward(
+def silu_linear_forward(
     x_ptr, y_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -216,7 +216,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _backward(
+def silu_linear_backward(
     dy_ptr, x_ptr, dx_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -231,7 +231,7 @@ def _backward(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _double_backward(
+def silu_linear_double_backward(
     u_ptr, dy_ptr, x_ptr, by_dy_ptr, by_x_ptr, w_ptr, count,
     H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
@@ -250,7 +250,7 @@ def _double_backward(
 
 
 @triton.jit(do_not_specialize=["count", "step"])
-def _outer(
+def silu_linear_outer(
     x_ptr, dy_ptr, u_ptr, sums_ptr, count, step,
     H: tl.constexpr, J: tl.constexpr, ALONG: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
