@@ -42,7 +42,8 @@ def commands():
 def place(tmp_path, monkeypatch):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
+    for run in ("water", "gap"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
     with gzip.open(str(DATA), "rt") as file:
         text = "".join(islice(file, 8 * 12))
     for name in ("water.extxyz", "test.extxyz"):
@@ -73,6 +74,8 @@ def test_every_command_is_understood(words, place, monkeypatch):
         return record
 
     for name in ("prepare", "evaluate", "predict", "relax", "inspect", "env", "demo"):
+        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
+    for name in ("bench_capacity", "bench_cost", "bench_profile"):
         monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
     for name in ("convert_from_mace_torch", "convert_to_mace_torch"):
         monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
