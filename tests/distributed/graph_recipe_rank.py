@@ -1,4 +1,4 @@
-"""What a rank does in the test of the recipe: ``torchrun graph_recipe_rank.py FILE FOLDER``."""
+"""What a rank does in the test of the recipe: ``torchrun graph_recipe_rank.py FOLDER``."""
 
 import sys
 from pathlib import Path
@@ -7,19 +7,25 @@ from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.graph import GraphRun, build
 from bevatron.train.loop import fit
 
-LAYERS = {"2d": "gat", "feature": "gat", "rows": "agnn"}
-"""Partition -> a layer to try it with."""
+LAYERS = {"2d": "gat", "feature": "gat", "rows": "agnn", "2d weighted": "gat"}
+"""Partition, and whether edges have weights -> a layer to try it with."""
 
 
-def run(file, folder, scheme):
+def graph_of(name, folder):
+    """The file of a case."""
+    return folder / ("weighted.npz" if name.endswith("weighted") else "plain.npz")
+
+
+def run(name, graphs, folder):
     """Train a few epochs in float64, without dropout."""
     config = GraphRun.from_values({
-        "data": {"train": [str(file)]}, "output": str(folder / scheme), "partition": scheme,
-        "model": {"layer": LAYERS[scheme], "hidden": 4, "heads": 2, "dropout": 0.0,
+        "data": {"train": [str(graph_of(name, graphs))]}, "output": str(folder / name),
+        "partition": name.split()[0],
+        "model": {"layer": LAYERS[name], "hidden": 4, "heads": 2, "dropout": 0.0,
                   "attention_dropout": 0.0},
         "train": {"epochs": 20, "evaluate_every": 5, "dtype": "float64", "device": "cpu",
                   "threads": 1},
-        "report": scheme == "2d",
+        "report": name == "2d",
     })  # fmt: skip
     return fit(build(config))
 
@@ -27,4 +33,4 @@ def run(file, folder, scheme):
 if __name__ == "__main__":
     with open_mesh("cpu", 60):
         for name in LAYERS:
-            run(Path(sys.argv[1]), Path(sys.argv[2]), name)
+            run(name, Path(sys.argv[1]), Path(sys.argv[1]) / "several")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,18 +52,24 @@ def torchrun(ranks, *arguments):
 
 
 def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
-    file = write(tmp_path / "g.npz")
-    done = torchrun(3, graph_recipe_rank.__file__, file, tmp_path / "several")
+    plain = write(tmp_path / "plain.npz")
+    with np.load(plain) as graph:
+        weights = np.arange(len(graph["edge_src"])) % 7 / 4 + 0.25
+    write(tmp_path / "weighted.npz", edge_weight=weights)
+    done = torchrun(3, graph_recipe_rank.__file__, tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "two_dimensional over 3 ranks: 90 vertices" in done.stdout
-    for scheme in graph_recipe_rank.LAYERS:
-        graph_recipe_rank.run(file, tmp_path / "one", scheme)
-        one, several = losses(tmp_path / "one" / scheme), losses(tmp_path / "several" / scheme)
+    for name in graph_recipe_rank.LAYERS:
+        graph_recipe_rank.run(name, tmp_path, tmp_path / "one")
+        one, several = losses(tmp_path / "one" / name), losses(tmp_path / "several" / name)
         assert len(one) == 24
         assert several == pytest.approx(one, rel=1e-9)
-        assert (tmp_path / "several" / scheme / "report.html").exists() == (scheme == "2d")
-        found, ours = (evaluate_graphs(tmp_path / w / scheme, [file]) for w in ("several", "one"))
+        assert (tmp_path / "several" / name / "report.html").exists() == (name == "2d")
+        file = graph_recipe_rank.graph_of(name, tmp_path)
+        found, ours = (evaluate_graphs(tmp_path / w / name, [file]) for w in ("several", "one"))
         assert found["test"] == pytest.approx(ours["test"], rel=1e-6)
+    plain, weighted = (losses(tmp_path / "one" / name) for name in ("2d", "2d weighted"))
+    assert plain[-1] != pytest.approx(weighted[-1], rel=1e-3), "weights count"
     together = (tmp_path / "several" / "2d" / "report.html").read_text()
     alone = (tmp_path / "one" / "2d" / "report.html").read_text()
     for words in (*parts_of(alone), *classes_of(alone)):

@@ -86,19 +86,78 @@ def test_what_needs_the_whole_list_is_refused(folder, tmp_path):
         read_in_pieces(folder / "list.txt", GraphOptions(renumber=True))
     with pytest.raises(ConfigError, match="duplicates: 'sum' needs the whole edge list"):
         read_in_pieces(folder / "list.txt", GraphOptions(duplicates="sum"))
-    np.savez(tmp_path / "w.npz", edge_src=COL, edge_dst=ROW, edge_weight=ROW * 0.5)
-    with pytest.raises(DataError, match="'edge_weight', but weights and features of edges"):
-        read_in_pieces(tmp_path / "w.npz")
-    scipy.sparse.save_npz(tmp_path / "v.npz", MATRIX.tocsr() * 2)
-    with pytest.raises(DataError, match="'data' has weights, which are not read in pieces"):
-        list(read_in_pieces(tmp_path / "v.npz").pieces())
-    (tmp_path / "w.txt").write_text("0 1 0.5\n")
-    with pytest.raises(DataError, match="has edge weights, which are not read in pieces"):
-        list(read_in_pieces(tmp_path / "w.txt").pieces())
+    np.savez(tmp_path / "f.npz", edge_src=COL, edge_dst=ROW, edge_attr=np.ones((len(ROW), 3)))
+    with pytest.raises(
+        DataError, match=r"'edge_attr' has shape .*, 3\); features of edges are not"
+    ):
+        read_in_pieces(tmp_path / "f.npz")
     with pytest.raises(DataError, match="there is no such file"):
         read_in_pieces(tmp_path / "none.npz")
     with pytest.raises(DataError, match="is a folder without OGB's"):
         read_in_pieces(tmp_path)
+
+
+WEIGHTS = np.random.default_rng(1).integers(1, 9, len(ROW)) / 4
+DOUBLE = np.r_[0 : len(ROW), 0:9]
+"""The first edges stand there twice, the second time with other weights."""
+
+
+def write_weighted(folder, kind, dtype=np.float32):
+    """Write the matrix with weights, some edges twice where the kind allows."""
+    path, weights = folder / f"{kind}.npz", WEIGHTS.astype(dtype)
+    if kind in {"csr", "csc", "coo"}:
+        matrix = scipy.sparse.coo_matrix((weights, (ROW, COL)), MATRIX.shape)
+        scipy.sparse.save_npz(path, matrix.asformat(kind))
+        return path
+    row, col = ROW[DOUBLE], COL[DOUBLE]
+    weights = np.concatenate([weights, 7 * weights[:9]])
+    if kind == "text":
+        path = folder / "w.txt"
+        lines = zip(col, row, weights, strict=True)
+        path.write_text("".join(f"{c} {r} {w}\n" for c, r, w in lines))
+    elif kind == "column":
+        np.savez(path, edge_index=np.stack([col, row]), edge_attr=weights[:, None])
+    else:
+        np.savez_compressed(path, edge_src=col, edge_dst=row, edge_weight=weights)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "text", "column", "pairs"])
+@pytest.mark.parametrize("loops", ["keep", "add", "remove"])
+@pytest.mark.parametrize("symmetrise", [False, True])
+def test_weights_of_pieces_are_those_of_the_whole(kind, loops, symmetrise, tmp_path):
+    """Of an edge that is there twice the first counts, a reverse one only if it is missing."""
+    path = write_weighted(tmp_path, kind)
+    options = GraphOptions(
+        duplicates="merge", self_loops=loops, symmetrise=symmetrise, num_nodes=40
+    )
+    source = read_in_pieces(path, options)
+    assert source.weight_type == torch.float32
+    found = {}
+    for row, col, weight in source.pieces(piece=7):
+        for r, c, w in zip(row.tolist(), col.tolist(), weight.tolist(), strict=True):
+            found.setdefault((r, c), w)
+    whole = read_graph(path, options).edges
+    expected = zip(whole.rows.tolist(), whole.cols.tolist(), strict=True)
+    assert found == dict(zip(expected, whole.weights.tolist(), strict=True))
+    assert len(set(found.values())) > 4
+
+
+def test_weights_of_one_are_none_and_doubles_stay_doubles(tmp_path):
+    np.savez(tmp_path / "ones.npz", edge_src=COL, edge_dst=ROW, weights=np.ones(len(ROW)))
+    source = read_in_pieces(tmp_path / "ones.npz")
+    assert source.weight_type is None
+    assert all(len(part) == 2 for part in source.pieces(piece=7))
+    source = read_in_pieces(write_weighted(tmp_path, "pairs", np.float64))
+    assert all(weight.dtype == torch.float64 for _, _, weight in source.pieces(piece=7))
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_number_of_weights_than_edges_is_refused(change, tmp_path):
+    weights = np.resize(WEIGHTS, len(ROW) + change)
+    np.savez(tmp_path / "w.npz", edge_src=COL, edge_dst=ROW, edge_weight=weights)
+    with pytest.raises(DataError, match="weights"):
+        list(read_in_pieces(tmp_path / "w.npz").pieces(piece=len(ROW)))
 
 
 def test_bad_index_names_its_place_in_the_file(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bevatron.data.graphs import GraphOptions, read_graph
 from bevatron.data.graphs.generators import Kronecker, Uniform
 from bevatron.data.graphs.generators_randomness import RandomOrder
 from bevatron.data.graphs.pieces import read_in_pieces
@@ -57,6 +58,20 @@ def test_weights_go_with_their_entries_and_duplicates_add_up():
     for entries, keys in all_blocks(source, Grid(2, 2)):
         found |= dict(zip(keys.tolist(), entries.values.tolist(), strict=True))
     assert found == {22: 5.0, 2: 2.0, 42: 8.0}
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 1), Grid(2, 3)])
+def test_of_duplicates_in_a_file_the_first_weight_counts_in_all_blocks(grid, tmp_path):
+    generator = np.random.default_rng(5)
+    pair, weight = generator.integers(0, 30, (2, 400)), generator.integers(2, 99, 400) / 8
+    np.savez(tmp_path / "w.npz", edge_index=pair, edge_weight=weight, num_nodes=np.array(30))
+    options = GraphOptions(duplicates="merge", symmetrise=True, self_loops="add")
+    found = {}
+    for entries, keys in all_blocks(read_in_pieces(tmp_path / "w.npz", options), grid):
+        found |= dict(zip(keys.tolist(), entries.values.tolist(), strict=True))
+    whole = read_graph(tmp_path / "w.npz", options).edges
+    keys = (whole.rows.astype(np.int64) * 30 + whole.cols).tolist()
+    assert found == dict(zip(keys, whole.weights.tolist(), strict=True))
 
 
 def test_an_entry_that_is_there_twice_is_refused_in_the_files_own_numbers():

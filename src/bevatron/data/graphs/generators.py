@@ -70,7 +70,7 @@ class Kronecker:
     seed: int = 42
     round_down: bool = True
 
-    merge_duplicates = True
+    merge_duplicates, sum_duplicates = True, False
     fill_empty_rows = True
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Uniform:
     edges: int
     seed: int = 42
 
-    merge_duplicates = True
+    merge_duplicates, sum_duplicates = True, False
     fill_empty_rows = False
 
     def __post_init__(self) -> None:

@@ -5,8 +5,9 @@ An `EdgeSource` is what whoever cuts a graph into blocks takes (as `generators.K
 walked as often as need be and gives the same edges every time.
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +47,22 @@ class EdgeSource:
     path
         The file or OGB's folder.
     options
-        Duplicates, reverse edges and self loops, done on the way: each piece is followed by its
-        reverse, the first by the self loops, and whoever stores the entries keeps each once.
+        Duplicates, reverse edges and self loops, done on the way: reverse edges and self loops come
+        besides, and whoever stores the entries keeps the first of each. With weights, which may
+        differ, the file's own edges come first, then all reverse ones, then the self loops.
     num_vertices
         Number of vertices.
+    weight_type
+        Of the edges' weights: torch.float32 or float64; None if all are 1.
     """
 
     path: Path
     options: GraphOptions
     num_vertices: int
+    weight_type: torch.dtype | None = None
 
     fill_empty_rows = False
+    sum_duplicates = False
 
     @property
     def merge_duplicates(self) -> bool:
@@ -70,38 +76,50 @@ class EdgeSource:
 
     def pieces(
         self, device: torch.device | str = "cpu", piece: int | None = None
-    ) -> Iterator[tuple[Int64[Tensor, "E"], Int64[Tensor, "E"]]]:
-        """Yield (row, column) of all edges, about ``piece`` at a time.
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Yield (row, column), or (row, column, weight), of about ``piece`` edges at a time.
 
         Raises
         ------
         DataError
-            For an index out of range, naming the edge, or weights, which pieces do not carry.
+            For an index out of range or a weight that is no number, naming the edge.
         """
-        n, loops = self.num_vertices, self.options.self_loops
-        size = piece or PIECE_EDGES
-        if loops == "add":
-            for start in range(0, n, size):
-                diagonal = torch.arange(start, min(start + size, n), device=device)
-                yield diagonal, diagonal
+        size, reverse = piece or PIECE_EDGES, self.options.symmetrise
+        if self.weight_type is None:
+            yield from self._loops(device, size)
+            for part in self._own(device, size):
+                yield part
+                if reverse:
+                    yield part[1], part[0]
+            return
+        yield from self._own(device, size)
+        if reverse:
+            yield from ((col, row, weight) for row, col, weight in self._own(device, size))
+        yield from self._loops(device, size)
+
+    def _own(self, device: torch.device | str, size: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the file's edges, without self loops if these are to go."""
         first = 0
         for edges in _file_pieces(self.path, size):
-            check_indices(edges, n, str(self.path), first)
-            if edges.weights is not None and not (edges.weights == 1).all():
-                raise DataError(
-                    f"{self.path}: has edge weights, which are not read in pieces; leave them out"
-                )
+            check_indices(edges, self.num_vertices, str(self.path), first)
             first += len(edges)
-            rows, cols = (
-                torch.from_numpy(values.astype(np.int64)).to(device)
-                for values in (edges.rows, edges.cols)
-            )
-            if loops == "remove":
-                kept = rows != cols
-                rows, cols = rows[kept], cols[kept]
-            yield rows, cols
-            if self.options.symmetrise:
-                yield cols, rows
+            found = [torch.from_numpy(ids.astype(np.int64)) for ids in (edges.rows, edges.cols)]
+            if self.weight_type is not None:
+                weights = np.ones(len(edges)) if edges.weights is None else edges.weights
+                found.append(torch.tensor(weights, dtype=self.weight_type))
+            if self.options.self_loops == "remove":
+                kept = found[0] != found[1]
+                found = [tensor[kept] for tensor in found]
+            yield tuple(tensor.to(device) for tensor in found)
+
+    def _loops(self, device: torch.device | str, size: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield (i, i), with weight 1, for every vertex, if self loops are to be added."""
+        if self.options.self_loops != "add":
+            return
+        for start in range(0, self.num_vertices, size):
+            diagonal = torch.arange(start, min(start + size, self.num_vertices), device=device)
+            one = torch.ones(len(diagonal), dtype=self.weight_type, device=device)
+            yield (diagonal, diagonal) if self.weight_type is None else (diagonal, diagonal, one)
 
 
 def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> EdgeSource:
@@ -112,7 +130,7 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
     path
         The file; of an npz with ``edge_index`` or ``edge_src``/``edge_dst``, or a CSR matrix.
     options
-        As for a whole graph; ids are not renumbered and weights not summed.
+        As for a whole graph; ids are not renumbered and weights of duplicates not summed.
 
     Raises
     ------
@@ -139,15 +157,8 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
         raise DataError(f"{path}: is a folder without OGB's raw/edge.csv.gz or raw/data.npz")
     if not path.exists():
         raise DataError(f"{path}: there is no such file")
-    if path.suffix == ".npz":
-        with NpzFile(path) as file:
-            for name in (*WEIGHTS, *EDGE_FEATURES):
-                if name in file:
-                    raise DataError(
-                        f"{path}: has '{name}', but weights and features of edges are not read in "
-                        "pieces; leave it out"
-                    )
-    return EdgeSource(path, options, options.num_nodes or _count(path))
+    source = EdgeSource(path, options, options.num_nodes or _count(path))
+    return replace(source, weight_type=_weight_type(path))
 
 
 def _edge_file(path: Path) -> Path:
@@ -185,20 +196,63 @@ def _count(path: Path) -> int:
     return largest + 1
 
 
+def _weight_type(path: Path) -> torch.dtype | None:
+    """Find the type of the edges' weights, if need be by walking all edges once."""
+    if not path.is_dir() and path.suffix == ".npz":
+        with NpzFile(path) as file:
+            if _weights_name(file) is None:
+                return None
+    for edges in _file_pieces(path, PIECE_EDGES):
+        if edges.weights is not None and not (edges.weights == 1).all():
+            return torch.float64 if edges.weights.dtype == np.float64 else torch.float32
+        if edges.weights is None and path.suffix != ".npz":
+            return None
+    return None
+
+
+def _weights_name(file: NpzFile) -> str | None:
+    """Name the array of a weight per edge; refuse features of edges.
+
+    Raises
+    ------
+    DataError
+        For features of edges.
+    """
+    for prefix in ("", "adj_"):
+        if sparse_format(file, prefix) is not None and f"{prefix}data" in file:
+            return f"{prefix}data"
+    for name in EDGE_FEATURES:
+        if name in file and len(shape := file.header(name)[0]) != 1 and shape[1:] != (1,):
+            raise DataError(
+                f"{file.path}: '{name}' has shape {shape}; features of edges are not supported, a "
+                "weight per edge is: leave it out or reduce it to one column"
+            )
+    return next((name for name in (*WEIGHTS, *EDGE_FEATURES) if name in file), None)
+
+
+def _weights(file: NpzFile, name: str | None, size: int) -> Iterator[Array | None]:
+    """Yield the weights of each piece, None forever if there are none."""
+    if name is None:
+        yield from itertools.repeat(None)
+    else:
+        yield from (part.reshape(-1) for part in file.rows(name, size))
+
+
 def _file_pieces(path: Path, size: int) -> Iterator[Edges]:
-    path = _edge_file(path)
+    folder, path = path.is_dir(), _edge_file(path)
     if path.suffix != ".npz":
         yield from edge_list_pieces(path, min(BLOCK_BYTES, 8 * size))
         return
     with NpzFile(path) as file:
+        weights = _weights(file, None if folder else _weights_name(file), size)
         for prefix in ("", "adj_"):
             if sparse_format(file, prefix) in {"csr", "csc"}:
-                yield from _compressed_pieces(file, prefix, size)
+                yield from _compressed_pieces(file, prefix, size, weights)
                 return
         for source, destination in PAIRS:
             if source in file and destination in file:
                 columns = zip(file.rows(source, size), file.rows(destination, size), strict=True)
-                yield from (_edges(row, col) for col, row in columns)
+                yield from _weighted(((row, col) for col, row in columns), weights, path)
                 return
         if "edge_index" in file:
             shape, _ = file.header("edge_index")
@@ -210,25 +264,42 @@ def _file_pieces(path: Path, size: int) -> Iterator[Edges]:
                 file.flat("edge_index", size, m, 2 * m),
                 strict=False,
             )
-            yield from (_edges(row, col) for col, row in columns)
+            yield from _weighted(((row, col) for col, row in columns), weights, path)
             return
         raise DataError(f"{path}: holds no edges that can be read in pieces")
 
 
-def _compressed_pieces(file: NpzFile, prefix: str, size: int) -> Iterator[Edges]:
+def _compressed_pieces(
+    file: NpzFile, prefix: str, size: int, weights: Iterator[Array | None]
+) -> Iterator[Edges]:
     indptr = file.read(f"{prefix}indptr")
     shape, _ = file.header(f"{prefix}indices")
     check_indptr(indptr, int(shape[0]), str(file.path), f"{prefix}indptr")
-    by_row, start = sparse_format(file, prefix) == "csr", 0
-    weights = f"{prefix}data"
-    if weights in file and not all((part == 1).all() for part in file.rows(weights, size)):
-        raise DataError(f"{file.path}: '{weights}' has weights, which are not read in pieces")
-    for part in file.rows(f"{prefix}indices", size):
-        places = np.arange(start, start + len(part))
-        owner = np.searchsorted(indptr, places, side="right") - 1
-        yield _edges(owner, part) if by_row else _edges(part, owner)
-        start += len(part)
+    by_row = sparse_format(file, prefix) == "csr"
+
+    def pairs() -> Iterator[tuple[Array, Array]]:
+        start = 0
+        for part in file.rows(f"{prefix}indices", size):
+            places = np.arange(start, start + len(part))
+            owner = np.searchsorted(indptr, places, side="right") - 1
+            yield (owner, part) if by_row else (part, owner)
+            start += len(part)
+
+    yield from _weighted(pairs(), weights, file.path)
 
 
-def _edges(rows: Array, cols: Array) -> Edges:
-    return raw_edges("edges", rows, cols, None)
+def _weighted(
+    pairs: Iterator[tuple[Array, Array]], weights: Iterator[Array | None], path: Path
+) -> Iterator[Edges]:
+    """Put (rows, columns) and their weights together.
+
+    Raises
+    ------
+    DataError
+        If there are more or fewer weights than edges.
+    """
+    for rows, cols in pairs:
+        yield raw_edges(str(path), rows, cols, next(weights, np.zeros(0, dtype=np.float32)))
+    left = next(weights, None)
+    if left is not None:
+        raise DataError(f"{path}: holds at least {len(left):,} weights more than edges")

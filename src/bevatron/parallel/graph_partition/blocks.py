@@ -115,7 +115,7 @@ def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.devi
             keep(empty, source.fill_empty_row(empty), None)
     found: Tensor | None = None
     if values:
-        key, found = _with_values(torch.cat(keys), torch.cat(values), source.merge_duplicates)
+        key, found = _with_values(torch.cat(keys), torch.cat(values), source)
     else:
         key = _merge(keys, rows * cols, device, unique=source.merge_duplicates)
     if not source.merge_duplicates:
@@ -141,14 +141,17 @@ def _refuse_duplicates(key: Tensor, numbering: Numbering) -> None:
             )
 
 
-def _with_values(key: Tensor, values: Tensor, merge: bool) -> tuple[Tensor, Tensor]:
-    if merge:
+def _with_values(key: Tensor, values: Tensor, source: EdgeSource) -> tuple[Tensor, Tensor]:
+    """Sort by key; of those that are there several times, add values up or keep the first."""
+    if source.merge_duplicates and source.sum_duplicates:
         key, place = key.unique(return_inverse=True)
-        values = values.new_zeros(len(key)).index_add_(0, place, values)
-    else:
-        key, order = key.sort(stable=True)
-        values = values[order]
-    return key, values
+        return key, values.new_zeros(len(key)).index_add_(0, place, values)
+    key, order = key.sort(stable=True)
+    if source.merge_duplicates:
+        new = torch.ones_like(key, dtype=torch.bool)
+        torch.ne(key[1:], key[:-1], out=new[1:])
+        key, order = key[new], order[new]
+    return key, values[order]
 
 
 def _merge(keys: list[Tensor], bound: int, device: torch.device, *, unique: bool) -> Tensor:

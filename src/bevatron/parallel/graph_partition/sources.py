@@ -26,6 +26,8 @@ class EdgeSource(Protocol):
         Rows and columns of the matrix.
     merge_duplicates
         Whether an entry that comes several times is stored once.
+    sum_duplicates
+        Whether its values are then added up; else it has the first.
     fill_empty_rows
         Whether a row without entries gets the one that ``fill_empty_row`` chooses.
     """
@@ -38,6 +40,11 @@ class EdgeSource(Protocol):
     @property
     def merge_duplicates(self) -> bool:
         """Whether an entry that comes several times is stored once."""
+        ...
+
+    @property
+    def sum_duplicates(self) -> bool:
+        """Whether values of an entry that comes several times are added up."""
         ...
 
     @property
@@ -81,6 +88,7 @@ class EdgeList:
     """
 
     fill_empty_rows = False
+    sum_duplicates = True
 
     def __init__(
         self,
