@@ -18,14 +18,21 @@ GRAPHS = awkward_graphs() if GPU else awkward_graphs(hub=70)
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_vectors_and_their_derivatives(graph, dtype):
-    positions = torch.randn(graph.num_nodes, 3, dtype=dtype, device=DEVICE)
+@pytest.mark.parametrize("strained", [False, True])
+def test_vectors_and_their_derivatives(graph, dtype, strained):
+    draw = {"dtype": dtype, "device": DEVICE}
     edges = graph.edges.to(DEVICE)
+    shifts = torch.randint(-1, 2, (edges.shape[1], 3), device=DEVICE)
+    structures = torch.arange(graph.num_nodes, device=DEVICE) % 2
+    fixed = torch.randn(2, 3, 3, **draw)
 
-    def call(positions):
-        return edge_vectors(positions, edges)
+    def call(positions, cells=None):
+        cells = fixed.to(positions) if cells is None else cells
+        return edge_vectors(positions, edges, shifts.to(positions), cells, structures)
 
-    check_op(call, call, {"positions": positions}, ran=RAN, strided=graph is GRAPHS[0])
+    inputs = {"positions": torch.randn(graph.num_nodes, 3, **draw)}
+    inputs |= {"cells": torch.randn(2, 3, 3, **draw)} if strained else {}
+    check_op(call, call, inputs, ran=RAN, strided=graph is GRAPHS[0])
 
 
 @pytest.mark.parametrize("by_receiver", [False, True])
@@ -36,10 +43,15 @@ def test_sums_over_edges_repeat_bit_for_bit(by_receiver):
     order = EdgeOrder(edges, 40, by_receiver=by_receiver)
     positions = torch.randn(40, 3, device=DEVICE, requires_grad=True)
     g = torch.randn(3000, 3, device=DEVICE)
+
+    def gradient(positions):
+        shifts, cells = positions.new_zeros(3000, 3), positions.new_zeros(1, 3, 3)
+        vectors = edge_vectors(positions, order, shifts, cells, order.edges.new_zeros(40))
+        return torch.autograd.grad(vectors, positions, g.to(vectors))[0]
+
     with kernels.use("triton"):
-        found = [torch.autograd.grad(edge_vectors(positions, order), positions, g) for _ in "ab"]
-        assert torch.equal(found[0][0], found[1][0])
-        exact = positions.detach().double().requires_grad_()
+        found = gradient(positions)
+        assert torch.equal(gradient(positions), found)
     with kernels.use("reference"):
-        (expected,) = torch.autograd.grad(edge_vectors(exact, order), exact, g.double())
-    torch.testing.assert_close(found[0][0].double(), expected, rtol=0, atol=1e-4)
+        expected = gradient(positions.detach().double().requires_grad_())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)

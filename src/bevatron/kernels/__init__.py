@@ -10,6 +10,7 @@ from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_produ
 from bevatron.kernels.conditioned_transition import conditioned_transition
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.dot_attention import dot_attention
+from bevatron.kernels.edge_vectors import edge_vectors
 from bevatron.kernels.equivariant_linear import equivariant_linear
 from bevatron.kernels.fused_adam_ema import fused_adam_ema
 from bevatron.kernels.gaussian_basis import gaussian_basis
@@ -69,6 +70,7 @@ __all__ = [
     "conditioned_transition",
     "current",
     "dot_attention",
+    "edge_vectors",
     "equivariant_linear",
     "explain",
     "fused_adam_ema",

@@ -82,6 +82,9 @@ class EdgeOrder:
                 narrow = torch.int16 if self.num_nodes < 2**15 else torch.int32
                 self._sorted_senders = torch.sort(self.senders.to(narrow), stable=True)
             ordered, permutation = self._sorted_senders
+            if chunk >= self.num_edges:
+                self._by_sender[chunk] = permutation, _pointers(ordered, self.num_nodes)
+                return self._by_sender[chunk]
             num_edges, runs = self.num_edges, -(-self.num_edges // chunk)
             wide = torch.int32 if self.num_nodes * max(num_edges, 1) < 2**31 else torch.int64
             places = ordered.to(wide) * num_edges + permutation.to(wide)

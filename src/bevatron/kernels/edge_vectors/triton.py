@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Edge vectors in Triton: the map and its transpose, each the derivative of the other.
 
-``difference`` takes two rows of positions per edge. ``totals`` gives every node the sum of what
-belongs to the edges it receives minus that of those it sends, one after the other.
+``difference`` takes two rows of positions per edge, and a shift if it is given the cells, by which
+it has no derivative: cells that need one are multiplied outside. ``totals`` gives every node the
+sum of what belongs to the edges it receives minus that of those it sends, one after the other.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.edge_vectors.reference import offsets
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -20,11 +22,16 @@ LANES = 32
 """Edges of a node that are summed apart, one per thread."""
 
 
-def edge_vectors(positions: Tensor, edges: EdgeOrder) -> Tensor:
+def edge_vectors(
+    positions: Tensor, edges: EdgeOrder, shifts: Tensor, cells: Tensor, structures: Tensor
+) -> Tensor:
     """Compute what the reference does."""
     by_sender, sender_ptr = edges.by_sender(max(edges.num_edges, 1))
-    index = (edges.receiver_ptr, edges.permutation, by_sender, sender_ptr)
-    result: Tensor = difference(positions, edges.edges, *index)
+    index = (edges.edges, edges.receiver_ptr, edges.permutation, by_sender, sender_ptr)
+    if cells.requires_grad or shifts.requires_grad:
+        moved: Tensor = difference(positions, *index, None, None, None)
+        return moved + offsets(shifts, cells, structures, edges.edges[0])
+    result: Tensor = difference(positions, *index, shifts, cells, structures)
     return result
 
 
@@ -36,17 +43,29 @@ def difference(
     permutation: Tensor | None,
     by_sender: Tensor,
     sender_ptr: Tensor,
+    shifts: Tensor | None,
+    cells: Tensor | None,
+    structures: Tensor | None,
 ) -> Tensor:
-    """[E, 3] from [N, 3]; the last four, an `EdgeOrder`'s, are for the derivative."""
+    """[E, 3] from [N, 3]; an `EdgeOrder`'s tensors are for the derivative."""
     del receiver_ptr, permutation, by_sender, sender_ptr
     positions, edges = positions.contiguous(), edges.contiguous()
     count = edges.shape[1]
     vectors = positions.new_empty(count, 3)
     if count:
         block = BLOCK if positions.is_cuda else INTERPRETED_BLOCK
+        shifted = shifts is not None and cells is not None and structures is not None
+        given = (shifts, cells, structures) if shifted else (positions, positions, edges)
         with torch.cuda.device_of(positions):
             edge_difference[(triton.cdiv(count, block),)](
-                positions, edges, vectors, count, WIDE=_wide(positions), BLOCK=block
+                positions,
+                edges,
+                *(tensor.contiguous() for tensor in given if tensor is not None),
+                vectors,
+                count,
+                SHIFTED=shifted,
+                WIDE=_wide(positions),
+                BLOCK=block,
             )
     return vectors
 
@@ -95,14 +114,15 @@ def _(vectors: Tensor, edges: Tensor, receiver_ptr: Tensor, *_: Any) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     del output
-    ctx.save_for_backward(*inputs[1:])
+    ctx.save_for_backward(*inputs[1:6])
 
 
 difference.register_autograd(
-    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 5), setup_context=_keep
+    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 8), setup_context=_keep
 )
 totals.register_autograd(
-    lambda ctx, g: (difference(g, *ctx.saved_tensors), *(None,) * 5), setup_context=_keep
+    lambda ctx, g: (difference(g, *ctx.saved_tensors, *(None,) * 3), *(None,) * 5),
+    setup_context=_keep,
 )
 
 
@@ -112,17 +132,27 @@ def _wide(x: Tensor) -> Any:
 
 @triton.jit(do_not_specialize=["count"])
 def edge_difference(
-    positions_ptr, edges_ptr, vectors_ptr, count, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Subtract the sender's position from the receiver's."""
+    positions_ptr, edges_ptr, shifts_ptr, cells_ptr, structures_ptr, vectors_ptr, count,
+    SHIFTED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Subtract the sender's position, shifted by cells, from the receiver's."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = edge < count
     sender = tl.load(edges_ptr + edge, mask=inside, other=0).to(tl.int64)
     receiver = tl.load(edges_ptr + count + edge, mask=inside, other=0).to(tl.int64)
+    cell = edge
+    if SHIFTED:
+        cell = tl.load(structures_ptr + sender, mask=inside, other=0).to(tl.int64) * 9
     for axis in tl.static_range(3):
         end = tl.load(positions_ptr + receiver * 3 + axis, mask=inside, other=0.0).to(WIDE)
         begin = tl.load(positions_ptr + sender * 3 + axis, mask=inside, other=0.0).to(WIDE)
-        tl.store(vectors_ptr + edge * 3 + axis, end - begin, mask=inside)
+        vector = end - begin
+        if SHIFTED:
+            for i in tl.static_range(3):
+                shift = tl.load(shifts_ptr + edge * 3 + i, mask=inside, other=0.0).to(WIDE)
+                step = tl.load(cells_ptr + cell + (3 * i + axis), mask=inside, other=0.0).to(WIDE)
+                vector += shift * step
+        tl.store(vectors_ptr + edge * 3 + axis, vector, mask=inside)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
-from bevatron.kernels import spherical_harmonics
+from bevatron.kernels import edge_vectors, spherical_harmonics
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor
@@ -195,11 +195,10 @@ class MACE(nn.Module):
     def _features(self, geometry: "Geometry", elements: ElementOrder) -> list[Tensor]:
         """Run all layers; one flat feature [N, F] of each."""
         harmonics = spherical_harmonics(self.config.l_max, geometry.vectors)
-        radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.edges)
+        radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.order.edges)
         features = [self.embedding(elements.elements)]
-        edges = EdgeOrder(geometry.edges, len(geometry.numbers), by_receiver=True)
         for interaction, product in zip(self.interactions, self.products, strict=True):
-            a, skip = interaction(features[-1], harmonics, radial, cutoff, edges, elements)
+            a, skip = interaction(features[-1], harmonics, radial, cutoff, geometry.order, elements)
             features.append(product(a, skip, elements))
         return features[1:]
 
@@ -217,7 +216,7 @@ class MACE(nn.Module):
         ) + torch.zeros_like(geometry.positions[:, 0])
         if self.pair_repulsion is not None:
             energy = energy + self.pair_repulsion(
-                geometry.lengths, geometry.numbers, geometry.edges
+                geometry.lengths, geometry.numbers, geometry.order.edges
             )
         if self.config.scale_shift:
             energy = self.scale[head] * energy + self.shift[head]
@@ -260,7 +259,7 @@ class Geometry:
     positions : [N, 3] Å, where forces are taken
     strain : [G, 3, 3], zeros, where stress is taken; None if it is not wanted
     vectors, lengths : [E, 3], [E] Å, from sender to receiver
-    edges : [2, E]
+    order : the edges [2, E], as kernels walk them
     numbers : [N] atomic numbers
     """
 
@@ -268,7 +267,7 @@ class Geometry:
     strain: Float[Tensor, "G 3 3"] | None
     vectors: Float[Tensor, "E 3"]
     lengths: Float[Tensor, " E"]
-    edges: Int[Tensor, "2 E"]
+    order: EdgeOrder
     numbers: Int[Tensor, " N"]
 
     @classmethod
@@ -286,12 +285,10 @@ class Geometry:
             symmetric = 0.5 * (zero + zero.transpose(1, 2))
             moved = positions + torch.einsum("ni,nij->nj", positions, symmetric[batch.graph])
             cell = cell + cell @ symmetric
-        sender, receiver = batch.edges
-        # As a batched product it would be a kernel of one row per edge.
-        shifts = (batch.edge_shifts.unsqueeze(2) * cell[batch.graph[sender]]).sum(dim=1)
-        vectors = moved.index_select(0, receiver) - moved.index_select(0, sender) + shifts
+        order = EdgeOrder(batch.edges, batch.num_atoms, by_receiver=True)
+        vectors = edge_vectors(moved, order, batch.edge_shifts, cell, batch.graph)
         lengths = torch.linalg.vector_norm(vectors, dim=-1)
-        return cls(positions, zero, vectors, lengths, batch.edges, batch.atomic_numbers)
+        return cls(positions, zero, vectors, lengths, order, batch.atomic_numbers)
 
     def derivatives(
         self, energy: Float[Tensor, " G"], batch: StructureBatch, r_max: float, create_graph: bool
