@@ -5,8 +5,11 @@ import inspect
 import pytest
 import torch
 
+from bevatron import kernels
 from bevatron.kernels import scatter_sum
 from bevatron.testing import awkward_graphs, check_op
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def plainly(values, index, num_segments):
@@ -31,3 +34,28 @@ def test_the_order_of_the_rows_does_not_have_to_follow_the_segments():
 def test_lengths_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match=r"\(3,\) values do not go with \(2,\) indices"):
         inspect.unwrap(scatter_sum)(torch.ones(3), torch.tensor([0, 1]), 2)
+
+
+@pytest.mark.parametrize("graph", awkward_graphs(hub=600), ids=lambda graph: graph.name)
+@pytest.mark.parametrize(("shape", "dtype"), [((), torch.float64), ((3,), torch.float32)])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_fast_sums_are_right_in_any_order(graph, shape, dtype, ordered):
+    pytest.importorskip("triton")
+    index = graph.edges[1].sort().values if ordered else graph.edges[1]
+    index = index.to(DEVICE)
+    values = torch.randn(len(index), *shape, dtype=dtype, device=DEVICE)
+    inputs = {"values": values, "index": index, "num_segments": graph.num_nodes}
+
+    def call(**given):
+        return scatter_sum(**given, ordered=ordered)
+
+    check_op(call, plainly, inputs, ran=("scatter_sum", "triton"), strided=True)
+
+
+def test_fast_sums_repeat_bit_for_bit():
+    pytest.importorskip("triton")
+    index, values = torch.randint(0, 9, (5000,), device=DEVICE), torch.randn(5000, device=DEVICE)
+    with kernels.use("triton"):
+        found = [scatter_sum(values, index, 9) for _ in range(3)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

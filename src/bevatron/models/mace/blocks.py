@@ -19,6 +19,7 @@ from bevatron.kernels import (
     equivariant_linear,
     indexed_linear,
     radial_basis,
+    scatter_sum,
     silu,
     silu_linear,
 )
@@ -124,9 +125,12 @@ class NodeEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(num_elements, channels))
 
-    def forward(self, elements: Int[Tensor, " N"]) -> Float[Tensor, "N K"]:
+    def forward(self, elements: ElementOrder) -> Float[Tensor, "N K"]:
         """Look up each atom's element."""
-        return self.weight.index_select(0, elements) * (1.0 / sqrt(self.weight.shape[0]))
+        # As a map of one channel its gradient is summed in an order that never changes.
+        one = self.weight.new_ones(len(elements.elements), 1, 1)
+        scale = 1.0 / sqrt(self.weight.shape[0])
+        return indexed_linear(one, self.weight.unsqueeze(1), elements, scale).squeeze(2)
 
 
 class RadialBasis(nn.Module):
@@ -225,7 +229,7 @@ class PairRepulsion(nn.Module):
         radii = self.covalent_radii[numbers]
         cutoff = polynomial_cutoff(lengths, radii[sender] + radii[receiver], self.polynomial_cutoff)
         energy = 0.5 * 14.3996 * charges[sender] * charges[receiver] / lengths * phi * cutoff
-        return lengths.new_zeros(len(numbers)).index_add(0, receiver, energy)
+        return scatter_sum(energy, receiver, len(numbers), ordered=True)
 
 
 class RadialMLP(nn.Module):

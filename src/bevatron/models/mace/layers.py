@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bevatron.kernels import radial_tensor_product, symmetric_contraction
+from bevatron.kernels import radial_tensor_product, scatter_sum, symmetric_contraction
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
@@ -107,7 +107,7 @@ class Interaction(nn.Module):
         density = torch.tanh(self.density(radial).square())
         if cutoff is not None:
             density = density * cutoff
-        total = a.new_zeros(len(a), 1).index_add(0, edges.edges[1], density)
+        total = scatter_sum(density, edges.edges[1], len(a), ordered=True)
         return a / (1.0 + total).unsqueeze(2)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
-from bevatron.kernels import edge_vectors, spherical_harmonics
+from bevatron.kernels import edge_vectors, scatter_sum, spherical_harmonics
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor
@@ -196,7 +196,7 @@ class MACE(nn.Module):
         """Run all layers; one flat feature [N, F] of each."""
         harmonics = spherical_harmonics(self.config.l_max, geometry.vectors)
         radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.order.edges)
-        features = [self.embedding(elements.elements)]
+        features = [self.embedding(elements)]
         for interaction, product in zip(self.interactions, self.products, strict=True):
             a, skip = interaction(features[-1], harmonics, radial, cutoff, geometry.order, elements)
             features.append(product(a, skip, elements))
@@ -222,7 +222,7 @@ class MACE(nn.Module):
             energy = self.scale[head] * energy + self.shift[head]
         isolated = self.atomic_energies[head, elements.elements]
         node_energy = isolated.double() + energy.double()
-        total = node_energy.new_zeros(batch.num_graphs).index_add(0, batch.graph, node_energy)
+        total = scatter_sum(node_energy, batch.graph, batch.num_graphs, ordered=True)
         return {"energy": total, "node_energy": node_energy}
 
     def check(self, batch: StructureBatch) -> None:

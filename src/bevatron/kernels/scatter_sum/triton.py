@@ -1,0 +1,109 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Sums over segments in Triton, in an order that never changes: no atomic additions.
+
+Two operators, each the other's derivative: ``total`` sums rows, ``spread`` gives every row that of
+its segment.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NUMBERS, INTERPRETED_NUMBERS = 512, 4096
+"""That a program holds: some rows of one segment."""
+
+
+def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool) -> Tensor:
+    """Compute what the reference does."""
+    order = None
+    ascending = index
+    if not ordered:
+        ascending, order = torch.sort(index, stable=True)
+    bounds = torch.arange(num_segments + 1, device=index.device, dtype=index.dtype)
+    ptr = torch.searchsorted(ascending.contiguous(), bounds)
+    rows = values.reshape(len(values), values.shape[1:].numel())
+    result: Tensor = total(rows, index, ptr, order)
+    return result.view(num_segments, *values.shape[1:])
+
+
+@torch.library.custom_op("bevatron::scatter_sum", mutates_args=())
+def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
+    """[N, C] from [E, C], where each segment begins, and which row comes where."""
+    del index
+    values = values.contiguous()
+    count, width = ptr.shape[0] - 1, values.shape[1]
+    sums = values.new_empty(count, width)
+    if sums.numel():
+        numbers = NUMBERS if values.is_cuda else INTERPRETED_NUMBERS
+        columns = min(triton.next_power_of_2(width), numbers)
+        with torch.cuda.device_of(values):
+            scatter_sum_kernel[(count, triton.cdiv(width, columns))](
+                values,
+                ptr,
+                ptr if order is None else order,
+                sums,
+                WIDTH=width,
+                ORDERED=order is None,
+                ROWS=numbers // columns,
+                COLUMNS=columns,
+                WIDE=tl.float64 if values.dtype == torch.float64 else tl.float32,
+                num_warps=4,
+            )
+    return sums
+
+
+@torch.library.custom_op("bevatron::scatter_sum_backward", mutates_args=())
+def spread(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
+    """[E, C] from [N, C]."""
+    del ptr, order
+    return sums.index_select(0, index)
+
+
+@total.register_fake
+def _(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
+    del index, order
+    return values.new_empty(ptr.shape[0] - 1, values.shape[1])
+
+
+@spread.register_fake
+def _(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
+    del ptr, order
+    return sums.new_empty(index.shape[0], sums.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    del output
+    ctx.save_for_backward(*inputs[1:])
+
+
+total.register_autograd(
+    lambda ctx, g: (spread(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
+)
+spread.register_autograd(
+    lambda ctx, g: (total(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
+)
+
+
+@triton.jit
+def scatter_sum_kernel(
+    values_ptr, ptr_ptr, order_ptr, sums_ptr, WIDTH: tl.constexpr, ORDERED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum some columns of one segment."""
+    segment = tl.program_id(0).to(tl.int64)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    begin = tl.load(ptr_ptr + segment).to(tl.int64)
+    end = tl.load(ptr_ptr + segment + 1).to(tl.int64)
+    sums = tl.zeros([ROWS, COLUMNS], WIDE)
+    for first in range(begin, end, ROWS):
+        place = (first + tl.arange(0, ROWS))[:, None]
+        row = place
+        if not ORDERED:
+            row = tl.load(order_ptr + place, mask=place < end, other=0).to(tl.int64)
+        inside = (place < end) & (column < WIDTH)
+        sums += tl.load(values_ptr + row * WIDTH + column, mask=inside, other=0.0).to(WIDE)
+    found = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)
+    tl.store(sums_ptr + segment * WIDTH + column, found, mask=column < WIDTH)
