@@ -119,9 +119,11 @@ def test_long_rows_have_a_warp_and_short_ones_share_one():
     numbers = [made.num_slots, len(made.row), *made.lengths]
     long, middling, short = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 4)
     assert [bucket.count for bucket in (long, middling, short)] == [9, 120, 3000]
-    assert (long.rows, long.entries) == (1, 32)
-    # 32 numbers of four bytes are eight lanes of sixteen.
-    assert (middling.rows, middling.entries) == (4, 8)
+    # 32 numbers of four bytes are eight lanes of sixteen; a long row is dealt out to four groups.
+    assert (long.rows, long.entries) == (middling.rows, middling.entries) == (4, 8)
+    assert [bucket.programs for bucket in (long, middling, short)] == [9, 30, 188]
+    assert [bucket.dealt for bucket in (long, middling, short)] == [True, False, False]
+    assert [bucket.filled for bucket in (long, middling, short)] == [True, True, False]
     assert (short.rows, short.entries) == (16, 1)
     assert short.first + short.count == len(made.row)
     half = launch.side_by_side(numbers, 32, launch.Tile(1024, 32), 2)[1]
