@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import ase
 import ase.io
@@ -10,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+import graph_data_sets
 
 from bevatron import cli
 from bevatron.data.padding import BatchShape
@@ -128,6 +133,48 @@ def test_names_of_kernels_lose_their_arguments():
     assert short(name) == "at::native::{anonymous}::CatArrayBatchedCopy<float, 4>"
     assert short("_sum_by_sender") == "_sum_by_sender"
     assert len(short("x" * 300)) == 90
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """Let steps on a CPU go the way of recorded ones."""
+    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
+
+
+def quick(folder, **settings):
+    """Write the configuration of a run that never begins."""
+    train = {"epochs": 2, "device": "cpu", "threads": 1, **settings.pop("train", {})}
+    values = {"output": str(folder / "run"), "train": train, "report": False, **settings}
+    (folder / "run.yaml").write_text(yaml.safe_dump(values))
+    return folder / "run.yaml"
+
+
+def test_steps_over_one_whole_graph_are_profiled_as_they_are_recorded(tmp_path, capturing):
+    file = graph_data_sets.write(tmp_path / "g.npz")
+    model = {"hidden": 4, "heads": 2}
+    path = quick(tmp_path, recipe="graph", data={"train": [str(file)]}, model=model)
+    profile_folder(path, steps=4, warm=2)
+    found = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
+    assert found["captured"]
+    assert found["ranks"][0]["sizes"] == {"graphs": 1.0, "nodes": 90.0, "edges": 720.0}
+    assert "stack.layers.0" in found["ranks"][0]["memory"]["modules"]
+
+
+def test_steps_of_molecules_are_profiled(tmp_path, capturing):
+    molecules = ["C", "CC", "CCC", "CCO", "CCN", "CO", "c1ccccc1", "CC(=O)O", "C1CC1", "CF", "C=C"]
+    lines = ["smiles,size", *(f"{one},{10 * len(one)}" for one in molecules)]
+    (tmp_path / "m.csv").write_text("\n".join(lines))
+    model = {
+        "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
+        "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
+    }  # fmt: skip
+    data = {"train": [str(tmp_path / "m.csv")], "prepare_workers": 1, "valid_size": 2}
+    data["columns"] = {"targets": ["size"]}
+    path = quick(tmp_path, recipe="gpspp", data=data, model=model, molecules=4)
+    profile_folder(path, steps=4, warm=1)
+    (rank,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["ranks"]
+    assert 2 < rank["sizes"]["graphs"] <= 4
+    assert "blocks.0.attention" in rank["memory"]["modules"]
 
 
 def test_all_shapes_of_batches_are_recorded_before_steps_are_timed(run, monkeypatch):

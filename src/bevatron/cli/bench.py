@@ -156,7 +156,7 @@ def bench_profile(
     steps
         To time, and then to trace.
     warm
-        Steps before; more if there are shapes of batches still to be recorded.
+        Steps before; the first records all shapes of batches where steps are CUDA graphs.
     device
         auto, cpu, cuda or cuda:N instead of that of the run.
     out

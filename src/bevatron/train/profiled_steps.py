@@ -6,7 +6,7 @@ steps that are only timed, then as many that are traced.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bevatron.data.dataset import Concatenated
 from bevatron.data.loader import LoadedBatch, Loader
-from bevatron.data.size_buckets import smallest_shape
 from bevatron.errors import BevatronError
-from bevatron.parallel.collectives import sum_scalars
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.train.autograd_memory import SavedBytes, saved_bytes_by_module
 from bevatron.train.epochs import EpochPlan, plan_epoch
@@ -35,8 +33,6 @@ from bevatron.train.step import LaunchedStep, out_of_memory
 
 LEAD_IN = 2
 """Traced steps before the window opens, while the profiler itself warms up."""
-MORE = 4
-"""Steps of warm-up more at most while shapes of batches are still to be recorded."""
 
 
 @dataclass
@@ -124,7 +120,7 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
     steps
         To time, and then to trace.
     warm
-        Steps before, more if there are shapes of batches to be recorded as CUDA graphs.
+        Steps before; the first records all shapes of batches where steps are CUDA graphs.
 
     Raises
     ------
@@ -136,7 +132,7 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
         config = replace(run.settings.train, tensorboard=False, wandb=False)
         config = replace(config, epochs=max(config.epochs, 1))
         alone = replace(
-            _repeated(run, warm + MORE + 2 * steps + LEAD_IN + 1),
+            _repeated(run, warm + 2 * steps + LEAD_IN + 1),
             folder=Path(folder) / "run",
             settings=replace(run.settings, train=config),
             valid=None,
@@ -150,7 +146,9 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
 
 
 def _repeated(run: Run, steps: int) -> Run:
-    """Repeat the data until an epoch has so many steps."""
+    """Repeat the data until an epoch has so many steps; one whole graph stays one."""
+    if _is_one_graph(run):
+        return run
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
     epoch = plan_epoch(
         run.sizes,
@@ -167,6 +165,11 @@ def _repeated(run: Run, steps: int) -> Run:
     times = -(-batches * 11 // (10 * epoch.num_batches)) + 1
     sizes = {name: np.tile(values, times) for name, values in run.sizes.items()}
     return replace(run, train=Concatenated([run.train] * times), sizes=sizes)
+
+
+def _is_one_graph(run: Run) -> bool:
+    """Whether every step is over the same graph, and recorded for that one sample."""
+    return "nodes" in run.sizes and len(run.train) == 1
 
 
 class _Enough(Exception):  # noqa: N818  no error
@@ -189,7 +192,6 @@ class ProfiledTrainer(Trainer):
         self.loader = _WatchedLoader(self.loader)  # type: ignore[assignment]
         self._recording, self._warm = recording, warm
         self._phase, self._taken, self._began = "warm", 0, 0.0
-        self._shapes: set[object] = set()
         self._totals: dict[str, float] = {}
         self._profiler = profile(activities=self._activities())
         self._window = record_function(WINDOW)
@@ -219,35 +221,26 @@ class ProfiledTrainer(Trainer):
         return self.saver.result(None, {})
 
     def _plan_epoch(self) -> EpochPlan:
-        """Put a batch of each shape first, so that none is recorded while steps are timed."""
+        """Walk one whole graph as often as there are steps."""
         epoch = super()._plan_epoch()
-        if self.captured is None:
+        if not _is_one_graph(self.run):
             return epoch
-        shapes = self.captured.buckets.shapes
-        edges, atoms = self.run.sizes["edges"], self.run.sizes["atoms"]
-        batches = list(epoch.batches)
-        first: dict[object, int] = {}
-        for place, (indices, _) in enumerate(batches):
-            size = int(edges[indices].sum()), int(atoms[indices].sum()), len(indices)
-            first.setdefault(smallest_shape(shapes, size), place)
-            if len(first) == len(shapes):
-                break
-        chosen = set(first.values())
-        others = [batch for place, batch in enumerate(batches) if place not in chosen]
-        return replace(epoch, batches=[*(batches[place] for place in sorted(chosen)), *others])
+        steps = self._warm + 2 * self._recording.steps + LEAD_IN + 1
+        batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
+        return replace(epoch, batches=batches, num_batches=len(batches))
 
     def _launch(self, batches: list[Any], lr: float, asks: Any) -> LaunchedStep:
-        self._next_phase(batches)
+        self._next_phase()
         if self._phase == "traced":
             for batch in batches:
                 for name, size in batch.sizes.items():
                     self._totals[name] = self._totals.get(name, 0.0) + size
         return super()._launch(batches, lr, asks)
 
-    def _next_phase(self, batches: Sequence[Any]) -> None:
+    def _next_phase(self) -> None:
         """Decide before a step whether another phase begins; all ranks decide alike."""
         steps = self._recording.steps
-        if self._phase == "warm" and self._is_warm(batches):
+        if self._phase == "warm" and self._taken >= self._warm:
             self._began, self._taken, self._phase = self._now(), 0, "timed"
         elif self._phase == "timed" and self._taken == steps:
             self._recording.untraced = (self._now() - self._began) / steps * 1e9
@@ -264,20 +257,6 @@ class ProfiledTrainer(Trainer):
             self._read_trace()
             raise _Enough
         self._taken += 1
-
-    def _is_warm(self, batches: Sequence[Any]) -> bool:
-        """Whether all shapes have been recorded, on all ranks, or it takes too long."""
-        if self.captured is not None:
-            shapes = self.captured.buckets.shapes
-            sizes = [(b.num_edges, b.num_atoms, b.num_graphs) for b in batches]
-            self._shapes.update(smallest_shape(shapes, size) for size in sizes)
-            missing = not self._shapes.issuperset(shapes)
-        else:
-            missing = False
-        if self._taken < self._warm:
-            return False
-        total = sum_scalars({"missing": float(missing)}, self.mesh)["missing"]
-        return not float(total) or self._taken >= self._warm + MORE
 
     @property
     def _on_gpu(self) -> bool:
