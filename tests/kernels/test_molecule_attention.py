@@ -201,6 +201,8 @@ def test_what_does_not_fit_is_told_by_name():
         molecule_attention(**inputs | {"bias": torch.zeros(9, 5)})
     with pytest.raises(ValueError, match="seed"):
         molecule_attention(**inputs, dropout=0.1)
+    with pytest.raises(ValueError, match="scale"):
+        molecule_attention(**inputs, scale=0.0)
     with pytest.raises(ValueError, match="without"):
         molecule_attention(**inputs | {"k": None})
 

@@ -69,7 +69,7 @@ def molecule_attention(
         is zero, and what pads a batch costs nothing. Rows of ``bias`` behind the last pair are
         not read, and their gradient is zero.
     scale
-        c; 1/sqrt(D) if not given.
+        c, not 0; 1/sqrt(D) if not given.
     dropout
         p, the probability that a weight is dropped.
     seed
@@ -170,6 +170,8 @@ def _checked(
         raise ValueError(f"molecule_attention: dropout is {dropout}, expected 0 <= p < 1")
     if dropout > 0.0 and seed is None:
         raise ValueError("molecule_attention: dropout needs a seed, one integer on the device")
+    if scale == 0.0:
+        raise ValueError("molecule_attention: the scale is 0")
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 

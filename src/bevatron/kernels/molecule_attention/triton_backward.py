@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.molecule_attention.triton_forward import (
-    LOG2E,
     kept,
     load_rows,
     load_seed,
@@ -27,18 +26,18 @@ def _weights(
     high, threshold, rescale, BLOCK: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights p, those after dropout, and dp."""
+    """Return the weights p, those after dropout but for its factor, and dp."""
     x = scores(
         q, k, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK, HEADS, HAS_BIAS,
         PRECISION, WIDE,
     )  # fmt: skip
     # Rows outside have the logarithm +infinity, so no weight.
-    p = tl.exp2(x * LOG2E - lse[:, :, None])
+    p = tl.exp2(x - lse[:, :, None])
     dropped = p
     dp = tl.dot(do, tl.permute(v, (0, 2, 1)), input_precision=PRECISION, out_dtype=WIDE)
     if DROPOUT:
         keep = kept(low, high, atom, head, first_q, first_k, threshold, BLOCK, HEADS)
-        dropped = tl.where(keep, p * rescale, 0.0)
+        dropped = tl.where(keep, p, 0.0)
         dp = tl.where(keep, dp * rescale, 0.0)
     return p, dropped, dp
 
@@ -51,10 +50,10 @@ def _store_bias(
     rows = (first_q + tl.arange(0, BLOCK))[None, :, None]
     cols = (first_k + tl.arange(0, BLOCK))[None, None, :]
     h = tl.arange(0, HEADS)[:, None, None]
-    at = base + (h.to(tl.int64) * db_H + (rows * n + cols) * db_P)
+    at = (base + h.to(tl.int64) * db_H) + (rows * n + cols) * db_P
     inside = (rows < n) & (cols < n) & (h < heads)
     if ADD:
-        before = more + (h.to(tl.int64) * m_H + (rows * n + cols) * m_P)
+        before = (more + h.to(tl.int64) * m_H) + (rows * n + cols) * m_P
         ds += tl.load(before, mask=inside, other=0.0).to(ds.dtype)
     tl.store(at, ds.to(base.dtype.element_ty), mask=inside)
 
@@ -93,7 +92,7 @@ def _whole(
         q, k, v, do, lse, b_base, 0, 0, n, heads, bias_P, bias_H, scale, atom, head, low, high,
         threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
     )  # fmt: skip
-    dv = _turned(dropped.to(q.dtype), do, PRECISION, WIDE)
+    dv = _turned(dropped.to(q.dtype), do, PRECISION, WIDE) * rescale
     store_rows(dv_base, dv, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     ds = p * (dp - tl.sum(p * dp, 2)[:, :, None])
     if HAS_BIAS:
@@ -167,7 +166,7 @@ def _blocks(
             dk += _turned((p * (dp - delta[:, :, None])).to(q.dtype), q, PRECISION, WIDE)
             dv += _turned(dropped.to(q.dtype), do, PRECISION, WIDE)
         store_rows(dk_base, dk * scale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
-        store_rows(dv_base, dv, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
+        store_rows(dv_base, dv * rescale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
 
 
 @triton.jit

@@ -44,16 +44,23 @@ def scores(
     q, k, bias, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK: tl.constexpr,
     HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of scaled products plus bias; keys outside get minus infinity."""
-    x = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision=PRECISION, out_dtype=WIDE) * scale
+    """Compute a block of scaled products plus bias, for powers of 2; keys outside get -infinity.
+
+    The bias is what products are added to, so that it comes to the products' layout: in its own,
+    with a row's keys in as many threads, maximum and sum of a row would be many times the work.
+    """
     rows = (first_q + tl.arange(0, BLOCK))[None, :, None]
     cols = (first_k + tl.arange(0, BLOCK))[None, None, :]
+    turned = tl.permute(k, (0, 2, 1))
     if HAS_BIAS:
         h = tl.arange(0, HEADS)[:, None, None]
         inside = (rows < n) & (cols < n) & (h < heads)
-        at = bias + (h.to(tl.int64) * bias_H + (rows * n + cols) * bias_P)
-        x += tl.load(at, mask=inside, other=0.0).to(WIDE)
-    return tl.where(cols < n, x, float("-inf"))
+        at = (bias + h.to(tl.int64) * bias_H) + (rows * n + cols) * bias_P
+        start = tl.load(at, mask=inside, other=0.0).to(WIDE) * (1.0 / scale)
+        x = tl.dot(q, turned, start, input_precision=PRECISION, out_dtype=WIDE)
+    else:
+        x = tl.dot(q, turned, input_precision=PRECISION, out_dtype=WIDE)
+    return tl.where(cols < n, x * (scale * LOG2E), float("-inf"))
 
 
 @triton.jit
@@ -116,15 +123,15 @@ def _whole(
     x = scores(
         q, k, b_base, 0, 0, n, heads, bias_P, bias_H, scale, BLOCK, HEADS, HAS_BIAS, PRECISION,
         WIDE,
-    ) * LOG2E  # fmt: skip
+    )  # fmt: skip
     top = tl.max(x, 2)
     p = tl.exp2(x - top[:, :, None])
     total = tl.sum(p, 2)
     if DROPOUT:
         keep = kept(low, high, atom, head, 0, 0, threshold, BLOCK, HEADS)
-        p = tl.where(keep, p * rescale, 0.0)
-    p = p / total[:, :, None]
+        p = tl.where(keep, p, 0.0)
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
+    out = out * (rescale / total)[:, :, None]
     store_rows(o_base, out, 0, H * D, n, heads, BLOCK, D, D_PAD, HEADS)
     _store_lse(l_base, top + tl.log2(total), 0, n, H, heads, BLOCK, HEADS)
 
@@ -148,7 +155,7 @@ def _blocks(
             x = scores(
                 q, k, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK, HEADS,
                 HAS_BIAS, PRECISION, WIDE,
-            ) * LOG2E  # fmt: skip
+            )  # fmt: skip
             new_top = tl.maximum(top, tl.max(x, 2))
             p = tl.exp2(x - new_top[:, :, None])
             shrink = tl.exp2(top - new_top)

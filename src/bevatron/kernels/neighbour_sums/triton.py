@@ -15,7 +15,7 @@ from bevatron.kernels.neighbour_sums.triton_kernels import (
     neighbour_sums_kernel,
 )
 
-ELEMENTS = 4096
+ELEMENTS = 2048
 """Numbers that a program adds up at once: as many as fit its registers."""
 MOST_ATOMS = 16
 """Of a program: with more Triton 3.6 and 3.7 fail to compile it for narrow rows."""

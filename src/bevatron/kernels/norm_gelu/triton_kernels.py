@@ -8,10 +8,12 @@ the backward pass, so it never lies in memory as such.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
 SLOPE = tl.constexpr(1.5957691216057308)
 CUBIC = tl.constexpr(0.07135481627260025)
 """gelu(u) = u sigmoid(SLOPE u + CUBIC u^3): 2 sqrt(2/pi), and 0.044715 times that."""
+SLOPE_2 = tl.constexpr(-1.5957691216057308 * 1.4426950408889634)
+CUBIC_2 = tl.constexpr(-0.07135481627260025 * 1.4426950408889634)
+"""The same for a power of 2."""
 
 
 @triton.jit
@@ -24,7 +26,9 @@ def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr):
 def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
     """Normalise rows that are zero outside; store each row's mean and 1/sigma."""
     mean = tl.sum(z, 1) / C
-    centred = tl.where(inside, z - mean[:, None], 0.0)
+    centred = z - mean[:, None]
+    if C != z.shape[1]:
+        centred = tl.where(inside, centred, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)
@@ -32,11 +36,14 @@ def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
 
 
 @triton.jit
-def normalised_again(z, inside, Mean, Rstd, row, count, WIDE: tl.constexpr):
-    """Normalise rows by what `normalise_rows` stored; return 1/sigma too."""
+def normalised_again(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
+    """Normalise rows by what `normalise_rows` stored; return 1/sigma too, 0 for rows outside.
+
+    Channels outside are not zero: who sums over them has zeros beside.
+    """
     mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
     rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
-    return tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0), rstd
+    return (z - mean[:, None]) * rstd[:, None], rstd
 
 
 @triton.jit
@@ -48,10 +55,9 @@ def norm_gradient(h, xhat, rstd, C: tl.constexpr):
 
 
 @triton.jit
-def sigmoid_of(u):
-    """Compute the sigmoid inside GELU; where exp2 overflows it is 0."""
-    z = u * (SLOPE + CUBIC * u * u)
-    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
+def sigmoid_of(u, square):
+    """Compute the sigmoid inside GELU, given u^2 too; where exp2 overflows it is 0."""
+    root = tl.rsqrt(1.0 + tl.exp2(u * (SLOPE_2 + CUBIC_2 * square)))
     return root * root
 
 
@@ -101,7 +107,7 @@ def norm_gelu_forward(
         xhat = normalise_rows(z, inside, Mean, Rstd, row, count, eps, C)
         u = xhat * load_vector(Weight, col, C, WIDE)
         u += load_vector(Bias, col, C, WIDE)
-    y = tl.maximum(u, 0.0) if RELU else u * sigmoid_of(u)
+    y = tl.maximum(u, 0.0) if RELU else u * sigmoid_of(u, u * u)
     tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
 
 
@@ -137,13 +143,15 @@ def norm_gelu_backward(
         dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
         u = z
         if NORM:
-            xhat, rstd = normalised_again(z, inside, Mean, Rstd, row, count, WIDE)
+            xhat, rstd = normalised_again(z, Mean, Rstd, row, count, WIDE)
             u = xhat * weight + bias
         if RELU:
             g = tl.where(u > 0.0, dy, 0.0)
         else:
-            s = sigmoid_of(u)
-            g = dy * (s + u * s * (1.0 - s) * (SLOPE + 3.0 * CUBIC * u * u))
+            square = u * u
+            s = sigmoid_of(u, square)
+            gelu = u * s
+            g = dy * (s + (gelu - gelu * s) * (SLOPE + 3.0 * CUBIC * square))
         dz = g
         if NORM:
             # A thread has all rows of its channels: nothing is exchanged here.
@@ -151,7 +159,7 @@ def norm_gelu_backward(
             dbias += tl.sum(g, 0)
             dz = norm_gradient(g * weight, xhat, rstd, C)
         if HAS_LINEAR:
-            dlinear += tl.sum(tl.where(inside, dz, 0.0), 0)
+            dlinear += tl.sum(dz, 0)
         tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside)
     part = Parts + tl.program_id(0).to(tl.int64) * 3 * C + col
     if HAS_LINEAR:

@@ -63,7 +63,7 @@ def _backward(
 ):  # fmt: skip
     """Store a branch's gradient; return that of its sum with x, and dy times the normalised."""
     z, scale = _sum_of(x, Branch, Scale, row, at, inside, count, SCALED, WIDE)
-    xhat, rstd = normalised_again(z, inside, Mean, Rstd, row, count, WIDE)
+    xhat, rstd = normalised_again(z, Mean, Rstd, row, count, WIDE)
     dz = norm_gradient(dy * weight, xhat, rstd, C)
     tl.store(DBranch + at, (dz * scale[:, None]).to(DBranch.dtype.element_ty), mask=inside)
     return dz, dy * xhat
