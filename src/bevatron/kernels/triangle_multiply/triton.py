@@ -154,7 +154,7 @@ def multiply_backward(
         return found
     C, H, dz = pair.C, pair.H, found[0]
     d = _planes(z, 4 * H)
-    da, a, b, dx = d.split(H)
+    da, a, b, dx = torch.split(d, H)
     spare = d[: 2 * C] if 2 * C <= 3 * H else _planes(z, 2 * C)
     output_backward(pair, weights, dy.contiguous(), x, statistics, dx, dz, spare, found[5:])
     del spare

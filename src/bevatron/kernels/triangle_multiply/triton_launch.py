@@ -19,8 +19,9 @@ from bevatron.kernels.triangle_multiply.triton_weights import weight_kernel
 from bevatron.kernels.triton_products import allows_tf32
 
 LARGEST_WIDTH = 256
-ALIGNED = 8
-"""Elements: rows of the matrices that are multiplied begin at multiples."""
+ALIGNED, WELL_ALIGNED = 8, 16
+"""Elements: rows of the matrices that are multiplied begin at multiples. Where lines are padded at
+all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Pair:
         """Describe a pair."""
         z = z if z.stride(-1) == 1 else z.contiguous()
         rows = as_rows(z)
-        N, padded = z.shape[-2], -(-z.shape[-2] // ALIGNED) * ALIGNED
+        N = z.shape[-2]
         s0, s1, s2, _ = rows.strides[0]
         return cls(
             z=rows.tensors[0],
@@ -69,14 +70,14 @@ class Pair:
             geometry=(*rows.sizes, s0, s1, s2),
             axes=rows.axes,
             length=N,
-            padded=padded,
+            padded=padded(N),
         )
 
     @staticmethod
     def planes(z: Tensor, channels: int) -> tuple[int, ...]:
         """Return the shape of a tensor with channels outermost."""
-        padded = -(-z.shape[-2] // ALIGNED) * ALIGNED
-        return channels, z.shape[:-3].numel(), z.shape[-2], padded
+        N = z.shape[-2]
+        return channels, z.shape[:-3].numel(), N, padded(N)
 
     def matrices(self, planes: Tensor) -> Tensor:
         """View a tensor with channels outermost as [channels batch, N, N]."""
@@ -110,10 +111,14 @@ class Pair:
             "num_warps": tiles.warps,
         }
 
+    def programs(self, tiles: Tiles) -> int:
+        """Count programs that take a block of columns each."""
+        return -(-self.places[2] // tiles.rows)
+
     def part(self, tiles: Tiles, blocks: int) -> int:
-        """Deal rows to programs for the weights' gradients: how many each takes."""
+        """Deal columns to programs for the weights' gradients: how many each takes."""
         most = max(1, tiles.per_processor * processors(self.z.device) // blocks)
-        return -(-self.count // (most * tiles.rows)) * tiles.rows
+        return -(-self.places[2] // (most * tiles.rows)) * tiles.rows
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,11 @@ class Weights:
         return *self.norm_out, *self.norm_in, self.out, self.gate, bias, gate_bias
 
 
+def padded(length: int) -> int:
+    """Round the length of a line of columns up to what is aligned."""
+    return length if length % ALIGNED == 0 else -(-length // WELL_ALIGNED) * WELL_ALIGNED
+
+
 def pad(width: int) -> int:
     """Round channels up to a power of two that products take."""
     return max(16, 1 << (width - 1).bit_length())
@@ -179,9 +189,9 @@ def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: f
     tiles = pair.tiles("project")
     mask = pair.z if pair.mask is None else pair.mask
     with on_device(pair.z):
-        project_kernel[(-(-pair.count // tiles.rows),)](
+        project_kernel[(pair.programs(tiles),)](
             *(pair.z, *weights.norm_in, *weights.projections(pair.H), mask, ab),
-            *(statistics[0], statistics[1], pair.count, *pair.geometry, eps, *pair.places),
+            *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
             H=pair.H,
             HAS_BIAS=weights.joint_bias is not None,
             HAS_MASK=pair.mask is not None,
@@ -205,12 +215,12 @@ def project_backward(
     dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
     mask = pair.z if pair.mask is None else pair.mask
     tiles, H = pair.tiles("project_input"), pair.H
-    programs = -(-pair.count // tiles.rows)
+    programs = pair.programs(tiles)
     norm_shares = dz.new_empty((programs, 2, pair.C), dtype=torch.float32)
     with on_device(dz):
         project_input_kernel[(programs,)](
             *(d, pair.z, *weights.norm_in, *weights.projections(H), mask, *statistics[:2], dz),
-            *(norm_shares, pair.count, *pair.geometry, *pair.places),
+            *(norm_shares, *pair.geometry, *pair.places),
             H=H,
             HAS_BIAS=weights.joint_bias is not None,
             HAS_MASK=pair.mask is not None,
@@ -232,9 +242,9 @@ def output(
     """Write the result and the statistics of the contraction's rows, the last two."""
     tiles = pair.tiles("output")
     with on_device(x):
-        output_kernel[(-(-pair.count // tiles.rows),)](
+        output_kernel[(pair.programs(tiles),)](
             *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
-            *(statistics[0], statistics[1], y, pair.count, *pair.geometry, eps, *pair.places),
+            *(statistics[0], statistics[1], y, *pair.geometry, eps, *pair.places),
             H=pair.H,
             H_PAD=pad(pair.H),
             HAS_BIAS=weights.out_bias is not None,
@@ -263,12 +273,12 @@ def output_backward(
     C, H = pair.C, pair.H
     behind, behind_gate = spare[:C], spare[C:]
     tiles = pair.tiles("output_input")
-    programs = -(-pair.count // tiles.rows)
+    programs = pair.programs(tiles)
     norm_shares = dx.new_empty((programs, 2, H), dtype=torch.float32)
     with on_device(dx):
         output_input_kernel[(programs,)](
             *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
-            *(dx, dn, behind, behind_gate, norm_shares, pair.count, *pair.geometry, *pair.places),
+            *(dx, dn, behind, behind_gate, norm_shares, *pair.geometry, *pair.places),
             H=H,
             H_PAD=pad(H),
             HAS_BIAS=weights.out_bias is not None,
@@ -299,15 +309,15 @@ def _weight(
     tiles, channels = pair.tiles("weight"), len(d)
     C = pair.C if x is None else pair.H
     blocks = -(-channels // tiles.channels)
-    rows = pair.part(tiles, blocks)
-    parts = -(-pair.count // rows)
+    columns = pair.part(tiles, blocks)
+    parts = -(-pair.places[2] // columns)
     shares = d.new_empty((parts, channels, C), dtype=torch.float32)
     bias_shares = d.new_empty((parts, channels) if has_bias is not None else 0, dtype=torch.float32)
     constants = pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}
     with on_device(d):
         weight_kernel[(blocks, parts)](
             *(d, pair.z if x is None else x, *norm, *statistics, shares, bias_shares),
-            *(channels, pair.count, rows, *pair.geometry, *pair.places),
+            *(channels, columns, *pair.geometry, *pair.places),
             FULL=channels % tiles.channels == 0,
             FROM_CHANNELS=x is not None,
             HAS_BIAS=has_bias is not None,

@@ -11,13 +11,13 @@ import triton.language as tl
 from bevatron.kernels.layer_norm.triton_kernels import logistic
 from bevatron.kernels.triangle_multiply.triton_project import (
     affine,
-    column,
     in_registers,
     load_bias,
     load_channels,
     load_matrix,
     load_rows,
     norm_backward,
+    places,
     scaled,
     store_channels,
     store_rows,
@@ -25,10 +25,10 @@ from bevatron.kernels.triangle_multiply.triton_project import (
 
 
 @triton.jit
-def load_cols(Z, row, count, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
+def load_cols(Z, row, inside, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
     """Load channels ``first .. first + BLOCK_C`` of rows that follow each other, zero outside."""
     col = first + tl.arange(0, BLOCK_C)
-    keep = (row < count)[:, None]
+    keep = inside[:, None]
     if C % BLOCK_C != 0:
         keep = keep & (col < C)[None, :]
     return tl.load(Z + row[:, None] * C + col[None, :], mask=keep, other=0.0)
@@ -37,16 +37,15 @@ def load_cols(Z, row, count, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
 @triton.jit
 def output_kernel(
     X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, Y, count, n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
+    InMean, InRstd, Y, n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK rows of the result, and the statistics of the contraction's rows."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
-    col = column(row, N, N_pad, PADDED)
-    x = load_channels(X, 0, H, col, inside, plane, H_PAD, H == H_PAD)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
+    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)
     x = tl.trans(x).to(tl.float32)
     mean = tl.sum(x, 1) / H
     centred = x - mean[:, None]
@@ -59,7 +58,7 @@ def output_kernel(
     xn = in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)
     in_mean = tl.load(InMean + row, mask=inside, other=0.0)
     in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)
-    z = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     normed = affine(scaled(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
     normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
     FULL: tl.constexpr = C % BLOCK_H == 0
@@ -82,7 +81,7 @@ def output_kernel(
 @triton.jit
 def output_input_kernel(
     DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DN, DOut, DGate, Parts, count, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    InMean, InRstd, DX, DN, DOut, DGate, Parts, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
@@ -91,17 +90,18 @@ def output_input_kernel(
 
     In DOut and DGate, channels outermost, are left the gradients behind both linear layers.
     """
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
-    col = column(row, N, N_pad, PADDED)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)
-    x = tl.trans(load_channels(X, 0, H, col, inside, plane, H_PAD, H == H_PAD))
+    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))
+    if PADDED:
+        x = tl.where(inside[:, None], x, 0.0)
     xn = affine(scaled(x, mean, rstd, H, H_PAD), NormWeight, NormBias, H, H_PAD)
     xn = in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)
     in_mean = tl.load(InMean + row, mask=inside, other=0.0)
     in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)
-    z = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     normed = affine(scaled(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
     normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
@@ -116,15 +116,15 @@ def output_input_kernel(
             value += load_bias(Bias, h, C, BLOCK_H)[None, :]
             gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]
         s = logistic(gate)
-        d = load_cols(DY, row, count, h, C, BLOCK_H).to(tl.float32) * s
+        d = load_cols(DY, row, inside, h, C, BLOCK_H).to(tl.float32) * s
         dout = d.to(xn.dtype)
         dgate = (d * value * (1.0 - s)).to(xn.dtype)
         g = tl.dot(dout, weight, g, input_precision=PRECISION)
         dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)
-        store_channels(DOut, h, C, col, inside, plane, tl.trans(dout), BLOCK_H, FULL)
-        store_channels(DGate, h, C, col, inside, plane, tl.trans(dgate), BLOCK_H, FULL)
-    store_rows(DN, row, count, dn, C, C_PAD)
-    x = tl.trans(load_channels(X, 0, H, col, inside, plane, H_PAD, H == H_PAD))
+        store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
+        store_channels(DGate, h, C, col, plane, tl.trans(dgate), BLOCK_H, FULL)
+    store_rows(DN, row, inside, dn, C, C_PAD)
+    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))
     xhat = scaled(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, inside, NormWeight, Parts, H, H_PAD)
-    store_channels(DX, 0, H, col, inside, plane, tl.trans(dx), H_PAD, H == H_PAD)
+    store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

@@ -1,7 +1,9 @@
 """Kernels of the gated projections: a pair [rows, C] to a and b with channels outermost.
 
-Rows of the pair are numbered in one line; in tensors with channels outermost row ``i`` of the pair
-is column ``column(i)``, since rows of the matrices that are multiplied begin at aligned places.
+In tensors with channels outermost a channel is a line of columns, and a program takes BLOCK of
+them: edges of the pair, whose rows are numbered in one line, and places without one, since rows of
+the matrices that are multiplied begin at aligned places. What lies there is read and written, but
+is zero where it would enter a sum over edges.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -12,34 +14,43 @@ from bevatron.kernels.layer_norm.triton_kernels import load_vector, logistic, ro
 
 
 @triton.jit
-def column(row, N, N_pad, PADDED: tl.constexpr):
-    """Say which column of a tensor with channels outermost belongs to a row of the pair."""
+def places(first, N, N_pad, plane, BLOCK: tl.constexpr, PADDED: tl.constexpr):
+    """Return BLOCK columns from ``first`` on, the rows of the pair there, and whether they exist.
+
+    Columns follow each other, so that they are loaded and stored many at a time; the place behind
+    the end of a line has no row.
+    """
+    col = first + tl.arange(0, BLOCK)
+    row = col
+    inside = col < plane
     if PADDED:
-        line = row // N
-        return line * N_pad + (row - line * N)
-    return row
+        line = col.to(plane.dtype) // N_pad  # in 32 bits where they suffice
+        behind = col - line.to(tl.int64) * N_pad
+        row = line.to(tl.int64) * N + behind
+        inside = inside & (behind < N)
+    return col, row, inside
 
 
 @triton.jit
-def load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C: tl.constexpr, C_PAD: tl.constexpr,
+def load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C: tl.constexpr, C_PAD: tl.constexpr,
               AXES: tl.constexpr):  # fmt: skip
     """Load rows of the pair as [BLOCK, C_PAD], zero outside."""
     col = tl.arange(0, C_PAD)
     at = Z + row_offsets(row, n1, n2, z_0, z_1, z_2, AXES)[:, None] + col[None, :]
-    inside = (row < count)[:, None]
+    keep = inside[:, None]
     if C != C_PAD:
-        inside = inside & (col < C)[None, :]
-    return tl.load(at, mask=inside, other=0.0)
+        keep = keep & (col < C)[None, :]
+    return tl.load(at, mask=keep, other=0.0)
 
 
 @triton.jit
-def store_rows(Z, row, count, block, C: tl.constexpr, C_PAD: tl.constexpr):
+def store_rows(Z, row, inside, block, C: tl.constexpr, C_PAD: tl.constexpr):
     """Store [BLOCK, C_PAD] into rows that follow each other."""
     col = tl.arange(0, C_PAD)
-    inside = (row < count)[:, None]
+    keep = inside[:, None]
     if C != C_PAD:
-        inside = inside & (col < C)[None, :]
-    tl.store(Z + row[:, None] * C + col[None, :], block.to(Z.dtype.element_ty), mask=inside)
+        keep = keep & (col < C)[None, :]
+    tl.store(Z + row[:, None] * C + col[None, :], block.to(Z.dtype.element_ty), mask=keep)
 
 
 @triton.jit
@@ -54,24 +65,24 @@ def load_matrix(base, first, count, C: tl.constexpr, C_PAD: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def load_channels(base, first, count, col, inside, plane, BLOCK_H: tl.constexpr,
+def load_channels(base, first, count, col, plane, BLOCK_H: tl.constexpr,
                   FULL: tl.constexpr):  # fmt: skip
     """Load channels of a tensor with channels outermost as [BLOCK_H, BLOCK], zero outside."""
     channel = first + tl.arange(0, BLOCK_H)
     at = base + channel.to(tl.int64)[:, None] * plane + col[None, :]
-    keep = inside[None, :]
+    keep = (col < plane)[None, :]
     if not FULL:
         keep = keep & (channel < count)[:, None]
     return tl.load(at, mask=keep, other=0.0)
 
 
 @triton.jit
-def store_channels(base, first, count, col, inside, plane, block, BLOCK_H: tl.constexpr,
+def store_channels(base, first, count, col, plane, block, BLOCK_H: tl.constexpr,
                    FULL: tl.constexpr):  # fmt: skip
     """Store what `load_channels` would load."""
     channel = first + tl.arange(0, BLOCK_H)
     at = base + channel.to(tl.int64)[:, None] * plane + col[None, :]
-    keep = inside[None, :]
+    keep = (col < plane)[None, :]
     if not FULL:
         keep = keep & (channel < count)[:, None]
     tl.store(at, block.to(base.dtype.element_ty), mask=keep)
@@ -129,7 +140,7 @@ def in_registers(block, C_PAD: tl.constexpr, WANTED: tl.constexpr):
 @triton.jit
 def project_kernel(
     Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, AB, Mean, Rstd,
-    count, n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
+    n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -138,9 +149,9 @@ def project_kernel(
 
     Value and Gate are [2 H, C]: the weights of a, then those of b.
     """
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
-    x = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
+    x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES).to(tl.float32)
     mean = tl.sum(x, 1) / C
     centred = x - mean[:, None]
     if C != C_PAD:
@@ -150,7 +161,6 @@ def project_kernel(
     tl.store(Rstd + row, rstd, mask=inside)
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
     normed = tl.trans(normed.to(Z.dtype.element_ty))
-    col = column(row, N, N_pad, PADDED)
     if HAS_MASK:
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     FULL: tl.constexpr = H % BLOCK_H == 0
@@ -168,13 +178,13 @@ def project_kernel(
         if HAS_MASK:
             made *= mask
         plane_at = tl.cast(at, tl.int64) * plane
-        store_channels(AB + plane_at, h, H, col, inside, plane, made, BLOCK_H, FULL)
+        store_channels(AB + plane_at, h, H, col, plane, made, BLOCK_H, FULL)
 
 
 @triton.jit
 def project_input_kernel(
     D, Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, Mean, Rstd, DZ, Parts,
-    count, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
@@ -184,14 +194,13 @@ def project_input_kernel(
     D holds four tensors with channels outermost: the gradient of a, which becomes that of its
     values, a place for that of its gates, and the same of b.
     """
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)
-    x = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+    x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     normed = affine(scaled(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
     normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
-    col = column(row, N, N_pad, PADDED)
     if HAS_MASK:
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
     g = tl.zeros([BLOCK, C_PAD], tl.float32)
@@ -207,8 +216,10 @@ def project_input_kernel(
             value += load_bias(ValueBias + at, h, H, BLOCK_H)[None, :]
             gate += load_bias(GateBias + at, h, H, BLOCK_H)[None, :]
         d_values = D + 2 * tl.cast(at, tl.int64) * plane
-        d = tl.trans(load_channels(d_values, h, H, col, inside, plane, BLOCK_H, FULL))
+        d = tl.trans(load_channels(d_values, h, H, col, plane, BLOCK_H, FULL))
         d = d.to(tl.float32)
+        if PADDED:
+            d = tl.where(inside[:, None], d, 0.0)
         if HAS_MASK:
             d *= mask
         s = logistic(gate)
@@ -218,10 +229,10 @@ def project_input_kernel(
         dgate = (d * value * (1.0 - s)).to(normed.dtype)
         g = tl.dot(dvalue, value_weight, g, input_precision=PRECISION)
         g = tl.dot(dgate, gate_weight, g, input_precision=PRECISION)
-        store_channels(d_values, h, H, col, inside, plane, tl.trans(dvalue), BLOCK_H, FULL)
-        store_channels(d_gates, h, H, col, inside, plane, tl.trans(dgate), BLOCK_H, FULL)
-    g += load_rows(DZ, row, count, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
-    x = load_rows(Z, row, count, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+        store_channels(d_values, h, H, col, plane, tl.trans(dvalue), BLOCK_H, FULL)
+        store_channels(d_gates, h, H, col, plane, tl.trans(dgate), BLOCK_H, FULL)
+    g += load_rows(DZ, row, inside, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
+    x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
     xhat = scaled(x, mean, rstd, C, C_PAD)
     dz = norm_backward(g, xhat, rstd, inside, NormWeight, Parts, C, C_PAD)
-    store_rows(DZ, row, count, dz, C, C_PAD)
+    store_rows(DZ, row, inside, dz, C, C_PAD)
