@@ -1,6 +1,7 @@
 """Matrix products for operators that work on a chunk of rows at a time."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ CHUNK_MULTIPLE = 1024
 """Rows of a chunk are a multiple: products of whole tiles."""
 
 
-def chunks(rows: int, bytes_per_row: int, multiple: int | None = None) -> Iterator[slice]:
+def chunks(
+    rows: int, bytes_per_row: int, multiple: int | None = None, times: int = 1
+) -> Iterator[slice]:
     """Cut rows into even chunks whose buffers take about `CHUNK_BYTES`.
 
     Parameters
@@ -20,9 +23,11 @@ def chunks(rows: int, bytes_per_row: int, multiple: int | None = None) -> Iterat
         What there is, and the bytes of all buffers for one row.
     multiple
         Of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given.
+    times
+        As many times `CHUNK_BYTES`.
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
-    most = max(CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
+    most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
     number = -(-rows // most)
     if number == 0:
         return
@@ -89,9 +94,11 @@ class BiasGradient:
 
     def add(self, dy: Tensor) -> None:
         """Add one chunk, if there is a bias."""
-        if self._bias is None:
-            return
-        part = dy.sum(0, dtype=torch.float32)
+        if self._bias is not None:
+            self.add_part(dy.sum(0, dtype=torch.float32))
+
+    def add_part(self, part: Tensor) -> None:
+        """Add the sum over one chunk's rows, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
 
     def result(self) -> Tensor:
@@ -126,20 +133,29 @@ class Linear:
         self._biases = (*biases, *[None] * (len(weights) - len(biases)))
         self._sizes = [len(weight) for weight in weights]
         self._matrix = _joined([weight.to(dtype) for weight in weights])
-        self._bias: Tensor | None = None
-        if any(bias is not None for bias in self._biases):
-            self._bias = _joined(
-                [
-                    self._matrix.new_zeros(size) if bias is None else bias.to(dtype)
-                    for bias, size in zip(self._biases, self._sizes, strict=True)
-                ]
-            )
         self._dweight = WeightGradient(self._matrix)
         self._dbiases = [BiasGradient(bias, self._matrix) for bias in self._biases]
 
+    @property
+    def matrix(self) -> Tensor:
+        """The weights one below the other [sum of K, C], in the type of the products."""
+        return self._matrix
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The biases one behind the other, if there is one, in the type of the products."""
+        if all(bias is None for bias in self._biases):
+            return None
+        return _joined(
+            [
+                self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
+                for bias, size in zip(self._biases, self._sizes, strict=True)
+            ]
+        )
+
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply rows [n, C] to [n, sum of K]."""
-        return linear(x, self._matrix, self._bias, out)
+        return linear(x, self._matrix, self.bias, out)
 
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
@@ -147,10 +163,16 @@ class Linear:
             return torch.addmm(out, dy, self._matrix, out=out)
         return torch.mm(dy, self._matrix, out=out)
 
-    def keep(self, dy: Tensor, x: Tensor) -> None:
-        """Add a chunk to the gradients of weights and biases."""
+    def keep(self, dy: Tensor, x: Tensor, first_sum: Tensor | None = None) -> None:
+        """Add a chunk to the gradients of weights and biases.
+
+        ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known.
+        """
         self._dweight.add(dy, x)
-        for bias, part in zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True):
+        parts = list(zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True))
+        if first_sum is not None:
+            self._dbiases[0].add_part(first_sum)
+        for bias, part in parts[first_sum is not None :]:
             bias.add(part)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:

@@ -87,7 +87,9 @@ def check_shapes(
             )
 
 
-def register_gradients(forward: Any, backward: Any, tensors: int) -> None:
+def register_gradients(
+    forward: Any, backward: Any, tensors: int, *, keeps_result: bool = False
+) -> None:
     """Make one custom operator the gradient of another that works on rows.
 
     Parameters
@@ -100,13 +102,15 @@ def register_gradients(forward: Any, backward: Any, tensors: int) -> None:
         of all tensors, without elements for those that are not given.
     tensors
         How many.
+    keeps_result
+        The result is kept too, and handed to ``backward`` before the statistics.
     """
 
     def fake(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
         return tuple(empty_gradients(dy, *given[:tensors]))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:tensors], *output[1:])
+        ctx.save_for_backward(*inputs[:tensors], *output[0 if keeps_result else 1 :])
         ctx.eps = inputs[tensors]
         ctx.set_materialize_grads(False)
 

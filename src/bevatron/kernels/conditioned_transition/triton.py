@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import launch_backward as norm_backward
+from bevatron.kernels.conditioned_transition import triton_launch as launch
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
 from bevatron.kernels.rows import register_gradients
 from bevatron.kernels.swiglu import halves
+from bevatron.kernels.swiglu.hidden import hidden_rows
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.swiglu.triton import launch_forward as gate_forward
+
+CHUNKS = 3
+"""Chunks of the usual size in one: products of few rows leave much of the device idle."""
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -52,12 +56,11 @@ def condition(
         *(down_weight, out_weight, out_bias),
     )
     y_rows = y.view(rows.x.shape)
-    for part in chunks(len(y_rows), layers.bytes_per_row(rows)):
-        made = rows.part(part).make(layers)
-        gate, value = halves(made.both)
-        # In place: the hidden rows on their gates.
-        gate_forward(gate, value, gate)
-        gate_forward(layers.out(made.rows.s), layers.narrow(gate), y_rows[part], silu=False)
+    for part in chunks(len(y_rows), layers.bytes_per_row(rows), times=CHUNKS):
+        chunk = rows.part(part)
+        condition = chunk.conditions.make()
+        narrow = layers.narrow(hidden_rows(chunk.adapt(layers, condition), layers.wide.matrix))
+        gate_forward(layers.out(chunk.s), narrow, y_rows[part], silu=False)
     return y, statistics
 
 
@@ -81,6 +84,7 @@ def condition_backward(
     down_weight: Tensor,
     out_weight: Tensor,
     out_bias: Tensor,
+    y: Tensor,
     statistics: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -91,15 +95,17 @@ def condition_backward(
         *(x.dtype, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
         *(down_weight, out_weight, out_bias),
     )
-    dy_rows, dx_rows, ds_rows = (t.view(-1, t.shape[-1]) for t in (dy.contiguous(), dx, ds))
+    dy_rows, y_rows, dx_rows, ds_rows = (
+        t.view(-1, t.shape[-1]) for t in (dy.contiguous(), y.contiguous(), dx, ds)
+    )
     dnorm = torch.zeros_like(norm_weight, dtype=torch.float32)
-    for part in chunks(len(dy_rows), layers.bytes_per_row(rows)):
-        made = rows.part(part).make(layers)
-        dnorm += _chunk_backward(dy_rows[part], made, layers, dx_rows[part], ds_rows[part])
+    for part in chunks(len(dy_rows), layers.bytes_per_row(rows), times=CHUNKS):
+        outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
+        dnorm += _chunk_backward(rows.part(part), layers, *outside)
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
 
 
-register_gradients(condition, condition_backward, 11)
+register_gradients(condition, condition_backward, 11, keeps_result=True)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Layers:
     """From the normalised rows to gates and values."""
     narrow: Linear
     out: Linear
-    hidden: int
+    scale_bias: Tensor
 
     @classmethod
     def of(
@@ -133,13 +139,20 @@ class Layers:
             Linear(dtype, [gate, up]),
             Linear(dtype, [down]),
             Linear(dtype, [out], [out_bias]),
-            len(up),
+            scale_bias.contiguous(),
         )
 
     def bytes_per_row(self, rows: "Rows") -> int:
         """Say what a row takes in the buffers of a chunk's backward pass."""
-        numbers = 3 * self.hidden + 5 * rows.x.shape[1] + rows.s.shape[1]
-        return numbers * rows.x.element_size()
+        C, H = self.narrow.matrix.shape
+        return (3 * H + 3 * C + rows.s.shape[1]) * rows.x.element_size()
+
+    def adapt_rows(self, condition: Tensor, rows: "Rows", scale: Tensor | None) -> Tensor:
+        """Return the normalised rows, of the statistics that are known; write the scales."""
+        numbers = rows.statistics
+        return launch.adapt(
+            *(condition, self.adapt.matrix, self.scale_bias, rows.x, numbers[0], numbers[1], scale)
+        )
 
     def gradients(self) -> Eight:
         """Return those of all weights and biases, in the order of the operator's arguments."""
@@ -185,9 +198,28 @@ class Rows:
         numbers = self.statistics
         return NormedRows(self.s, self.norm_weight, None, numbers[2], numbers[3], self.eps)
 
-    def make(self, layers: Layers) -> "Made":
-        """Go as far as gates and values; write the statistics."""
-        condition = self.conditions.make()
+    def adapt(self, layers: Layers, condition: Tensor) -> Tensor:
+        """Return the normalised rows; write their statistics."""
+        numbers = self.statistics
+        if launch.adapt_fits(condition, layers.adapt.matrix):
+            launch.statistics(self.x, numbers[0], numbers[1], self.eps)
+            return layers.adapt_rows(condition, self, None)
+        normed, _ = self._adapted(layers, condition)
+        return normed
+
+    def adapt_again(
+        self, layers: Layers, condition: Tensor, buffer: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the normalised rows and their scales, and where both lie also the shifts.
+
+        ``buffer`` [n, C] may take the scales.
+        """
+        if launch.adapt_fits(condition, layers.adapt.matrix):
+            return layers.adapt_rows(condition, self, buffer), buffer, None
+        normed, adapted = self._adapted(layers, condition)
+        return normed, halves(adapted)[0], adapted
+
+    def _adapted(self, layers: Layers, condition: Tensor) -> tuple[Tensor, Tensor]:
         adapted, normed = layers.adapt(condition), torch.empty_like(self.x)
         scale, shift = halves(adapted)
         norm_forward(
@@ -195,55 +227,34 @@ class Rows:
             *(self.statistics[0], self.statistics[1], self.eps),
             sigmoid=True,
         )
-        return Made(self, condition, adapted, normed, layers.wide(normed))
+        return normed, adapted
 
 
-@dataclass(frozen=True)
-class Made:
-    """What is made of a chunk, again in its backward pass.
-
-    Attributes
-    ----------
-    condition
-        [n, D], normalised.
-    adapted
-        [n, 2 C], scales, then shifts.
-    normed
-        [n, C].
-    both
-        [n, 2 H], gates, then values.
-    """
-
-    rows: Rows
-    condition: Tensor
-    adapted: Tensor
-    normed: Tensor
-    both: Tensor
-
-
-def _chunk_backward(dy: Tensor, made: Made, layers: Layers, dx: Tensor, ds: Tensor) -> Tensor:
+def _chunk_backward(
+    rows: Rows, layers: Layers, dy: Tensor, y: Tensor, dx: Tensor, ds: Tensor
+) -> Tensor:
     """Write gradients of a chunk's rows, keep those of the layers; return the norm's weight's."""
-    rows, gates = made.rows, halves(made.both)
-    hidden = dy.new_empty(gates[0].shape)
-    gate_forward(*gates, hidden)
-    out, narrow = layers.out(rows.s), layers.narrow(hidden)
-    # In place from here on: a gradient lies where what it belongs to has been.
-    gate_backward(dy, out, narrow, out, narrow, silu=False)
-    layers.out.keep(out, rows.s)
-    layers.narrow.keep(narrow, hidden)
-    gate_backward(layers.narrow.backward(narrow, out=hidden), *gates, *gates)
-    layers.wide.keep(made.both, made.normed)
-    scale, dshift = halves(made.adapted)
-    layers.wide.backward(made.both, out=dshift)
-    nothing, numbers = dy.new_empty(0), rows.statistics
-    norm_backward(
-        *(dshift, rows.x, None, None, scale, numbers[0], numbers[1]),
-        *(dx, nothing, nothing, scale),
-        sigmoid=True,
-    )
-    layers.adapt.keep(made.adapted, made.condition)
-    layers.adapt.backward(made.adapted, out=made.condition)
+    dout = layers.out(rows.s)
+    dnarrow, dout_sum = launch.output_gradients(dy, y, dout)
+    layers.out.keep(dout, rows.s, dout_sum)
+    condition, mean, rstd = rows.conditions.make(), rows.statistics[0], rows.statistics[1]
+    # Scales lie where the gradient of x will.
+    normed, scale, dadapted = rows.adapt_again(layers, condition, dx)
+    both = layers.wide(normed)
+    hidden = layers.narrow.backward(dnarrow)
+    # In place: gradients on gates and values, the hidden rows on their gradient.
+    gate_backward(hidden, *halves(both), *halves(both), hidden)
+    layers.narrow.keep(dnarrow, hidden)
+    del hidden, dnarrow
+    layers.wide.keep(both, normed)
+    if dadapted is None:
+        dadapted = dy.new_empty((len(dy), 2 * dy.shape[1]))
+    layers.wide.backward(both, out=halves(dadapted)[1])
+    del both, normed
+    dscale_sum = launch.adapted_backward(rows.x, scale, mean, rstd, dx, dadapted)
+    layers.adapt.keep(dadapted, condition, dscale_sum)
+    layers.adapt.backward(dadapted, out=condition)
     dnorm = torch.empty_like(rows.norm_weight, dtype=torch.float32)
-    rows.conditions.backward(made.condition, ds, dnorm, nothing)
-    layers.out.backward(out, out=ds, add=True)
+    rows.conditions.backward(condition, ds, dnorm, dy.new_empty(0))
+    layers.out.backward(dout, out=ds, add=True)
     return dnorm

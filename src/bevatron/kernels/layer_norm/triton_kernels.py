@@ -41,6 +41,14 @@ def load_vector(vector, col, C: tl.constexpr):
 
 
 @triton.jit
+def input_gradient(g, xhat, rstd, C: tl.constexpr):
+    """Return dx of rows from g = dy scale weight and the normalised rows: both 0 behind C."""
+    mean_g = tl.sum(g, 1) / C
+    mean_gx = tl.sum(g * xhat, 1) / C
+    return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+
+
+@triton.jit
 def forward_kernel(
     X, Weight, Bias, Scale, Shift, Y, Mean, Rstd,
     count, n1, n2, x_0, x_1, x_2, x_C, scale_0, scale_1, scale_2, scale_C,
@@ -145,9 +153,7 @@ def backward_kernel(
             dbias += g
         if HAS_WEIGHT:
             g *= weight
-        mean_g = tl.sum(g, 1) / C
-        mean_gx = tl.sum(g * xhat, 1) / C
-        dx = (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+        dx = input_gradient(g, xhat, rstd, C)
         tl.store(DX + row[:, None] * C + col[None, :], dx.to(DX.dtype.element_ty), mask=inside)
     if WANTS_VECTORS:
         part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col

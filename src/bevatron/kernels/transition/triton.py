@@ -16,8 +16,8 @@ from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
 from bevatron.kernels.rows import register_gradients
 from bevatron.kernels.swiglu import halves
+from bevatron.kernels.swiglu.hidden import hidden_rows
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
-from bevatron.kernels.swiglu.triton import launch_forward as swiglu_forward
 from bevatron.kernels.transition import triton_fused as fused
 from bevatron.kernels.transition.weights import Weights
 
@@ -87,13 +87,11 @@ register_gradients(widen, widen_backward, 8)
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
     wide, narrow = _layers(weights, y.dtype)
     for part in chunks(len(y), _bytes_per_row(rows, weights)):
-        hidden = wide(rows.make(part))
+        normed = rows.make(part)
         if weights.gate is None:
-            hidden.relu_()
+            hidden = wide(normed).relu_()
         else:
-            gate, value = halves(hidden)
-            swiglu_forward(gate, value, gate)
-            hidden = gate
+            hidden = hidden_rows(normed, wide.matrix, wide.bias)
         narrow(hidden, out=y[part])
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import on_device, sum_shares
+from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import BiasGradient
 from bevatron.kernels.rows import processors
+from bevatron.kernels.swiglu.triton_products import interleaved
 from bevatron.kernels.transition.tiles import Tiles, choose
 from bevatron.kernels.transition.triton_kernels import (
     add_kernel,
@@ -22,8 +23,10 @@ from bevatron.kernels.transition.weights import Weights
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
-SHARES, SHARE_NUMBERS = 16, 512
-"""Shares that are added at once, and numbers of each in a program."""
+SHARES, SHARE_NUMBERS = 8, 512
+"""Shares of matrices that are on their way at once, and numbers of each in a program."""
+NORM_SHARES, NORM_CHANNELS = 1024, 8
+"""The same of the norm's vectors."""
 
 
 def fits(x: Tensor, weights: Weights) -> bool:
@@ -64,12 +67,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
     weights = given.cast(rows.rows.dtype)
-    interleaved, down_t = _ordered(weights)
+    both, down_t = _ordered(weights)
     normed = torch.empty_like(rows.rows, memory_format=torch.contiguous_format)
-    shares = _input(dy, rows, weights, interleaved, dx, normed)
-    sum_shares(shares, rows.weight, rows.bias, dnorm_weight, dnorm_bias)
+    norm_shares = _input(dy, rows, weights, both, dx, normed)
     shares, bias_shares = _weight(dy, normed, weights, down_t)
-    gradients = add_shares(shares, given)
+    gradients = add_shares(shares, given, norm_shares, dnorm_weight, dnorm_bias)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
     dup_bias = bias_shares
@@ -82,7 +84,7 @@ def _input(
     dy: Tensor,
     rows: NormedRows,
     weights: Weights,
-    interleaved: Tensor,
+    both: Tensor,
     dx: Tensor,
     normed: Tensor,
 ) -> Tensor:
@@ -94,7 +96,7 @@ def _input(
     with on_device(x):
         input_kernel[(programs,)](
             *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
-            *(interleaved, weights.down),
+            *(both, weights.down),
             *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
             HAS_WEIGHT=rows.weight is not None,
             HAS_BIAS=rows.bias is not None,
@@ -114,7 +116,7 @@ def _weight(dy: Tensor, normed: Tensor, weights: Weights, down_t: Tensor) -> tup
     rows = -(-count // parts)
     rows = -(-rows // tiles.rows) * tiles.rows
     parts = -(-count // rows)
-    shares = dy.new_empty((parts, 2 if gate is None else 3, H, C), dtype=torch.float32)
+    shares = dy.new_empty((parts, 2 if gate is None else 3, H * C), dtype=torch.float32)
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
     with on_device(dy):
         weight_kernel[(blocks, parts)](
@@ -129,47 +131,65 @@ def _ordered(weights: Weights) -> tuple[Tensor, Tensor]:
     """Return what `_interleaved` returns for the input's kernel, and down transposed."""
     up, gate, block = weights.up, weights.gate, choose("input").hidden
     H, C = up.shape
-    interleaved = up if gate is None else up.new_empty((2 * H, C))
+    both = up if gate is None else up.new_empty((2 * H, C))
     down_t = up.new_empty((H, C))
     with on_device(up):
         order_kernel[(H // block,)](
-            *(up, _or(gate, up), weights.down, interleaved, down_t),
+            *(up, _or(gate, up), weights.down, both, down_t),
             C=C,
             H=H,
             BLOCK_H=block,
             GATED=gate is not None,
         )
-    return interleaved, down_t
+    return both, down_t
 
 
-def add_shares(shares: Tensor, given: Weights) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the parts' shares [part, 2 or 3, H, C]: gradients of up, down and gate in their types."""
-    parts, matrices, H, C = shares.shape
+def add_shares(
+    shares: Tensor, given: Weights, norm_shares: Tensor, dnorm_weight: Tensor, dnorm_bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add the parts' shares: gradients of up, down and gate in their types, and of the norm.
+
+    Parameters
+    ----------
+    shares
+        [part, 2 or 3, H C], as `weight_kernel` leaves them.
+    given
+        The weights.
+    norm_shares
+        [part, 2, C], of the norm's weight and bias.
+    dnorm_weight, dnorm_bias
+        [C] or without elements.
+    """
+    parts, matrices, numbers = shares.shape
     like = torch.contiguous_format
     dup = torch.empty_like(given.up, memory_format=like)
     ddown = torch.empty_like(given.down, memory_format=like)
     dgate = shares.new_empty(0)
     if given.gate is not None:
         dgate = torch.empty_like(given.gate, memory_format=like)
-    block = SHARE_NUMBERS // C
+    wants_vectors = dnorm_weight.numel() + dnorm_bias.numel() > 0
+    C = given.up.shape[1]
+    blocks = max(-(-numbers // SHARE_NUMBERS), -(-2 * C // NORM_CHANNELS) * wants_vectors)
     with on_device(shares):
-        add_kernel[(H // block, matrices)](
-            *(shares, dup, ddown, dgate, parts),
+        add_kernel[(blocks, matrices + wants_vectors)](
+            *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
+            *(parts, len(norm_shares)),
             C=C,
-            H=H,
-            BLOCK=SHARES,
-            BLOCK_H=block,
+            NUMBERS=numbers,
+            BLOCK=SHARE_NUMBERS,
+            AT_ONCE=SHARES,
+            NORM_BLOCK=NORM_SHARES,
+            NORM_BLOCK_C=NORM_CHANNELS,
             MATRICES=matrices,
+            HAS_WEIGHT=dnorm_weight.numel() > 0,
+            HAS_BIAS=dnorm_bias.numel() > 0,
         )
     return dup, ddown, dgate
 
 
 def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
     """Put the gates of every ``block`` hidden channels before their values."""
-    if gate is None:
-        return up
-    blocks = (up.shape[0] // block, block, up.shape[1])
-    return torch.cat([gate.view(blocks), up.view(blocks)], dim=1)
+    return up if gate is None else interleaved(gate, up, block)
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:

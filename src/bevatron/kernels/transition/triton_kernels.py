@@ -9,7 +9,7 @@ block, so that it enters the products with the rows as it lies.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.layer_norm.triton_kernels import load_vector, logistic
+from bevatron.kernels.layer_norm.triton_kernels import input_gradient, load_vector, logistic
 
 
 @triton.jit
@@ -164,10 +164,7 @@ def input_kernel(
         tl.store(part + C, tl.sum(g, 0))
     if HAS_WEIGHT:
         g *= load_vector(NormWeight, col, C)
-    mean_g = tl.sum(g, 1) / C
-    mean_gx = tl.sum(g * xhat, 1) / C
-    dx = (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
-    store_rows(DX, first, count, dx, C, BLOCK)
+    store_rows(DX, first, count, input_gradient(g, xhat, rstd, C), C, BLOCK)
 
 
 @triton.jit
@@ -178,7 +175,7 @@ def weight_kernel(
 ):  # fmt: skip
     """Compute one part's share of the weights' gradients for BLOCK_H hidden channels.
 
-    Parts is [part, 2 or 3, H, C]: of Up, of Down transposed, of Gate.
+    Parts is [part, 2 or 3, H C]: of Up [H, C], of Down [C, H], of Gate [H, C].
     """
     h = tl.program_id(0) * BLOCK_H
     first = tl.program_id(1) * rows_per_part
@@ -220,7 +217,9 @@ def weight_kernel(
     at = Parts + (tl.program_id(1) * matrices).to(tl.int64) * H * C
     at = at + (h + tl.arange(0, BLOCK_H))[:, None] * C + tl.arange(0, C)[None, :]
     tl.store(at, dup)
-    tl.store(at + H * C, ddown)
+    down_at = Parts + (tl.program_id(1) * matrices + 1).to(tl.int64) * H * C
+    down_at = down_at + tl.arange(0, C)[None, :] * H + (h + tl.arange(0, BLOCK_H))[:, None]
+    tl.store(down_at, ddown)
     if GATED:
         tl.store(at + 2 * H * C, dweight)
     if HAS_UP_BIAS:
@@ -243,23 +242,41 @@ def order_kernel(
 
 @triton.jit
 def add_kernel(
-    Parts, DUp, DDown, DGate, parts,
-    C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
-    MATRICES: tl.constexpr,
+    Parts, DUp, DDown, DGate, NormParts, DNormWeight, DNormBias, parts, norm_parts,
+    C: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    NORM_BLOCK: tl.constexpr, NORM_BLOCK_C: tl.constexpr, MATRICES: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Add the shares of BLOCK_H hidden channels of one matrix, as `weight_kernel` leaves them."""
-    h, which = tl.program_id(0) * BLOCK_H, tl.program_id(1)
-    hidden, col, part = h + tl.arange(0, BLOCK_H), tl.arange(0, C), tl.arange(0, BLOCK)
-    within = hidden[:, None] * C + col[None, :]
-    total = tl.zeros([BLOCK_H, C], tl.float32)
-    for first in range(0, parts, BLOCK):
-        start = ((first + part) * MATRICES + which).to(tl.int64) * (H * C)
-        at = Parts + start[:, None, None] + within[None, :, :]
-        total += tl.sum(tl.load(at, mask=(first + part < parts)[:, None, None], other=0.0), 0)
-    if which == 0:
-        tl.store(DUp + within, total.to(DUp.dtype.element_ty))
-    elif which == 1:
-        at = DDown + col[None, :] * H + hidden[:, None]
-        tl.store(at, total.to(DDown.dtype.element_ty))
-    else:
-        tl.store(DGate + within, total.to(DGate.dtype.element_ty))
+    """Add shares in their order: of a matrix (grid's axis 1), or of the norm's vectors.
+
+    Parts is as `weight_kernel` leaves it, with NUMBERS in a matrix; NormParts [part, 2, C].
+    """
+    which = tl.program_id(1)
+    if which < MATRICES:
+        number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = number < NUMBERS
+        total = tl.zeros([BLOCK], tl.float32)
+        for first in range(0, parts, AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
+                start = ((first + i) * MATRICES + which).to(tl.int64) * NUMBERS
+                here = inside & (first + i < parts)
+                total += tl.load(Parts + start + number, mask=here, other=0.0)
+        if which == 0:
+            tl.store(DUp + number, total.to(DUp.dtype.element_ty), mask=inside)
+        elif which == 1:
+            tl.store(DDown + number, total.to(DDown.dtype.element_ty), mask=inside)
+        else:
+            tl.store(DGate + number, total.to(DGate.dtype.element_ty), mask=inside)
+    elif tl.program_id(0) * NORM_BLOCK_C < 2 * C:
+        col = tl.program_id(0) * NORM_BLOCK_C + tl.arange(0, NORM_BLOCK_C)
+        sums = tl.zeros([NORM_BLOCK, NORM_BLOCK_C], tl.float32)
+        for first in range(0, norm_parts, NORM_BLOCK):
+            part = first + tl.arange(0, NORM_BLOCK)
+            at = NormParts + part.to(tl.int64)[:, None] * (2 * C) + col[None, :]
+            sums += tl.load(at, mask=(part < norm_parts)[:, None], other=0.0)
+        vector = tl.sum(sums, 0)
+        if HAS_WEIGHT:
+            tl.store(DNormWeight + col, vector.to(DNormWeight.dtype.element_ty), mask=col < C)
+        if HAS_BIAS:
+            behind = (col >= C) & (col < 2 * C)
+            tl.store(DNormBias + col - C, vector.to(DNormBias.dtype.element_ty), mask=behind)
