@@ -5,7 +5,7 @@
 
 The runs do not disturb each other: ``--seeds`` and ``--kernels`` divide them among processes. The
 same model, data, seed and batches in float32, once with ``reference`` kernels (plain PyTorch)
-and once with ``auto`` (Triton, captured steps); then both with another seed of the weights. The
+and once with ``auto`` (Triton); then both with another seed of the weights. The
 losses of the first 100 steps are compared one by one. Later two runs drift apart as any two runs
 with other rounding do, so the mean loss of the last 50 steps is set beside its spread over seeds.
 """
@@ -34,7 +34,6 @@ SMOOTH = 20
 def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Namespace) -> Any:
     """Train for some steps; return the loss of every step."""
     output = folder / f"{implementation}-{seed}"
-    fast = implementation != "reference"
     values: dict[str, Any] = {
         "output": str(output),
         "preset": arguments.preset,
@@ -56,7 +55,7 @@ def losses(implementation: str, seed: int, folder: Path, arguments: argparse.Nam
             "seed": seed,
             "dtype": "float32",
             "device": arguments.device,
-            "cuda_graphs": (fast and arguments.device != "cpu") or False,
+            "cuda_graphs": None,
             "explode_factor": None,
         },
         "report": False,
@@ -87,7 +86,8 @@ def measure(arguments: argparse.Namespace) -> None:
 def collect(folder: Path, device: str) -> None:
     """Compare the losses of all runs; write the table and the picture."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-    found = {(run["kernels"], run["seed"]): np.array(run["loss"]) for run in runs}
+    steps = min(len(run["loss"]) for run in runs)
+    found = {(run["kernels"], run["seed"]): np.array(run["loss"][:steps]) for run in runs}
     seeds = sorted({seed for _, seed in found})
     ends = {key: float(loss[-LAST:].mean()) for key, loss in found.items()}
     spread = float(np.std([ends["reference", seed] for seed in seeds], ddof=1))

@@ -12,7 +12,7 @@ import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5))
 SHARES = (0.25, 0.2, 0.2, 0.15, 0.12, 0.08)
 WARM_UP, TRACED, AFTER = 60, 60, 40
 CAPACITY = 3072
+CALM = 20
+"""Steps after which training has settled."""
+SHORT_GAP = 5_000
+"""Nanoseconds: what lies between two kernels of one recording; between two it is longer."""
 
 
 class Crystals:
@@ -90,7 +94,7 @@ class TracedTask(MaceTask):
         """Count the labels, and the steps."""
         self.steps += 1
         if self.steps == WARM_UP:
-            self.profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            self.profiler = profile(activities=[ProfilerActivity.CUDA])
             self.profiler.start()
         if self.steps == WARM_UP + TRACED:
             self.profiler.stop()
@@ -150,12 +154,34 @@ def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) ->
         log = (Path(folder) / "run" / "log.txt").read_text()
     print(*(line for line in log.splitlines() if "captured" in line), sep="\n")
     times = [record["time"] for record in records if record["kind"] == "step"]
-    calm = times[WARM_UP + TRACED + 5 :]
-    seconds = mean(time["seconds"] for time in calm)
+    calm = times[CALM:WARM_UP] + times[WARM_UP + TRACED + 5 :]
+    seconds = median(time["seconds"] for time in calm)
     waited = mean(time["seconds"] * time["wait_share"] for time in calm)
+    traced = summary(task.profiler, TRACED)
     row: dict[str, Any] = {"steps": "captured" if captured else "launched"}
-    row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds}
-    return row | summary(task.profiler, TRACED)
+    row |= {"ms/step": 1e3 * seconds, "waited for data %": 100 * waited / seconds, **traced}
+    row |= gaps(task.profiler, TRACED)
+    return row | {"idle untraced %": round(100 * (1 - traced["busy ms"] / (1e3 * seconds)), 1)}
+
+
+def gaps(profiler: profile, steps: int) -> dict[str, float]:
+    """Add up what stands still between two kernels, ms per step: short gaps, and longer ones."""
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+        and event.duration_ns() > 0
+        and not event.is_user_annotation()
+    )
+    ends = np.maximum.accumulate([end for _, end in spans])
+    between = np.maximum([begin for begin, _ in spans[1:]] - ends[:-1], 0)
+    short = between <= SHORT_GAP
+    return {
+        "short gaps ms": round(float(between[short].sum()) / steps / 1e6, 3),
+        "longer gaps ms": round(float(between[~short].sum()) / steps / 1e6, 3),
+        "longer gaps": round(float((~short).sum()) / steps, 1),
+    }
 
 
 def main() -> None:
@@ -195,7 +221,9 @@ def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:
         words = f"Of {len(atoms):,} real structures of {atoms.min()} to {atoms.max()} atoms"
     return (
         f"{words} as many as fill {WARM_UP + TRACED + AFTER} batches of {CAPACITY} atoms, float32, "
-        f"{arguments.workers} loader workers; {TRACED} traced steps, ms/step from those after it."
+        f"{arguments.workers} loader workers; {TRACED} traced steps; ms/step: median "
+        "of steps that are not traced, by which `idle untraced %` is 1 - busy / step. Longer gaps: "
+        f"above {SHORT_GAP / 1e3:g} us."
     )
 
 
