@@ -31,7 +31,7 @@ PAIRS = {
 }
 """Rows of a pair of 128 channels."""
 WIDE_ROWS = 32768
-CHECKED_ROWS = 2**18
+CHECKED_ROWS = 2**16
 """The check's float64 tensors must fit beside all else."""
 
 
@@ -167,7 +167,11 @@ def main() -> None:
     types = ["bfloat16", "float16", "float32"]
     parser.add_argument("--dtype", nargs="+", choices=types, default=types[:1])
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
-    parser.add_argument("--after", type=Path, help="take times when this file has appeared")
+    parser.add_argument(
+        "--after",
+        type=Path,
+        help="take times when this file is there; X.ready says that all is prepared",
+    )
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     prepared, large = [], []
@@ -177,8 +181,10 @@ def main() -> None:
                 large.append((case, dtype))
                 continue
             prepared += [(case, *both) for both in prepare(case, dtype)]
-    while options.after is not None and not options.after.exists():
-        time.sleep(0.05)
+    if options.after is not None:
+        options.after.with_suffix(".ready").touch()
+        while not options.after.exists():
+            time.sleep(0.05)
     copy_rate, matrix_rate = pair_timing.ceilings()
 
     def take(case: Case, row: dict[str, Any], replay: Callable[[], Any]) -> None:
