@@ -177,7 +177,7 @@ def main() -> None:
     prepared, large = [], []
     for dtype in (getattr(torch, name) for name in options.dtype):
         for case in (case for op in options.op for case in cases(op) if wanted(case, dtype)):
-            if max(shape[0] for shape in case.shapes.values()) > 2**20:
+            if max(shape[0] for shape in case.shapes.values()) > 2**19:
                 large.append((case, dtype))
                 continue
             prepared += [(case, *both) for both in prepare(case, dtype)]
