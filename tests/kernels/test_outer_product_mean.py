@@ -46,11 +46,13 @@ def check(inputs, **options):
     )
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch):
+@pytest.fixture(autouse=True, params=["kept", "made again"])
+def _small_chunks(monkeypatch, request):
     """Cut even a few lines of the pair, and rows into more blocks than programs."""
     from bevatron.kernels.outer_product_mean import triton
 
+    if request.param == "made again":
+        monkeypatch.setattr(triton, "KEPT_BYTES", -1)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton, "ELEMENTS", 64)
     monkeypatch.setattr(triton, "PER_PROCESSOR", 2)
@@ -128,7 +130,11 @@ def test_sixteen_bits_are_no_worse_than_the_reference():
         assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
 
 
-def test_no_outer_products_are_kept():
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
+    from bevatron.kernels.outer_product_mean import triton
+
+    monkeypatch.setattr(triton, "KEPT_BYTES", most)
     inputs = make(4, 8, 6, 5, 3, biases=())
     mask = inputs.pop("mask").float()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
@@ -138,7 +144,10 @@ def test_no_outer_products_are_kept():
         outer_product_mean(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
     weights = 2 * 5 * 6  # of a and b, packed
-    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 4 * 8 + weights
+    products = (8 * 5) ** 2 if most else 0
+    assert (
+        sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 4 * 8 + weights + products
+    )
 
 
 def test_the_custom_operators_are_well_formed():
@@ -149,7 +158,8 @@ def test_the_custom_operators_are_well_formed():
     joint_bias = torch.cat([t["a_bias"], t["b_bias"]]).detach().requires_grad_()
     arguments = (t["m"], torch.ones(3, 4, device=DEVICE), t["norm_weight"], t["norm_bias"])
     outs = (joint, joint_bias, t["out_weight"], t["out_bias"], 1e-5, 1e-3)
-    torch.library.opcheck(mean_of_products, (*arguments, *outs))
+    for keeps in (False, True):
+        torch.library.opcheck(mean_of_products, (*arguments, *outs, keeps))
 
 
 def test_wrong_shapes_are_told_by_name():

@@ -3,11 +3,11 @@
 Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are products of the
 device library, [lines H, S] by [S, N H], and lie as it writes them; the last layer and its
 gradients are kernels that read and write them there. The backward pass makes the outer products
-again.
+again where there were too many to keep.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +28,16 @@ from bevatron.kernels.triton_products import allows_tf32
 
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
+KEPT_BYTES = 512 * 2**20
+"""Of outer products that are kept for the backward pass at most; more are made again."""
 LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
-BACK = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 2, "num_warps": 8}
+BACK = {"BM": 128, "BN": 128, "STAGES": 2, "num_warps": 8}
+WEIGHT = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
 SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
-"""Blocks of the last layer and of its weight's gradient in 16 bits, of its input's, of float32."""
+SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
+"""Blocks of the last layer, of its input's and its weight's gradient; of float32."""
+BACK_ELEMENTS = 2**14
+"""Of a block of gradients behind the last layer: its programs take them whole."""
 PARTS_PER_PROCESSOR = 2
 """Programs that share the weight's gradient."""
 ELEMENTS, PER_PROCESSOR = 4096, 8
@@ -58,9 +64,11 @@ def outer_product_mean(
     if a_bias is not None or b_bias is not None:
         zero = torch.zeros(len(a_weight), dtype=joint.dtype, device=joint.device)
         joint_bias = torch.cat([zero if bias is None else bias for bias in (a_bias, b_bias)])
+    N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
+    keeps = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES and torch.is_grad_enabled()
     y: Tensor = mean_of_products(
         *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
-        *(out_weight, out_bias, eps, mask_eps),
+        *(out_weight, out_bias, eps, mask_eps, keeps),
     )[0]
     return y
 
@@ -77,12 +85,14 @@ def mean_of_products(
     out_bias: Tensor | None,
     eps: float,
     mask_eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the result, and mean and 1/sigma of the rows of m as [2, ...] in float32.
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, mean and 1/sigma of the rows of m as [2, ...] in float32, and products.
 
-    ``joint_weight`` is [2 H, C], of a and then of b.
+    ``joint_weight`` is [2 H, C], of a and then of b. Outer products are [batch, N, H, N H], or of
+    batch 0 where they are not kept.
     """
-    y, statistics = _new_outputs(m, out_weight)
+    y, statistics, products = _new_outputs(m, joint_weight, out_weight, keeps)
     mean, rstd = statistics
     rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
     _, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
@@ -90,17 +100,19 @@ def mean_of_products(
     bias = None if out_bias is None else out_bias.to(m.dtype).contiguous()
     N, H = m.shape[-2], len(joint_weight) // 2
     samples = y.view(len(all_a), N, N, len(weight))
-    for sample, a, b, kept in zip(samples, all_a, all_b, _flat(mask), strict=True):
+    each = zip(samples, all_a, all_b, _flat(mask), _each(products, len(samples)), strict=True)
+    for sample, a, b, kept, outer in each:
         scale = _reciprocal(kept, mask_eps)
-        for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
-            _layer(_outer(a[:, part], b), weight, bias, scale[part], sample[part])
-    return y, statistics
+        for part in _parts(N, m, H):
+            P = _outer(a[:, part], b, None if outer is None else outer[part])
+            _layer(P, weight, bias, scale[part], sample[part])
+    return y, statistics, products
 
 
 @mean_of_products.register_fake
-def _(m: Tensor, mask: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
+def _(m: Tensor, mask: Tensor, *weights: Any) -> tuple[Tensor, Tensor, Tensor]:
     del mask
-    return _new_outputs(m, weights[4])
+    return _new_outputs(m, weights[2], weights[4], weights[8])
 
 
 @torch.library.custom_op("bevatron::outer_product_mean_backward", mutates_args=())
@@ -115,6 +127,7 @@ def mean_of_products_backward(
     out_weight: Tensor,
     out_bias: Tensor | None,
     statistics: Tensor,
+    products: Tensor,
     eps: float,
     mask_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -127,18 +140,21 @@ def mean_of_products_backward(
     dab = m.new_empty((*all_a.shape[:-1], 2 * H))
     dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
     dy = dy.contiguous().view(len(all_a), N, N, len(weight))
-    for sample, a, b, both, kept in zip(dy, all_a, all_b, dab, _flat(mask), strict=True):
+    per_sample = (dy, all_a, all_b, dab, _flat(mask), _each(products, len(dy)))
+    for sample, a, b, both, kept, outer in zip(*per_sample, strict=True):
         scale = _reciprocal(kept, mask_eps)
         da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
-        for part in chunks(N, _bytes_per_line(m, H), CHUNK_LINES):
+        for part in _parts(N, m, H, share=1 if outer is None else 2):
             g = torch.empty_like(sample[part]).view(-1, len(weight))
             scaled = (sample[part].view(g.shape), scale[part], g)
             dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))
-            lines, outer = a[:, part].flatten(1), _outer(a[:, part], b)
-            dout.add_part(_layer_weight(g, outer, weight, N))
-            douter = _layer_backward(g, weight, outer, N)
-            torch.mm(b.flatten(1), douter.t(), out=da[:, part].flatten(1))
-            db.add(lines.t(), douter)
+            P = _outer(a[:, part], b) if outer is None else outer[part].flatten(0, 1)
+            dout.add_part(_layer_weight(g, P, weight, N))
+            dP = P if outer is None else torch.empty_like(P)
+            _layer_backward(g, weight, dP, N)
+            torch.mm(b.flatten(1), dP.t(), out=da[:, part].flatten(1))
+            db.add(a[:, part].flatten(1).t(), dP)
+            del P, dP
         found = (da, db.total().view(b.shape))
         for gradient, half in zip(found, both.chunk(2, dim=-1), strict=True):
             _scale(gradient.flatten(0, 1), kept, half.flatten(0, 1))
@@ -162,20 +178,22 @@ def _(dy: Tensor, m: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(empty_gradients(m, m, *rest[:6]))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:8], output[1])
-    ctx.eps, ctx.mask_eps = inputs[8:]
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:8], *output[1:])
+    ctx.eps, ctx.mask_eps = inputs[8:10]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor | None, dstatistics: Tensor | None) -> tuple[Tensor | None, ...]:
-    del dstatistics  # nobody outside sees the statistics
+def _backward(
+    ctx: Any, dy: Tensor | None, dstatistics: Tensor | None, dproducts: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    del dstatistics, dproducts  # nobody outside sees them
     if dy is None:
-        return (None,) * 10
+        return (None,) * 11
     given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:8]) if i != 1]
     found = mean_of_products_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.mask_eps)
     dm, *others = of_given(given, found)
-    return dm, None, *others, None, None
+    return dm, None, *others, None, None, None
 
 
 mean_of_products.register_autograd(_backward, setup_context=_save)
@@ -214,9 +232,20 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     return shares
 
 
-def _outer(a: Tensor, b: Tensor) -> Tensor:
+def _parts(N: int, m: Tensor, H: int, share: int = 1) -> Iterator[slice]:
+    """Cut the lines of a pair so that the outer products of a part fit in a buffer's share."""
+    return chunks(N, share * N * H * H * m.element_size(), CHUNK_LINES)
+
+
+def _each(products: Tensor, samples: int) -> Sequence[Tensor | None]:
+    """Return kept outer products by sample, or None for every sample."""
+    return list(products) if len(products) else [None] * samples
+
+
+def _outer(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the products [lines H, N H] of some residues of a [S, lines, H] with all of b."""
-    return torch.mm(a.flatten(1).t(), b.flatten(1))
+    out = None if out is None else out.flatten(0, 1)
+    return torch.mm(a.flatten(1).t(), b.flatten(1), out=out)
 
 
 def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Tensor) -> None:
@@ -232,19 +261,21 @@ def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Ten
         )
 
 
-def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> Tensor:
+def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
     """Write the gradient of outer products, of the last layer's ``g`` [pairs, Z]."""
-    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, BACK)
+    (pairs, out), H, blocks = g.shape, _hidden(weight), {**_blocks(g, BACK, SINGLE_BACK)}
+    padded = max(16, 1 << (out - 1).bit_length())
+    for side in ("BM", "BN"):
+        blocks[side] = max(16, min(blocks[side], BACK_ELEMENTS // padded))
     with on_device(g):
-        layer_back_kernel[-(-H * H // blocks["BN"]), -(-pairs // blocks["BM"])](
-            *(g, weight, dP, pairs, length, out), H=H, **blocks
+        layer_back_kernel[(-(-pairs // blocks["BM"]),)](
+            *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
         )
-    return dP
 
 
 def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
     """Return ``g^T P`` [Z, H H] in float32."""
-    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, LAYER)
+    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, WEIGHT)
     grid = (-(-H * H // blocks["BN"]), -(-out // blocks["BM"]))
     most = max(1, PARTS_PER_PROCESSOR * processors(g.device) // (grid[0] * grid[1]))
     each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
@@ -261,11 +292,13 @@ def _hidden(weight: Tensor) -> int:
     return math.isqrt(weight.shape[1])
 
 
-def _blocks(like: Tensor, half: Mapping[str, int]) -> Mapping[str, Any]:
+def _blocks(
+    like: Tensor, half: Mapping[str, int], whole: Mapping[str, int] = SINGLE
+) -> Mapping[str, Any]:
     """Choose blocks by the type."""
     single = like.dtype == torch.float32
     tf32 = single and allows_tf32()
-    return {**(SINGLE if single else half), "PRECISION": "tf32" if tf32 else "ieee"}
+    return {**(whole if single else half), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
@@ -278,11 +311,10 @@ def _flat(mask: Tensor) -> Tensor:
     return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()
 
 
-def _bytes_per_line(m: Tensor, H: int) -> int:
-    return m.shape[-2] * H * H * m.element_size()
-
-
-def _new_outputs(m: Tensor, out_weight: Tensor) -> tuple[Tensor, Tensor]:
-    N = m.shape[-2]
+def _new_outputs(
+    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
     y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
-    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32)
+    products = m.new_empty((samples if keeps else 0, N, H, N * H))
+    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products

@@ -52,23 +52,24 @@ def layer_kernel(
 @triton.jit
 def layer_back_kernel(
     G, Weight, DP, pairs, length, out,
-    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    H: tl.constexpr, OUT_PAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outer products' gradient ``G weight`` for a block of pairs and of (c, d)."""
-    cd = tl.program_id(0) * BN + tl.arange(0, BN)
-    pair = tl.program_id(1) * BM + tl.arange(0, BM)
-    keep_pair, keep_cd = (pair < pairs)[:, None], (cd < H * H)[None, :]
-    row = pair.to(tl.int64) * out
-    total = tl.zeros([BM, BN], tl.float32)
-    for first in tl.range(0, out, BK, num_stages=STAGES):
-        z = first + tl.arange(0, BK)
-        g = tl.load(G + row[:, None] + z[None, :], mask=keep_pair & (z < out)[None, :], other=0.0)
+    """Compute the outer products' gradient ``G weight`` for a block of pairs."""
+    pair = tl.program_id(0) * BM + tl.arange(0, BM)
+    z = tl.arange(0, OUT_PAD)
+    keep_pair, keep_z = (pair < pairs)[:, None], z < out
+    at = G + pair.to(tl.int64)[:, None] * out + z[None, :]
+    g = tl.load(at, mask=keep_pair & keep_z[None, :], other=0.0)
+    first_of_pair = pair_offset(pair, length, H)[:, None]
+    for first in tl.range(0, H * H, BN, num_stages=STAGES):
+        cd = first + tl.arange(0, BN)
+        keep_cd = (cd < H * H)[None, :]
         at = Weight + z[:, None] * (H * H) + cd[None, :]
-        weight = tl.load(at, mask=(z < out)[:, None] & keep_cd, other=0.0)
-        total = tl.dot(g, weight, total, input_precision=PRECISION)
-    at = pair_offset(pair, length, H)[:, None] + channel_offset(cd, length, H)[None, :]
-    tl.store(DP + at, total.to(DP.dtype.element_ty), mask=keep_pair & keep_cd)
+        weight = tl.load(at, mask=keep_z[:, None] & keep_cd, other=0.0)
+        dp = tl.dot(g, weight, input_precision=PRECISION)
+        at = DP + first_of_pair + channel_offset(cd, length, H)[None, :]
+        tl.store(at, dp.to(DP.dtype.element_ty), mask=keep_pair & keep_cd)
 
 
 @triton.jit
