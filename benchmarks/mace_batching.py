@@ -1,7 +1,7 @@
 """Does learning suffer from balanced batches? Force errors on mixed data by batching and by seed.
 
     python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out rows --seeds 0 1
-    python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out costs --epochs 2
+    python benchmarks/mace_batching.py --data ../data/*.extxyz.gz --out costs --steps 100
     python benchmarks/mace_batching.py --collect rows --costs costs
 
 Every file is a head of its own with its own E0. All runs of a seed begin with the same weights and
@@ -9,8 +9,8 @@ see the same structures as often; what differs is which structures share a batch
 count hold as many structures as fill the capacity on average. ``meV/A`` is the force RMSE over all
 validation structures after the last epoch; every run walks a whole cosine schedule. Rows of as many
 epochs compare at equal samples, rows of as many ``s`` at equal wall time. Runs may share a GPU:
-``s`` is epochs times the seconds of the last epoch of the runs under ``--costs``, which have had
-the GPU to themselves.
+``s`` is steps times the time of a step under ``--costs`` (``--steps``: recorded steps over batches
+spread over an epoch), measured where the GPU did nothing else.
 """
 
 import argparse
@@ -18,18 +18,24 @@ import json
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from report import write_result
 
+from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
 from bevatron.recipes.mace import MaceRun, build
 from bevatron.train import plots
+from bevatron.train.captured_step import CapturedStep
+from bevatron.train.epochs import plan_epoch
 from bevatron.train.journal import read_journal
-from bevatron.train.loop import fit
+from bevatron.train.loop import begin_state, fit
+from bevatron.train.run import Run
 
 
 def configuration(
@@ -103,13 +109,56 @@ def measure(arguments: argparse.Namespace) -> None:
                     (arguments.out / name).write_text(json.dumps(row))
 
 
+def measure_steps(arguments: argparse.Namespace) -> None:
+    """Time steps over batches of each kind, one after the other as in training."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.runs or Path(scratch)
+        configs = {
+            batching: configuration(batching, 0, arguments.lr[0], folder, arguments)
+            for batching in arguments.batchings
+        }
+        run = build(next(iter(configs.values())))
+        for batching, config in configs.items():
+            settings = replace(config.settings, optim=replace(config.optim, lr=1e-9))
+            row = {"batching": batching, **step_seconds(replace(run, settings=settings), arguments)}
+            print(row, flush=True)
+            (arguments.out / f"{batching}.json").write_text(json.dumps(row))
+
+
+def step_seconds(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the mean seconds of a step, how many an epoch has and what padding wastes."""
+    seed, lr = run.settings.train.seed, run.settings.optim.lr
+    with open_mesh(run.settings.train.device) as mesh:
+        step = CapturedStep(run, begin_state(run, mesh, None), mesh)
+        epoch = plan_epoch(run.sizes, run.settings.batch, mesh, seed=seed, epoch=0)
+        shapes = step.plan(epoch.of_all_ranks())
+        every = max(1, epoch.num_batches // arguments.steps)
+        batches = [
+            run.task.collate([run.train[int(i)] for i in indices], indices, list(weights))
+            for indices, weights in list(epoch.batches)[::every]
+        ]
+        for _ in range(2):  # the first time records the shapes
+            waiting = step(batches[:1], lr=lr)
+            waiting.result()
+            began = time.perf_counter()
+            for batch in batches:
+                following = step([batch], lr=lr)
+                waiting.result()
+                waiting = following
+            waiting.result()
+        seconds = (time.perf_counter() - began) / len(batches)
+        step.release()
+    return {"seconds": seconds, "timed": len(batches), "steps": epoch.num_batches, "shapes": shapes}
+
+
 def collect(arguments: argparse.Namespace) -> None:
     """Join all curves; write means and spreads over seeds, and the picture."""
     runs = [json.loads(path.read_text()) for path in sorted(arguments.collect.rglob("*.json"))]
     seconds = {}
     for path in arguments.costs.rglob("*.json") if arguments.costs else []:
         cost = json.loads(path.read_text())
-        seconds[cost["batching"]] = cost["curve"][-1]["seconds"]
+        seconds[cost["batching"]] = cost["seconds"] * cost["steps"]
     grouped: dict[tuple[str, float, int], list[Any]] = {}
     for run in runs:
         key = run["batching"], run["lr"], run["curve"][-1]["epoch"]
@@ -190,13 +239,16 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
     parser.add_argument("--runs", type=Path, help="kept: folder of the runs")
     parser.add_argument("--evaluate-every", type=int, default=1, help="epochs")
+    parser.add_argument("--steps", type=int, help="measure the time of so many steps instead")
     parser.add_argument("--out", type=Path, default=Path("batching-rows"))
     parser.add_argument("--collect", type=Path)
-    parser.add_argument("--costs", type=Path, help="curves of runs that had the GPU to themselves")
+    parser.add_argument("--costs", type=Path, help="times of steps")
     parser.add_argument("--notes", default="", help="to stand below the table: the protocol")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments)
+    elif arguments.steps:
+        measure_steps(arguments)
     else:
         measure(arguments)
 
