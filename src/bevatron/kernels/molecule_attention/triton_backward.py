@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.molecule_attention.triton_forward import (
+    bounds,
     kept,
     load_rows,
     load_seed,
@@ -170,16 +171,21 @@ def _blocks(
 
 
 @triton.jit
-def _spare_pairs(base, more, first, last, heads, db_P, db_H, m_P, m_H, ADD: tl.constexpr):
-    """Write the gradient of biases of no molecule: zeros, or what is to be added."""
-    for h in range(heads):
-        for start in range(first, last, 1024):
-            pair = start + tl.arange(0, 1024)
-            head = tl.cast(h, tl.int64)
-            value = tl.zeros([1024], base.dtype.element_ty)
-            if ADD:
-                value = tl.load(more + (pair * m_P + head * m_H), mask=pair < last, other=0.0)
-            tl.store(base + (pair * db_P + head * db_H), value, mask=pair < last)
+def _spare_pairs(
+    base, more, first, last, heads, db_P, db_H, m_P, m_H, HEADS: tl.constexpr, ADD: tl.constexpr
+):
+    """Write a program's share of the gradient of biases of no molecule: zeros, or what is added.
+
+    One number for a thread: more would cost all programs registers.
+    """
+    h = tl.arange(0, HEADS)[:, None]
+    for start in range(first + tl.program_id(0) * 32, last, tl.num_programs(0) * 32):
+        pair = start + tl.arange(0, 32)[None, :]
+        inside = (pair < last) & (h < heads)
+        value = tl.zeros([HEADS, 32], base.dtype.element_ty)
+        if ADD:
+            value = tl.load(more + (pair * m_P + h.to(tl.int64) * m_H), mask=inside, other=0.0)
+        tl.store(base + (pair * db_P + h.to(tl.int64) * db_H), value, mask=inside)
 
 
 @triton.jit
@@ -204,25 +210,24 @@ def molecule_attention_backward(
 
     With ADD that of the bias has More added.
     """
-    g = tl.program_id(0)
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)
-    first = tl.load(GraphPtr + g).to(tl.int64)
-    pair = tl.load(PairPtr + g).to(tl.int64)
     DQ += head * D
     DK += head * D
     DV += head * D
     DBias += head.to(tl.int64) * db_H
     More += head.to(tl.int64) * m_H
+    g = G - tl.program_id(0)
+    first, last, pair, last_pair = bounds(GraphPtr, PairPtr, g, G)
+    if HAS_BIAS and LEAST == 0:
+        spare = tl.load(PairPtr + G).to(tl.int64)
+        _spare_pairs(DBias, More, spare, P, heads, db_P, db_H, m_P, m_H, HEADS, ADD)
     if g == G:
         if LEAST == 0:
             _zero_three(DQ, DK, DV, first, N, d_N, heads, D, D_PAD, HEADS)
-            if HAS_BIAS:
-                _spare_pairs(DBias, More, pair, P, heads, db_P, db_H, m_P, m_H, ADD)
     else:
-        last = tl.load(GraphPtr + g + 1).to(tl.int64)
         n = (last - first).to(tl.int32)
-        if tl.load(PairPtr + g + 1).to(tl.int64) == pair:
+        if last_pair == pair:
             if LEAST == 0:
                 _zero_three(DQ, DK, DV, first, last, d_N, heads, D, D_PAD, HEADS)
         elif (n > LEAST) & ((BLOCK > 0) | (n <= WHOLE)):
@@ -242,14 +247,15 @@ def molecule_attention_backward(
             if n <= WHOLE:
                 _whole(
                     q_base, k_base, v_base, b_base, do_base, l_base, dq_base, dk_base, dv_base,
-                    db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P, db_H,
-                    m_P, m_H, H, n, heads, first, head, low, high, threshold, rescale, scale, WHOLE,
-                    D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT, PRECISION, WIDE,
+                    db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H, db_P,
+                    db_H, m_P, m_H, H, n, heads, first, head, low, high, threshold, rescale,
+                    scale, WHOLE, D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT, PRECISION, WIDE,
                 )  # fmt: skip
             elif BLOCK > 0:
                 _blocks(
                     q_base, k_base, v_base, b_base, o_base, do_base, l_base, dq_base, dk_base,
-                    dv_base, db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P, bias_H,
-                    db_P, db_H, m_P, m_H, H, n, heads, first, head, low, high, threshold, rescale,
-                    scale, BLOCK, D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT, PRECISION, WIDE,
+                    dv_base, db_base, m_base, q_N, q_H, k_N, k_H, v_N, v_H, d_N, bias_P,
+                    bias_H, db_P, db_H, m_P, m_H, H, n, heads, first, head, low, high,
+                    threshold, rescale, scale, BLOCK, D, D_PAD, HEADS, HAS_BIAS, ADD, DROPOUT,
+                    PRECISION, WIDE,
                 )  # fmt: skip

@@ -93,6 +93,17 @@ def load_seed(Seed, DROPOUT: tl.constexpr):
 
 
 @triton.jit
+def bounds(GraphPtr, PairPtr, g, G):
+    """Load where the atoms and pairs of a molecule begin and end, at once: most wait for it."""
+    end = tl.minimum(g + 1, G)
+    first = tl.load(GraphPtr + g).to(tl.int64)
+    last = tl.load(GraphPtr + end).to(tl.int64)
+    pair = tl.load(PairPtr + g).to(tl.int64)
+    last_pair = tl.load(PairPtr + end).to(tl.int64)
+    return first, last, pair, last_pair
+
+
+@triton.jit
 def zero_rows(
     base, first, last, step_N, heads, D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr
 ):
@@ -176,26 +187,25 @@ def molecule_attention_forward(
     Q, K, V, Bias, GraphPtr, PairPtr, Seed, Out, Lse,
     q_N, q_H, k_N, k_H, v_N, v_H, bias_P, bias_H, N, G, H, scale, threshold, rescale,
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, LEAST: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attend with HEADS heads of molecule ``program_id(0)``.
+    """Attend with HEADS heads of a molecule, the last ones first.
 
     A launch serves molecules of more than LEAST atoms: up to WHOLE in one piece, larger ones in
-    blocks of BLOCK, not at all if that is 0. The launch with LEAST 0 clears the rest too.
+    blocks of BLOCK, not at all if that is 0. The launch with LEAST 0 clears the rest too: the
+    first program, so that nobody waits for it in the end.
     """
-    g = tl.program_id(0)
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)
-    first = tl.load(GraphPtr + g).to(tl.int64)
+    g = G - tl.program_id(0)
+    first, last, pair, last_pair = bounds(GraphPtr, PairPtr, g, G)
     if g == G:
         if LEAST == 0:
             zero_rows(Out + head * D, first, N, H * D, heads, D, D_PAD, HEADS)
     else:
-        last = tl.load(GraphPtr + g + 1).to(tl.int64)
-        pair = tl.load(PairPtr + g).to(tl.int64)
         n = (last - first).to(tl.int32)
-        if tl.load(PairPtr + g + 1).to(tl.int64) == pair:
+        if last_pair == pair:
             if LEAST == 0:
                 zero_rows(Out + head * D, first, last, H * D, heads, D, D_PAD, HEADS)
         elif (n > LEAST) & ((BLOCK > 0) | (n <= WHOLE)):
@@ -208,13 +218,15 @@ def molecule_attention_forward(
             l_base = Lse + first * H + head
             if n <= WHOLE:
                 _whole(
-                    q_base, k_base, v_base, b_base, o_base, l_base, q_N, q_H, k_N, k_H, v_N, v_H,
-                    bias_P, bias_H, H, n, heads, first, head, low, high, threshold, rescale, scale,
-                    WHOLE, D, D_PAD, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
+                    q_base, k_base, v_base, b_base, o_base, l_base, q_N, q_H, k_N, k_H, v_N,
+                    v_H, bias_P, bias_H, H, n, heads, first, head, low, high, threshold,
+                    rescale, scale, WHOLE, D, D_PAD, HEADS, HAS_BIAS, DROPOUT, PRECISION,
+                    WIDE,
                 )  # fmt: skip
             elif BLOCK > 0:
                 _blocks(
-                    q_base, k_base, v_base, b_base, o_base, l_base, q_N, q_H, k_N, k_H, v_N, v_H,
-                    bias_P, bias_H, H, n, heads, first, head, low, high, threshold, rescale, scale,
-                    BLOCK, D, D_PAD, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
+                    q_base, k_base, v_base, b_base, o_base, l_base, q_N, q_H, k_N, k_H, v_N,
+                    v_H, bias_P, bias_H, H, n, heads, first, head, low, high, threshold,
+                    rescale, scale, BLOCK, D, D_PAD, HEADS, HAS_BIAS, DROPOUT, PRECISION,
+                    WIDE,
                 )  # fmt: skip

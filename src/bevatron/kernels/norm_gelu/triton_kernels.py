@@ -27,7 +27,7 @@ def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
     """Normalise rows that are zero outside; store each row's mean and 1/sigma."""
     mean = tl.sum(z, 1) / C
     centred = z - mean[:, None]
-    if C != z.shape[1]:
+    if z.shape[1] != C:
         centred = tl.where(inside, centred, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     tl.store(Mean + row, mean, mask=row < count)
