@@ -477,3 +477,38 @@ def test_cuda_graph():
         torch.cuda.synchronize()
         for want, got in zip(step(), captured, strict=True):
             assert torch.equal(want, got)
+
+
+@ON_GPU
+@pytest.mark.parametrize("operator", ["gat", "gatv2", "dot", "sum", "max"])
+def test_features_of_more_numbers_than_32_bits_count(operator):
+    """Columns beyond 2^31 numbers give what the same columns give in a small matrix."""
+    n, m, channels = 300, 2**24 + 5, 160
+    generator = torch.Generator().manual_seed(1)
+    used = torch.cat([torch.arange(50), torch.arange(m - 200, m)]).to(DEVICE)
+    row, column = torch.rand(n, 250, generator=generator).lt(0.2).nonzero().T.to(DEVICE)
+    x = torch.empty(m, 1, channels, dtype=torch.bfloat16, device=DEVICE).fill_(float("nan"))
+    x[used] = draw(250, 1, channels).bfloat16()
+    scores = torch.full((m, 1), float("nan"), device=DEVICE)
+    scores[used] = draw(250, 1, seed=3)
+    row_score, query = draw(n, 1, seed=4), draw(n, 1, channels, seed=5).bfloat16()
+    grad = draw(n, 1, channels, seed=6).bfloat16()
+
+    def run(csr, x, col_score):
+        x.requires_grad_()
+        if operator == "gat":
+            z = graph_attention(csr, x, row_score, col_score)
+        elif operator == "gatv2":
+            z = graph_attention_v2(csr, x, query, draw(1, channels))
+        elif operator == "dot":
+            z = dot_attention(csr, x, query=query, softmax=True)
+        else:
+            z = spmm(csr, x, operator)
+        return z.detach(), torch.autograd.grad(z, x, grad)[0]
+
+    with kernels.use("triton"):
+        small = run(Csr.from_coo(row, column, (n, 250)), x[used], scores[used])
+        large = run(Csr.from_coo(row, used[column], (n, m)), x, scores)
+    assert_close(large[0], small[0], 1e-2)
+    assert_close(large[1][used], small[1], 1e-2)
+    assert not large[1][50 : m - 200].any()

@@ -66,6 +66,22 @@ def load_index(index, start, length, entry, FILLED: tl.constexpr):
 
 
 @triton.jit
+def places_of(
+    index, head, c, C: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Return where channels [entries, rows, channels] of a head lie, lanes on rows before entries.
+
+    Triton 3.6 and 3.7 break the tie between the two axes differently. Lanes go to the axis that is
+    more contiguous: what is said of rows is not true and serves this alone, since fetches are put
+    together along channels, which are more contiguous still.
+    """
+    place = index[:, :, None] * (H * C) + (head * C + c)[None, None, :]
+    if R > 1 and BLOCK_C > 2:
+        place = tl.max_contiguous(place, [1, 2, BLOCK_C])
+    return place
+
+
+@triton.jit
 def mix(word):
     """Scramble 32-bit words, as `bevatron.kernels.csr.dropout.mix`."""
     word = word ^ (word >> 16)

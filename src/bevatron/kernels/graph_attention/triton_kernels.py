@@ -5,7 +5,7 @@ the channels of a head. Every step fetches the features of some entries of each 
 registers; nothing is kept for an entry. Exponentials are powers of two, of logits times log2(e).
 The sum of the two scores is rounded alike forward and backward, so its sign is the same in both.
 
-Tiles are [entries, rows, channels]: Triton gives the lanes of a warp to the last axes, so that each
+Tiles are [entries, rows, channels], and the lanes of a warp go to channels and rows, so that each
 row's entries are added up within a thread, without a shuffle.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -23,6 +23,7 @@ from bevatron.kernels.csr.triton_parts import (
     load_index,
     load_lanes,
     load_parts,
+    places_of,
 )
 
 TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -133,7 +134,7 @@ def forward_kernel(  # noqa: C901, PLR0912, PLR0915  a kernel is one piece
         if DROPOUT:
             keep = is_kept(key, row[None, :], j, row_ids, col_ids, threshold, HAS_IDS)
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
-        place = j[:, :, None] * (H * C) + (head * C + c)[None, None, :]
+        place = places_of(j, head, c, C, H, R, BLOCK_C)
         if FILLED and C % BLOCK_C == 0:
             features = tl.load(x + place).to(ACC)
         else:
@@ -319,7 +320,7 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
             keep = is_kept(key, i, col[None, :], row_ids, col_ids, threshold, HAS_IDS)
             weight = tl.where(keep, weight * INVERSE_KEEP, 0.0)
             sloped = tl.where(keep, sloped * INVERSE_KEEP, 0.0)
-        place = i[:, :, None] * (H * C) + (head * C + c)[None, None, :]
+        place = places_of(i, head, c, C, H, R, BLOCK_C)
         if FILLED and C % BLOCK_C == 0:
             features = tl.load(grad + place).to(ACC)
         else:
