@@ -32,7 +32,7 @@ COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
 """Block of ``mix``, its warps, and loads under way at once."""
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
-PARTS = 16
+PARTS = 24
 """Parts of the rows that are summed apart, to keep all multiprocessors busy."""
 
 
@@ -118,7 +118,7 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
             for k, j in zip(given.width, made.width, strict=True)
         ]
         with torch.cuda.device_of(x):
-            _kernel("outer", spec, False)[sum(tiles), parts](
+            _kernel("outer", spec, False)[parts, sum(tiles)](
                 sums, x.contiguous(), g.contiguous(), x.shape[0],
                 SIZE=size, PARTS=parts, DEPTH=SUMMED, PRECISION=precision(x),
                 num_warps=OUTER_WARPS, num_stages=OUTER_STAGES,
@@ -209,16 +209,18 @@ def mix_source(given: Side, made: Side, back: bool) -> str:
 
 
 def outer_source(given: Side, made: Side) -> str:
-    """Write the kernel that gives each degree its tiles."""
+    """Write the kernel that gives each degree its tiles, those with the most rows first."""
     lines = [
         "def equivariant_outer(sums_ptr, x_ptr, g_ptr, num_atoms,",
         "                      SIZE: tl.constexpr, PARTS: tl.constexpr,",
         "                      DEPTH: tl.constexpr, PRECISION: tl.constexpr):",
-        "    tile = tl.program_id(0)",
-        "    sums_ptr += tl.program_id(1).to(tl.int64) * SIZE",
+        "    tile = tl.program_id(1)",
+        "    sums_ptr += tl.program_id(0).to(tl.int64) * SIZE",
     ]
-    first = before = 0
-    for degree, (k, j) in enumerate(zip(given.width, made.width, strict=True)):
+    shapes = list(zip(given.width, made.width, strict=True))
+    first, before = sum(k * j for k, j in shapes), 0
+    for degree, (k, j) in reversed(list(enumerate(shapes))):
+        first -= k * j
         tiles = -(-k // 64) * -(-j // 64)
         lines += [
             f"    if (tile >= {before}) & (tile < {before + tiles}):",
@@ -229,7 +231,6 @@ def outer_source(given: Side, made: Side) -> str:
             f"                   SCALE={1 / sqrt(k)!r}, PARTS=PARTS, DEPTH=DEPTH,",
             "                   PRECISION=PRECISION)",
         ]
-        first += k * j
         before += tiles
     return "\n".join(lines) + "\n"
 
@@ -282,7 +283,7 @@ def outer_tile(
     j = tile % across * 64 + tl.arange(0, 64)
     column = k // X_BLOCK * (DIM * X_BLOCK) + k % X_BLOCK
     step = (num_atoms * DIM + PARTS * DEPTH - 1) // (PARTS * DEPTH) * DEPTH
-    begin = tl.program_id(1) * step
+    begin = tl.program_id(0) * step
     end = tl.minimum(begin + step, num_atoms * DIM)
     total = tl.zeros([64, 64], dtype=T)
     for first in range(begin, end, DEPTH):

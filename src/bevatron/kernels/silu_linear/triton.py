@@ -19,8 +19,12 @@ from bevatron.kernels.silu import silu
 from bevatron.kernels.triton_products import multiply, precision
 
 ROWS = {torch.float32: 64, torch.float64: 32}
-"""Of a program; with 128 the double backward has too few registers."""
-WARPS = 8
+"""Of a block; with 128 the double backward has too few registers."""
+WARPS = {"forward": 4, "backward": 4, "double_backward": 8}
+PROGRAMS = {"forward": 396, "backward": 264, "double_backward": 132}
+"""Programs that share the rows, as many as a GPU's registers have room for."""
+STAGES = 2
+"""Loads under way at once."""
 WIDEST = 64
 """Columns up to which a program holds whole rows and the whole weight."""
 PARTS = 256
@@ -45,7 +49,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     """[E, J] from [E, H] and [H, J]."""
     x = x.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[1])
-    _by_rows(silu_linear_forward, weight, (x,), (y,))
+    _by_rows("forward", weight, (x,), (y,))
     return y
 
 
@@ -54,7 +58,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Gradient by x."""
     dy, x = dy.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
-    _by_rows(silu_linear_backward, weight, (dy, x), (dx,))
+    _by_rows("backward", weight, (dy, x), (dx,))
     return dx
 
 
@@ -71,7 +75,7 @@ def double_backward(
     """From a gradient u of `backward`'s result those by dy, x and W, that empty if not wanted."""
     u, dy, x = u.contiguous(), dy.contiguous(), x.contiguous()
     by_dy, by_x = torch.empty_like(dy), torch.empty_like(x)
-    _by_rows(silu_linear_double_backward, weight, (u, dy, x), (by_dy, by_x))
+    _by_rows("double_backward", weight, (u, dy, x), (by_dy, by_x))
     return by_dy, by_x, _summed(x, dy, u) if by_weight else x.new_empty(0)
 
 
@@ -132,7 +136,7 @@ outer.register_autograd(_outer_gradients, setup_context=_save)
 
 
 def _by_rows(
-    kernel: Any, weight: Tensor, given: tuple[Tensor, ...], made: tuple[Tensor, ...]
+    kind: str, weight: Tensor, given: tuple[Tensor, ...], made: tuple[Tensor, ...]
 ) -> None:
     """Launch a kernel that has some rows of all tensors and the weight."""
     count = given[0].shape[0]
@@ -140,12 +144,19 @@ def _by_rows(
         for result in made:
             result.zero_()
         return
+    kernels = {
+        "forward": silu_linear_forward,
+        "backward": silu_linear_backward,
+        "double_backward": silu_linear_double_backward,
+    }
     rows = ROWS[weight.dtype]
+    blocks = int(triton.cdiv(count, rows))
     with torch.cuda.device_of(weight):
-        kernel[(triton.cdiv(count, rows),)](
+        kernels[kind][(min(blocks, PROGRAMS[kind] if weight.is_cuda else 2),)](
             *given, *made, weight.contiguous(), count,
             H=weight.shape[0], J=weight.shape[1],
-            ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight), num_warps=WARPS,
+            ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight),
+            num_warps=WARPS[kind], num_stages=STAGES,
         )  # fmt: skip
 
 
@@ -206,13 +217,14 @@ def silu_linear_forward(
     x_ptr, y_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y = s(x) W."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Y = s(x) W, some blocks of rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    x = _rows(x_ptr, row, h, count, H, PRECISION)
-    s, _ = _sigmoids(x)
     w = _rows(w_ptr, h, j, H, J, PRECISION)
-    _put(y_ptr, multiply(x * s, w, PRECISION), row, j, count, J)
+    for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        x = _rows(x_ptr, row, h, count, H, PRECISION)
+        s, _ = _sigmoids(x)
+        _put(y_ptr, multiply(x * s, w, PRECISION), row, j, count, J)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -220,14 +232,16 @@ def silu_linear_backward(
     dy_ptr, x_ptr, dx_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Dx = s'(x) dy W^T."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Dx = s'(x) dy W^T, some blocks of rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    dy = _rows(dy_ptr, row, j, count, J, PRECISION)
-    by_s = multiply(dy, _transposed(w_ptr, h, j, H, J, PRECISION), PRECISION)
-    x = _rows(x_ptr, row, h, count, H, PRECISION)
-    s, t = _sigmoids(x)
-    _put(dx_ptr, by_s * s * (1.0 + x * t), row, h, count, H)
+    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)
+    for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        dy = _rows(dy_ptr, row, j, count, J, PRECISION)
+        x = _rows(x_ptr, row, h, count, H, PRECISION)
+        by_s = multiply(dy, w_t, PRECISION)
+        s, t = _sigmoids(x)
+        _put(dx_ptr, by_s * s * (1.0 + x * t), row, h, count, H)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -236,17 +250,19 @@ def silu_linear_double_backward(
     H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """By dy: (u s') W. By x: u s'' dy W^T."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """By dy: (u s') W. By x: u s'' dy W^T. Some blocks of rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    dy = _rows(dy_ptr, row, j, count, J, PRECISION)
-    by_s = multiply(dy, _transposed(w_ptr, h, j, H, J, PRECISION), PRECISION)
-    x = _rows(x_ptr, row, h, count, H, PRECISION)
-    u = _rows(u_ptr, row, h, count, H, PRECISION)
-    s, t = _sigmoids(x)
-    _put(by_x_ptr, u * by_s * s * t * (2.0 + x * (t - s)), row, h, count, H)
     w = _rows(w_ptr, h, j, H, J, PRECISION)
-    _put(by_dy_ptr, multiply(u * s * (1.0 + x * t), w, PRECISION), row, j, count, J)
+    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)
+    for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        dy = _rows(dy_ptr, row, j, count, J, PRECISION)
+        x = _rows(x_ptr, row, h, count, H, PRECISION)
+        u = _rows(u_ptr, row, h, count, H, PRECISION)
+        by_s = multiply(dy, w_t, PRECISION)
+        s, t = _sigmoids(x)
+        _put(by_x_ptr, u * by_s * s * t * (2.0 + x * (t - s)), row, h, count, H)
+        _put(by_dy_ptr, multiply(u * s * (1.0 + x * t), w, PRECISION), row, j, count, J)
 
 
 @triton.jit(do_not_specialize=["count", "step"])
