@@ -25,9 +25,11 @@ LARGEST_WIDTH = 8192
 CHANNELS_PER_WARP, MOST_WARPS = 256, 16
 """A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
 exchange; few rows, so that several programs fit a multiprocessor."""
-ELEMENTS_PER_WARP = 512
-WARPS_PER_PROCESSOR = 16
-"""Of the backward kernel, whose programs each leave a share of the vectors' gradients."""
+ELEMENTS_PER_WARP, FEWER_ELEMENTS = 512, 256
+"""The backward kernel has fewer where there is no norm, whose sums would hold programs up."""
+WARPS_PER_PROCESSOR, MORE_WARPS = 16, 32
+"""Of the backward kernel, whose programs each leave a share of the vectors' gradients; more run side
+by side without a norm."""
 SUM_BLOCK, SUM_BLOCK_C = 512, 8
 """Shares that are added at once, and columns of a program."""
 
@@ -227,11 +229,12 @@ def _launch_backward(
     if not x.numel():
         return
     width = x.shape[1]
-    pad, block, warps = shape_of_block(width)
-    most = WARPS_PER_PROCESSOR // warps * processors(x.device)
-    programs = min(triton.cdiv(len(x), block), most)
-    parts = x.new_empty((programs, 3, width), dtype=_wide(x))
     atoms, rows, linear_bias, weight = given[:4]
+    plain = weight is None
+    pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
+    side_by_side = (MORE_WARPS if plain else WARPS_PER_PROCESSOR) // warps
+    programs = min(triton.cdiv(len(x), block), side_by_side * processors(x.device))
+    parts = x.new_empty((programs, 3, width), dtype=_wide(x))
     with on_device(x):
         norm_gelu_backward[(programs,)](
             *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),

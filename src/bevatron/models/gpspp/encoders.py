@@ -47,14 +47,24 @@ class Tables(nn.Module):
 
     def forward(self, features: Int[Tensor, "M F"]) -> Float[Tensor, "M W"]:
         """Look features up."""
-        return F.linear(one_hot(features + self.starts, len(self.weight), self), self.weight.t())
+        table = padded(self.weight)
+        return F.linear(one_hot(features + self.starts, len(table), self), table.t())
 
     def transposed(
         self, index: Int[Tensor, " P"], scale: Tensor | None = None
     ) -> Float[Tensor, "W P"]:
         """Look one feature up, each embedding a column, times a factor."""
-        picked = one_hot(index[:, None], len(self.weight), self, scale)
-        return torch.mm(self.weight.t(), picked.t())
+        table = padded(self.weight)
+        return torch.mm(table.t(), one_hot(index[:, None], len(table), self, scale).t())
+
+
+def padded(weight: Float[Tensor, "R *C"]) -> Float[Tensor, "S *C"]:
+    """Append rows of zeros up to a multiple of eight.
+
+    The library's fast products want rows of whole 16 bytes.
+    """
+    missing = -len(weight) % 8
+    return F.pad(weight, (0, 0) * (weight.ndim - 1) + (0, missing)) if missing else weight
 
 
 def one_hot(

@@ -8,7 +8,7 @@ from bevatron.data.samples import MoleculeBatch
 from bevatron.kernels import linear, segment_sum
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs
-from bevatron.models.gpspp.encoders import pair_rows
+from bevatron.models.gpspp.encoders import padded, pair_rows
 from bevatron.models.gpspp.graphs import Graphs
 from bevatron.models.gpspp.layers import MLP, dense, uniform_dense
 
@@ -73,10 +73,14 @@ class NoiseHeads(nn.Module):
         """Compute the logits, all features of a row side by side."""
         logits: dict[str, Tensor] = {}
         if self.nodes is not None:
-            logits["node_logits"] = linear(nodes, self.nodes.weight, self.nodes.bias)
+            logits["node_logits"] = _logits(nodes, self.nodes)
         if self.edges is not None and edges is not None:
-            logits["edge_logits"] = linear(edges, self.edges.weight, self.edges.bias)
+            logits["edge_logits"] = _logits(edges, self.edges)
         return logits
+
+
+def _logits(x: Tensor, layer: nn.Linear) -> Tensor:
+    return linear(x, padded(layer.weight), padded(layer.bias))[:, : layer.out_features]
 
 
 class DenoisingHead(nn.Module):
