@@ -59,14 +59,14 @@ def layer_back_kernel(
     pair = tl.program_id(0) * BM + tl.arange(0, BM)
     z = tl.arange(0, OUT_PAD)
     keep_pair, keep_z = (pair < pairs)[:, None], z < out
-    at = G + pair.to(tl.int64)[:, None] * out + z[None, :]
-    g = tl.load(at, mask=keep_pair & keep_z[None, :], other=0.0)
+    of_g = G + pair.to(tl.int64)[:, None] * out + z[None, :]
+    g = tl.load(of_g, mask=keep_pair & keep_z[None, :], other=0.0)
     first_of_pair = pair_offset(pair, length, H)[:, None]
     for first in tl.range(0, H * H, BN, num_stages=STAGES):
         cd = first + tl.arange(0, BN)
         keep_cd = (cd < H * H)[None, :]
-        at = Weight + z[:, None] * (H * H) + cd[None, :]
-        weight = tl.load(at, mask=keep_z[:, None] & keep_cd, other=0.0)
+        of_weight = Weight + z[:, None] * (H * H) + cd[None, :]
+        weight = tl.load(of_weight, mask=keep_z[:, None] & keep_cd, other=0.0)
         dp = tl.dot(g, weight, input_precision=PRECISION)
         at = DP + first_of_pair + channel_offset(cd, length, H)[None, :]
         tl.store(at, dp.to(DP.dtype.element_ty), mask=keep_pair & keep_cd)
