@@ -48,9 +48,13 @@ def check(inputs, **options):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    """Cut even a few rows."""
+    """Cut even a few rows, and let a program walk over several blocks of them."""
+    from bevatron.kernels.conditioned_transition import triton_launch
+
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", 4)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(triton_launch, "ELEMENTS", 256)
+    monkeypatch.setattr(triton_launch, "processors", lambda _device: 1)
 
 
 @pytest.mark.parametrize("rows", [(0,), (1,), (2, 5)])
