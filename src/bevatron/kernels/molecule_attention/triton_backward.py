@@ -219,9 +219,10 @@ def molecule_attention_backward(
     More += head.to(tl.int64) * m_H
     g = G - tl.program_id(0)
     first, last, pair, last_pair = bounds(GraphPtr, PairPtr, g, G)
-    if HAS_BIAS and LEAST == 0:
+    if LEAST == 0:
         spare = tl.load(PairPtr + G).to(tl.int64)
-        _spare_pairs(DBias, More, spare, P, heads, db_P, db_H, m_P, m_H, HEADS, ADD)
+        if HAS_BIAS:
+            _spare_pairs(DBias, More, spare, P, heads, db_P, db_H, m_P, m_H, HEADS, ADD)
     if g == G:
         if LEAST == 0:
             _zero_three(DQ, DK, DV, first, N, d_N, heads, D, D_PAD, HEADS)

@@ -28,8 +28,8 @@ exchange; few rows, so that several programs fit a multiprocessor."""
 ELEMENTS_PER_WARP, FEWER_ELEMENTS = 512, 256
 """The backward kernel has fewer where there is no norm, whose sums would hold programs up."""
 WARPS_PER_PROCESSOR, MORE_WARPS = 16, 32
-"""Of the backward kernel, whose programs each leave a share of the vectors' gradients; more run side
-by side without a norm."""
+"""Of the backward kernel, whose programs each leave a share of the vectors' gradients; more of them
+run side by side without a norm."""
 SUM_BLOCK, SUM_BLOCK_C = 512, 8
 """Shares that are added at once, and columns of a program."""
 
