@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair_attention.tiles import Tiles, padded
+from bevatron.kernels.pair_attention.triton_forward import MASK_WIDTH
 from bevatron.kernels.triton_products import allows_tf32
 
 WIDE = 8
@@ -38,8 +39,7 @@ def prepare(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Copy what the kernels cannot read as it lies, or would read slowly."""
-    # Added to logits: a few bytes per key instead of a comparison per logit.
-    keep = None if mask is None else torch.where(mask, 0.0, float("-inf")).contiguous()
+    keep = None if mask is None else _added(mask)
     return (
         rows_contiguous(q),
         rows_contiguous(k),
@@ -54,6 +54,12 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     """Copy a tensor whose last axis is not contiguous, or whose rows lie too far apart."""
     good = tensor.stride(-1) == 1 and tensor.stride(-2) < LARGEST_STRIDE
     return tensor if good else tensor.contiguous()
+
+
+def _added(mask: Tensor) -> Tensor:
+    """Write what is added to logits, 0 or minus infinity, as often as `load_mask` wants it."""
+    copies = mask[..., None].expand(*mask.shape, MASK_WIDTH.value)
+    return torch.where(copies, 0.0, float("-inf")).contiguous()
 
 
 def _rows_aligned(bias: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ class Tiles:
 
 
 SMALL_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(64, 64, 4, 2, registers=96),
-    "dq": Tiles(64, 64, 4, 2, registers=168),
-    "dkv": Tiles(64, 64, 4, 2, registers=128),
+    "forward": Tiles(64, 64, 4, 3, registers=128),
+    "dq": Tiles(64, 64, 4, 3, registers=128),
+    "dkv": Tiles(64, 64, 4, 3, registers=168),
     "dbias": Tiles(64, 64, 4, 2, registers=168),
 }
 """16-bit types, heads up to 32."""

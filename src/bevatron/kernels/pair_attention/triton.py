@@ -31,8 +31,10 @@ from bevatron.kernels.pair_attention.triton_backward import (
 from bevatron.kernels.pair_attention.triton_forward import forward_kernel
 
 LOG2E = 1.4426950408889634
-PROGRAMS_PER_PROCESSOR = 6
-"""So many programs of the bias gradient fill a device evenly."""
+PROGRAMS_PER_PROCESSOR = 3
+"""So many programs of the bias gradient run at once."""
+ENDS = 4
+"""Rows' worth of time that a program of the bias gradient takes beside its rows."""
 MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
@@ -136,16 +138,17 @@ def attention_backward(
     dq, dk, dv = _new(q, Nq, heads_first), _new(q, Nk, heads_first), _new(q, Nk, heads_first)
     dgate = _new(q, Nq, heads_first, gate.dtype) if gate is not None else q.new_empty(0)
     gated = _new(q, Nq, heads_first) if gate is not None else None
-    delta = torch.empty_like(lse)
+    width = 2 if choose("dkv", padded(q.shape[4]), q.element_size(), Nq, Nk).block_q >= 64 else 4
+    stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
     dbias = _new_dbias(q, bias, wants_dbias)
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     dout = rows_contiguous(dout.to(q.dtype))
-    _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, delta, scale)
+    _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, stats, scale)
     if gated is not None:
         dout = gated
-    _dkv(q, k, v, bias, mask, lse, delta, dout, dk, dv, scale)
+    _dkv(q, k, v, bias, mask, stats, dout, dk, dv, scale)
     if bias is not None and wants_dbias:
-        _dbias(q, k, v, bias, mask, lse, delta, dout, dbias, scale)
+        _dbias(q, k, v, bias, mask, stats, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
 
 
@@ -212,7 +215,7 @@ def _dq(
     dq: Tensor,
     dgate: Tensor,
     gated: Tensor | None,
-    delta: Tensor,
+    stats: Tensor,
     scale: float,
 ) -> None:
     B, S, H, Nq, D = q.shape
@@ -224,7 +227,7 @@ def _dq(
         B * S * H * -(-Nq // tiles.block_q),
         tiles,
         *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, dout),
-        *(dq, dgate, or_else(gated, q), delta),
+        *(dq, dgate, or_else(gated, q), stats),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
@@ -232,6 +235,7 @@ def _dq(
         *(S, H, Nq, Nk, scale * LOG2E, scale),
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
+        STATS_WIDTH=stats.shape[-1],
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -242,8 +246,7 @@ def _dkv(
     v: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
+    stats: Tensor,
     dout: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -259,7 +262,7 @@ def _dkv(
         dkv_kernel,
         B * S * H * -(-Nk // tiles.block_k),
         tiles,
-        *(q, k, v, or_else(read, q), or_else(mask, q), lse, delta, dout, dk, dv),
+        *(q, k, v, or_else(read, q), or_else(mask, q), stats, dout, dk, dv),
         *strides(align, q, k, v),
         *strides(bias_align, read),
         *mask_strides(mask),
@@ -267,6 +270,7 @@ def _dkv(
         *(S, H, Nq, Nk, scale * LOG2E, scale),
         HAS_BIAS=bias is not None,
         BIAS_TURNED=turned,
+        STATS_WIDTH=stats.shape[-1],
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -277,8 +281,7 @@ def _dbias(
     v: Tensor,
     bias: Tensor,
     mask: Tensor | None,
-    lse: Tensor,
-    delta: Tensor,
+    stats: Tensor,
     dout: Tensor,
     dbias: Tensor,
     scale: float,
@@ -288,7 +291,7 @@ def _dbias(
     shared_by = _shared_by(bias, S)
     tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
     blocks = B * bias.shape[1] * H * -(-Nq // tiles.block_q) * -(-Nk // tiles.block_k)
-    rows = _rows_of_a_part(blocks, shared_by, q.device)
+    rows = _rows_of_a_part(blocks, shared_by, processors(q.device) * PROGRAMS_PER_PROCESSOR)
     parts = -(-shared_by // rows) if shared_by else 0
     target = dbias
     if parts != 1:
@@ -298,13 +301,14 @@ def _dbias(
         dbias_kernel,
         blocks * parts,
         tiles,
-        *(q, k, v, bias, or_else(mask, q), lse, delta, dout, target),
+        *(q, k, v, bias, or_else(mask, q), stats, dout, target),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
         *strides(align, dout),
         *(S, H, Nq, Nk, scale * LOG2E, bias.shape[1], rows, dbias.numel()),
         STAGES=tiles.stages,
+        STATS_WIDTH=stats.shape[-1],
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
     if parts != 1:
@@ -313,11 +317,18 @@ def _dbias(
         launch(sum_kernel, grid, one, target, dbias, dbias.numel(), parts, BLOCK=SUM_BLOCK)
 
 
-def _rows_of_a_part(blocks: int, shared_by: int, device: torch.device) -> int:
-    """Deal the rows that share a bias to programs, so that they fill the device."""
-    wanted = -(-processors(device) * PROGRAMS_PER_PROCESSOR // max(blocks, 1))
-    parts = max(1, min(wanted, MOST_PARTS, shared_by // FEWEST_ROWS))
-    return max(1, -(-shared_by // parts))
+def _rows_of_a_part(blocks: int, shared_by: int, at_once: int) -> int:
+    """Deal the rows that share a bias to programs, so that they fill the device evenly.
+
+    Programs run ``at_once`` at a time, each for as long as its rows and its ends take.
+    """
+
+    def duration(parts: int) -> int:
+        rows = max(1, -(-shared_by // parts))
+        return -(-blocks * -(-shared_by // rows) // at_once) * (rows + ENDS)
+
+    most = max(1, min(MOST_PARTS, shared_by // FEWEST_ROWS))
+    return max(1, -(-shared_by // min(range(1, most + 1), key=duration)))
 
 
 def _shared_by(bias: Tensor | None, rows: int) -> int:

@@ -19,7 +19,8 @@ from bevatron.kernels.pair_attention.triton_forward import (
     NUMBERS,
     load_bias,
     load_block,
-    load_line,
+    load_mask,
+    load_pairs,
     plus_product,
     store_block,
 )
@@ -27,17 +28,15 @@ from bevatron.kernels.pair_attention.triton_forward import (
 
 @triton.jit
 def _gradient_past_gate(
-    do_base, out_base, gate_base, dgate_base, dout_base, delta_base, first, do_N, o_N, g_N, e_N,
+    do_base, out_base, gate_base, dgate_base, dout_base, first, do_N, o_N, g_N, e_N,
     Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     FULL: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Load the gradient of a block of results, take the gate's share, make and store delta."""
+    """Load the gradient of a block of results, take the gate's share and make delta."""
     do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     out = load_block(out_base, first, o_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     product = do.to(tl.float32) * out.to(tl.float32)
     delta = tl.sum(product, 1)
-    rows = tl.arange(0, BLOCK_Q) + first
-    tl.store(delta_base + rows, delta, mask=rows < Nq)
     if HAS_GATE:
         g = load_block(
             gate_base, first, g_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL
@@ -65,7 +64,7 @@ def _dq_step(
     else:
         x -= lse[:, None]
     if HAS_MASK:
-        x += load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, FULL)[None, :]
+        x += load_mask(mask_base, first, Nk, BLOCK_K, FULL)[None, :]
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     ds = tl.exp2(x) * (dp - delta[:, None])
@@ -74,7 +73,7 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def dq_kernel(
-    Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Delta,
+    Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Stats,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
     do_B, do_S, do_H, do_N,
@@ -83,11 +82,12 @@ def dq_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and the gradients around the gate for one block of queries.
 
-    Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out.
+    Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out; Stats holds the
+    logarithm and delta of each query, for the kernels to come.
     """
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
@@ -114,10 +114,12 @@ def dq_kernel(
     )  # fmt: skip
     do, delta = _gradient_past_gate(
         do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + o, Dgated + o,
-        Delta + line, first_q, do_N, o_N, g_N, o_N, Nq,
+        first_q, do_N, o_N, g_N, o_N, Nq,
         D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
     )  # fmt: skip
     lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
+    tl.store(Stats + (line + rows) * STATS_WIDTH, lse, mask=rows < Nq)
+    tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
         x_bias = 0.0
@@ -136,14 +138,14 @@ def dq_kernel(
 
 @triton.jit
 def _dkv_step(
-    k, v, dk, dv, q_base, do_base, lse_base, delta_base, x_bias, first, q_N, do_N, Nq, scale,
+    k, v, dk, dv, q_base, do_base, stats_base, x_bias, first, q_N, do_N, Nq, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
-    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, STATS_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
-    lse = load_line(lse_base, first, Nq, float("inf"), BLOCK_Q, FULL)
-    delta = load_line(delta_base, first, Nq, 0.0, BLOCK_Q, FULL)
+    lse, delta = load_pairs(stats_base, first, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL)
     x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
     if HAS_BIAS:
         x += x_bias * LOG2E - lse[None, :]
@@ -165,7 +167,7 @@ def _store_kept(
 ):  # fmt: skip
     """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
     if HAS_MASK:
-        keep = load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, False)
+        keep = load_mask(mask_base, first, Nk, BLOCK_K, False)
         keep = (keep == 0.0)[:, None]
         dk = tl.where(keep, dk, 0.0)
         dv = tl.where(keep, dv, 0.0)
@@ -175,7 +177,7 @@ def _store_kept(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def dkv_kernel(
-    Q, K, V, Bias, Mask, Lse, Delta, Dout, Dk, Dv,
+    Q, K, V, Bias, Mask, Stats, Dout, Dk, Dv,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
     dk_B, dk_S, dk_H, dk_N,
@@ -184,7 +186,7 @@ def dkv_kernel(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
     BIAS_TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a head of a row.
 
@@ -229,8 +231,8 @@ def dkv_kernel(
             )  # fmt: skip
         dk, dv = _dkv_step(
             k, v, dk, dv, q_base + s * q_S * ALIGN, do_base + s * do_S * ALIGN,
-            Lse + line, Delta + line, x_bias, first, q_N, do_N, Nq, scale,
-            D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, PRECISION,
+            Stats + line * STATS_WIDTH, x_bias, first, q_N, do_N, Nq, scale,
+            D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_BIAS, STATS_WIDTH, PRECISION,
         )  # fmt: skip
     place = dk_head + s * dk_S * ALIGN
     _store_kept(
@@ -241,13 +243,14 @@ def dkv_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def dbias_kernel(
-    Q, K, V, Bias, Mask, Lse, Delta, Dout, Part,
+    Q, K, V, Bias, Mask, Stats, Dout, Part,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
     S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    BIAS_FULL: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIAS_FULL: tl.constexpr, HAS_MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
@@ -291,13 +294,12 @@ def dbias_kernel(
         )  # fmt: skip
         v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        lse = load_line(Lse + line, first_q, Nq, float("inf"), BLOCK_Q, FULL_Q)
-        delta = load_line(Delta + line, first_q, Nq, 0.0, BLOCK_Q, FULL_Q)
+        lse, delta = load_pairs(
+            Stats + line * STATS_WIDTH, first_q, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL_Q
+        )  # fmt: skip
         x += x_bias * LOG2E - lse[:, None]
         if HAS_MASK:
-            keep = load_line(
-                Mask + b * mask_B + s * mask_S, first_k, Nk, float("-inf"), BLOCK_K, FULL_K
-            )  # fmt: skip
+            keep = load_mask(Mask + b * mask_B + s * mask_S, first_k, Nk, BLOCK_K, FULL_K)
             x += keep[None, :]
         acc += tl.exp2(x) * (dp - delta[:, None])
     place = ((b * bias_rows + row) * H + h) * Nq + first_q

@@ -12,6 +12,8 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(-1e30)
 """Where the running maximum begins: finite, so that differences from it are never NaN."""
+MASK_WIDTH = tl.constexpr(4)
+"""So often is the mask written for each key; see `load_pairs`."""
 NUMBERS = (
     *(
         f"{tensor}_{axis}"
@@ -91,12 +93,35 @@ def load_bias(
 
 
 @triton.jit
-def load_line(base, first, count, outside, BLOCK: tl.constexpr, FULL: tl.constexpr):
-    """Load a block of a vector: what the mask adds to logits, or a number of each query."""
-    places = tl.arange(0, BLOCK) + first
+def load_pairs(
+    base, first, count, outside, BLOCK: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr
+):
+    """Load the first two of the WIDTH numbers that each query or key of a block has.
+
+    Triton 3.6 lets every thread load all of a vector that is shorter than a program has threads,
+    and makes what it enters once more for each layout. So more is loaded, where blocks are small.
+    """
+    LOADED: tl.constexpr = 2 if BLOCK >= 64 else WIDTH
+    rows = tl.arange(0, BLOCK) + first
+    places = rows[:, None] * WIDTH + tl.arange(0, LOADED)[None, :]
     if FULL:
-        return tl.load(base + places)
-    return tl.load(base + places, mask=places < count, other=outside)
+        block = tl.load(base + places).to(tl.float32)
+    else:
+        block = tl.load(base + places, mask=(rows < count)[:, None], other=outside).to(tl.float32)
+    if LOADED == 2:
+        one, other = tl.split(block)
+    else:
+        ones, others = tl.split(tl.reshape(block, (BLOCK, 2, 2)))
+        one, _ = tl.split(ones)
+        other, _ = tl.split(others)
+    return one, other
+
+
+@triton.jit
+def load_mask(base, first, count, BLOCK: tl.constexpr, FULL: tl.constexpr):
+    """Load what the mask adds to the logits of a block of keys: 0, or minus infinity."""
+    added, _ = load_pairs(base, first, count, float("-inf"), BLOCK, MASK_WIDTH, FULL)
+    return added
 
 
 @triton.jit
@@ -121,7 +146,7 @@ def _step(
     if HAS_BIAS:
         x += x_bias
     if HAS_MASK:
-        x += load_line(mask_base, first, Nk, float("-inf"), BLOCK_K, FULL)[None, :]
+        x += load_mask(mask_base, first, Nk, BLOCK_K, FULL)[None, :]
     elif not (FULL or HAS_BIAS):
         x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
     new_top = tl.maximum(top, tl.max(x, 1))
