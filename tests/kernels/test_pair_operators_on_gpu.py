@@ -1,9 +1,18 @@
-"""What only a GPU shows of operators on alignments: graphs, equal bits, offsets behind 2^31."""
+"""What only a GPU shows of operators on alignments: graphs, equal bits, offsets behind 2^31.
+
+And float16 compiled: elsewhere 16 bits are bfloat16 on a GPU.
+"""
 
 import pytest
 import torch
 
-from bevatron.kernels import global_attention, outer_product_mean, qkvg, use
+from bevatron.kernels import (
+    global_attention,
+    outer_product_mean,
+    qkvg,
+    triangle_multiply,
+    use,
+)
 from bevatron.testing import assert_close
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -94,6 +103,35 @@ def test_runs_and_replays_of_a_graph_give_the_same_bits(name, width):
     for first, second, replayed in zip(expected, again, captured, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first, replayed)
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, "triangle_multiply"])
+def test_half_precision_is_right(name):
+    if name == "triangle_multiply":
+        run, mask = triangle_multiply, torch.rand(37, 37, device="cuda") > 0.2
+        square = dict.fromkeys(("a", "a_gate", "b", "b_gate", "out", "out_gate"), (64, 64))
+        shapes = {"z": (37, 37, 64)} | {f"{k}_weight": v for k, v in square.items()}
+        shapes |= {f"norm_{k}_{v}": (64,) for k in ("in", "out") for v in ("weight", "bias")}
+        inputs = {k: torch.randn(v, device="cuda") / v[-1] ** 0.5 for k, v in shapes.items()}
+        inputs["z"] = inputs["z"] * 8
+        given = {"mask": mask}
+    else:
+        run, inputs = OPERATORS[name], draw(name)
+        given = kept(name, inputs)
+    found = {}
+    for choice, dtype in (("triton", torch.float16), ("reference", torch.float64)):
+        leaves = {k: v.half().to(dtype).requires_grad_() for k, v in inputs.items()}
+        with use(**{name: choice}):
+            result = run(**leaves, **given)
+            parts = result if isinstance(result, tuple) else (result,)
+            torch.manual_seed(5)
+            along = [torch.randn(part.shape).to("cuda", torch.float64) for part in parts]
+            loss = sum((part.double() * g).sum() for part, g in zip(parts, along, strict=True))
+            found[choice] = [*parts, *torch.autograd.grad(loss, leaves.values())]
+    assert found["triton"][0].dtype == torch.float16
+    for got, want in zip(found["triton"], found["reference"], strict=True):
+        assert got.isfinite().all()
+        assert_close(got, want, 2e-2)
 
 
 def test_a_large_pair_of_outer_products():
