@@ -103,16 +103,20 @@ class GPSPlusPlus(nn.Module):
         if not batch.checked and batch.atom_features.device.type == "cpu":
             self.check(batch)
         inputs = observe(batch) if inputs is None else inputs
-        graphs = Graphs.of(batch)
+        with rounded_together(self.parameters()):
+            outputs = self._compute(batch, inputs, Graphs.of(batch), compute)
+        return {name: outputs[name] for name in compute}
+
+    def _compute(
+        self, batch: MoleculeBatch, inputs: Inputs, graphs: Graphs, compute: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Walk encoders, blocks and heads; more may come out than what is asked for."""
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
         edge_stream = None if edges is None else Stream(edges, edges)
         stream = None if globals_ is None else Stream(globals_, globals_)
-        with rounded_together(self.blocks.parameters()):
-            for block, drop in zip(self.blocks, drops, strict=True):
-                nodes, edge_stream, stream, bias = block(
-                    nodes, edge_stream, stream, bias, graphs, drop
-                )
+        for block, drop in zip(self.blocks, drops, strict=True):
+            nodes, edge_stream, stream, bias = block(nodes, edge_stream, stream, bias, graphs, drop)
         edges = None if edge_stream is None else edge_stream.wide
         globals_ = None if stream is None else stream.wide
         outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
@@ -122,7 +126,7 @@ class GPSPlusPlus(nn.Module):
             outputs.update(self.noise(nodes, edges))
         if self.denoising is not None and "directions" in compute:
             outputs["directions"] = self.denoising(nodes, bias, batch, inputs, graphs)
-        return {name: outputs[name] for name in compute}
+        return outputs
 
     def check(self, batch: MoleculeBatch) -> None:
         """Refuse a batch on the CPU whose features are not those of the model.
