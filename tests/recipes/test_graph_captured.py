@@ -14,6 +14,7 @@ from graph_data_sets import write
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph import GraphRun, build
 from bevatron.train import captured_step
+from bevatron.train.cuda_graphs import Recorder
 from bevatron.train.loop import begin_state, fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,9 +40,10 @@ def make(folder, *, cuda_graphs=None, graphs=1, dropout=0.0, lr=0.02, epochs=6, 
 
 
 def losses(folder, kind="step"):
-    """Of every step, or of every epoch."""
+    """Of every step, or of the validation in every epoch."""
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [record["loss"] for record in map(json.loads, lines) if record["kind"] == kind]
+    records = [record for record in map(json.loads, lines) if record["kind"] == kind]
+    return [record["valid"]["loss"] if kind == "epoch" else record["loss"] for record in records]
 
 
 @pytest.fixture
@@ -63,6 +65,21 @@ def test_recorded_steps_have_the_losses_of_launched_ones(tmp_path, capturing):
     fit(make(tmp_path / "recorded"))
     assert len(capturing) == 1, "one graph, one recording, all epochs"
     found, expected = losses(tmp_path / "recorded"), losses(tmp_path / "launched")
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert len(set(found)) == 6, "the weights move"
+
+
+def test_recorded_validations_have_the_metrics_of_launched_ones(tmp_path, capturing, monkeypatch):
+    recorded = []
+    record = Recorder.record
+    monkeypatch.setattr(
+        Recorder, "record", lambda self, *work: recorded.append(work) or record(self, *work)
+    )
+    fit(make(tmp_path / "launched", cuda_graphs=False))
+    assert not recorded
+    fit(make(tmp_path / "recorded"))
+    assert len(recorded) == 3, "a step, an update, a validation"
+    found, expected = (losses(tmp_path / name, "epoch") for name in ("recorded", "launched"))
     assert found == pytest.approx(expected, rel=1e-9)
     assert len(set(found)) == 6, "the weights move"
 

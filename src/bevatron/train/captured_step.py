@@ -11,6 +11,7 @@ behind, reads the verdict and stops the run with the weights from before the bad
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from bevatron.train.device_update import DeviceUpdate
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import trained_parameters
 from bevatron.train.precision import dtype_of, products
+from bevatron.train.recorded_prediction import RecordedPrediction
 from bevatron.train.run import Run
 from bevatron.train.state import TrainState
 from bevatron.train.step import (
@@ -44,6 +46,8 @@ from bevatron.typing import IntArray
 Figures = tuple[Tensor, float, dict[str, float], float, bool]
 """Loss and terms of each batch of this rank [B, 1 + T]; of the whole step the loss, its terms, the
 gradient's norm, and whether the weights were changed."""
+
+Predict = Callable[[torch.nn.Module, Any], dict[str, Tensor]]
 
 Kind = BatchShape | tuple[int, ...]
 """What a recording is for: batches padded to a shape, or the batch of just these samples."""
@@ -114,6 +118,8 @@ class CapturedStep:
     ----------
     buckets
         The shapes in use and what they waste.
+    predict
+        The task's predictions; for one whole graph recorded too.
     """
 
     def __init__(self, run: Run, state: TrainState, mesh: Mesh) -> None:
@@ -124,6 +130,10 @@ class CapturedStep:
         optim = run.settings.optim
         self._update = DeviceUpdate(state, optim.clip, per_tensor=optim.clip_norm == "tensor")
         self._recordings: _Recordings | None = None
+        whole_graph = "nodes" in run.sizes
+        self.predict: Predict = (
+            RecordedPrediction(run.task, mesh.device) if whole_graph else run.task.predict
+        )
 
     def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
         """Choose the shapes for an epoch's batches, keeping the present ones if all fit.

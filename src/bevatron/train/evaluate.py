@@ -73,6 +73,7 @@ def evaluate_batches(
     mesh: Mesh,
     dtype: torch.dtype,
     interrupted: Callable[[], bool] = lambda: False,
+    predict: Callable[[nn.Module, Any], dict[str, Tensor]] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics over this and all other ranks' batches.
 
@@ -80,19 +81,21 @@ def evaluate_batches(
     ----------
     interrupted
         Asked before every batch, on all ranks.
+    predict
+        In place of the task's.
 
     Raises
     ------
     Interrupted
         If ``interrupted`` said so.
     """
-    metrics = task.metrics()
+    metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):
         for loaded in batches:
             if interrupted():
                 raise Interrupted
             moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
-            metrics.update(moved, task.predict(model, moved))
+            metrics.update(moved, predicted(model, moved))
     sums = metrics.sums().detach().to("cpu", torch.float64)
     metrics.load_sums(sum_over_ranks(sums, mesh))
     return metrics.compute()

@@ -378,6 +378,7 @@ class Trainer:
                 self.mesh,
                 dtype_of(settings.train.dtype),
                 interrupted,
+                None if self.captured is None else self.captured.predict,
             )
         return self.metrics
 
