@@ -198,3 +198,37 @@ def test_parameters_of_two_types_are_refused():
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2).double())]
     with pytest.raises(ValueError, match=r"float32 on cpu, torch\.float64 on cpu"):
         FusedAdamEMA(parameters)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_step_waits_for_nothing_and_is_recorded():
+    model, peer = models()
+    ours = FusedAdamEMA(model.parameters(), lr=0.02, weight_decay=0.1, clip=0.7, decay=0.9)
+    torchs = torch.optim.AdamW(peer.parameters(), lr=0.02, weight_decay=0.1)
+    averages = [p.detach().clone() for p in peer.parameters()]
+    graph = torch.cuda.CUDAGraph()
+    for step in range(6):
+        torchs.zero_grad()
+        for one in (model, peer):
+            # Both branches: every parameter has a gradient.
+            backward(one, step)
+            backward(one, step, branch=False)
+        if step == 3:
+            with torch.cuda.graph(graph):
+                ours.step()
+        if step < 3:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                ours.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        else:
+            ours.advance()
+            graph.replay()
+        nn.utils.clip_grad_norm_(peer.parameters(), 0.7)
+        torchs.step()
+        share = 1 - min(0.9, (2 + step) / (11 + step))
+        torch._foreach_lerp_(averages, list(peer.parameters()), share)
+    same(model, peer, 1e-6)
+    for got, want in zip(ours.averages, averages, strict=True):
+        assert torch.allclose(got, want, rtol=1e-6, atol=1e-8)
