@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bevatron import kernels
 from bevatron.errors import ConfigError, KernelError
@@ -118,6 +120,19 @@ def test_chunks_are_equal_and_within_their_memory():
 @pytest.mark.parametrize("dtype", DTYPES if GPU else DTYPES[:1])
 def test_any_irreps_are_written_rightly(irreps, dtype):
     check(irreps, make(irreps, GRAPHS[-1] if GPU else PAIR, dtype))
+
+
+irreps_texts = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 3), st.sampled_from("eo")), min_size=1, max_size=2
+).map(lambda blocks: "+".join(f"{mul}x{degree}{parity}" for mul, degree, parity in blocks))
+
+
+@settings(max_examples=3, deadline=None)
+@given(irreps_texts, st.integers(0, 4), irreps_texts, st.sampled_from([0, 3]))
+def test_drawn_irreps_are_written_rightly(irreps_in, l_max, irreps_out, hidden):
+    irreps = (irreps_in, str(Irreps.harmonics(l_max)), irreps_out)
+    if paths(*irreps).paths:
+        check(irreps, make(irreps, PAIR, torch.float32, hidden))
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -286,6 +301,33 @@ def test_a_captured_step_follows_new_edges(hidden):
         torch.cuda.synchronize()
         for got, want in zip(found, step(), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("captured", [False, True])
+def test_chunks_beside_one_another_give_the_same_bits(captured, small_chunks, monkeypatch):
+    inputs = make(MACE, awkward_graphs()[5], torch.float32, 16)
+    call, _ = product(MACE, inputs)
+    tensors = {k: v.requires_grad_() for k, v in inputs.items() if k != "edges"}
+
+    def step():
+        order = EdgeOrder(inputs["edges"], len(inputs["x"]))
+        out = call(**tensors, edges=order)
+        grads = torch.autograd.grad(out.square().sum(), list(tensors.values()), create_graph=True)
+        last = torch.autograd.grad(sum(g.square().sum() for g in grads), list(tensors.values()))
+        return [out, *grads, *last]
+
+    with kernels.use("triton"):
+        expected = step()
+        monkeypatch.setattr(module("radial_tensor_product.streams"), "BESIDE", True)
+        found = step()
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = step()
+            graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))
 
 
 def swapped(x, irreps, before):

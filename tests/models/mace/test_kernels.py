@@ -36,3 +36,16 @@ def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
         assert (got is None) == (want is None)
         if want is not None:
             assert_close(got, want, 1e-11)
+
+
+def test_forces_and_gradients_repeat_bit_for_bit(structures, tiny):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny().to(device, torch.float32)
+    batch = structures.batch(structures.molecule(), structures.crystal())
+    batch = batch.to(device, torch.float32)
+    with kernels.use("triton"):
+        first, again = gradients(model, batch), gradients(model, batch)
+    for got, want in zip(again, first, strict=True):
+        assert (got is None) == (want is None)
+        assert want is None or torch.equal(got, want)
