@@ -24,7 +24,7 @@ def pointers(*counts):
     return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
 
 
-def make(rows, width, branches=1, scaled=(), dtype=torch.float32):
+def make(rows, width, branches=1, scaled=(), dtype=torch.float32, linear=()):
     inputs = {"x": draw(rows, width, dtype=dtype)}
     for k in range(branches):
         inputs[f"branch_{k}"] = draw(rows, width, dtype=dtype, seed=10 + k)
@@ -32,6 +32,8 @@ def make(rows, width, branches=1, scaled=(), dtype=torch.float32):
         inputs[f"bias_{k}"] = draw(width, dtype=dtype, seed=30 + k)
         if k in scaled:
             inputs[f"scale_{k}"] = draw(rows, dtype=dtype, seed=40 + k).relu()
+        if k in linear:
+            inputs[f"linear_{k}"] = draw(width, dtype=dtype, seed=50 + k)
     return inputs
 
 
@@ -41,7 +43,8 @@ def run(x, **tensors):
         return [tensor for k, tensor in enumerate(found) if f"branch_{k}" in tensors]
 
     scales = [None if scale is None else scale.detach() for scale in of("scale")]
-    return residual_norm(x, of("branch"), of("weight"), of("bias"), scales=scales)
+    vectors = of("weight"), of("bias")
+    return residual_norm(x, of("branch"), *vectors, scales=scales, linear_biases=of("linear"))
 
 
 def check(inputs, **options):
@@ -67,6 +70,12 @@ def test_rows_may_be_dropped(rows, scaled):
     check(make(rows, 64, 2, scaled))
 
 
+@pytest.mark.parametrize(("branches", "linear"), [(1, (0,)), (2, (1,)), (2, (0,)), (2, (0, 1))])
+def test_biases_of_the_linear_layers_are_added_and_get_their_gradients(branches, linear):
+    check(make(70, 20, branches, (0,), linear=linear))
+    check(make(5, 256, branches, (0,), HALF, linear))
+
+
 def test_float64_and_strided_inputs_are_right():
     check(make(9, 24, 2, (0, 1), torch.float64))
     check(make(9, 24, 2, (0, 1)), strided=True)
@@ -84,8 +93,9 @@ def test_a_dropped_branch_leaves_the_norm_of_the_input():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.residual_norm.triton import merge
 
-    inputs = make(4, 8, 2, (0,))
-    names = ("x", "branch_0", "branch_1", "scale_0", None, "weight_0", "weight_1", "bias_0")
+    inputs = make(4, 8, 2, (0,), linear=(0,))
+    names = ("x", "branch_0", "branch_1", "scale_0", None, "linear_0", None)
+    names = (*names, "weight_0", "weight_1", "bias_0")
     leaves = [None if name is None else inputs[name] for name in (*names, "bias_1")]
     for name, leaf in zip(names, leaves, strict=False):
         if name is not None and "scale" not in name:

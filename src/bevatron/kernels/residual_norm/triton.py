@@ -33,12 +33,13 @@ def residual_norm(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     scales: Sequence[Tensor | None],
+    linear_biases: Sequence[Tensor | None],
     eps: float,
 ) -> Tensor:
     """Compute what the reference computes; see `bevatron.kernels.residual_norm`."""
     check_width("residual_norm", x)
     pairs: list[Tensor | None] = []
-    for given in (branches, scales, weights, biases):
+    for given in (branches, scales, linear_biases, weights, biases):
         pairs += [contiguous(given[0]), contiguous(given[1]) if len(given) > 1 else None]
     y: Tensor = merge(x.contiguous(), *pairs, eps)[0]
     return y
@@ -51,6 +52,8 @@ def merge(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
+    linear_1: Tensor | None,
+    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     bias_1: Tensor,
@@ -62,12 +65,13 @@ def merge(
     mean, rstd = _new_statistics(x, branch_2)
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
-        given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
+        pairs = (branch_1, branch_2, scale_1, scale_2, linear_1, linear_2)
+        given = (*pairs, weight_1, bias_1, weight_2, bias_2)
         with on_device(x):
             residual_norm_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
+                **_constants(x, *pairs[1:], pad, block),
                 num_warps=warps,
             )
     return y, mean, rstd
@@ -80,13 +84,15 @@ def _(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
+    linear_1: Tensor | None,
+    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     bias_1: Tensor,
     bias_2: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del branch_1, scale_1, scale_2, weight_1, weight_2, bias_1, bias_2, eps
+    del branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, bias_1, bias_2, eps
     return x.new_empty(x.shape), *_new_statistics(x, branch_2)
 
 
@@ -98,27 +104,33 @@ def merge_backward(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
+    linear_1: Tensor | None,
+    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x and both branches, and [3, C]: of a bias and of both weights."""
+    """Return gradients of x and both branches, and [5, C] of vectors.
+
+    Of a bias, of both weights and of both linear biases.
+    """
     width = x.shape[1]
     dx, dbranch_1 = x.new_empty(x.shape), x.new_empty(x.shape)
     dbranch_2 = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = new_sums(x, 3, width)
+    sums = new_sums(x, 5, width)
     if x.numel():
         pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
         most = WARPS_PER_PROCESSOR // warps * processors(x.device)
         programs = min(triton.cdiv(len(x), block), most)
-        parts = x.new_empty((programs, 3, width), dtype=_wide(x))
-        given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
+        parts = x.new_empty((programs, 5, width), dtype=_wide(x))
+        pairs = (branch_1, branch_2, scale_1, scale_2, linear_1, linear_2)
+        given = (*pairs, weight_1, weight_2)
         with on_device(x):
             residual_norm_backward[(programs,)](
                 *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
+                **_constants(x, *pairs[1:], pad, block),
                 num_warps=warps,
             )
         add_shares(parts, sums)
@@ -133,14 +145,16 @@ def _(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
+    linear_1: Tensor | None,
+    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, branch_1, scale_1, scale_2, weight_1, weight_2, mean, rstd
+    del dy, branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, mean, rstd
     second = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
+    sums = x.new_empty((5, x.shape[1]), dtype=_wide(x))
     return x.new_empty(x.shape), x.new_empty(x.shape), second, sums
 
 
@@ -156,14 +170,16 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     del dmean, drstd  # nobody outside sees the statistics
     if dy is None:
-        return (None,) * 10
+        return (None,) * 12
     saved = ctx.saved_tensors
     dx, dbranch_1, dbranch_2, sums = merge_backward(dy.contiguous(), *saved)
-    weight_1, weight_2 = saved[5:7]
+    linear_1, linear_2, weight_1, weight_2 = saved[5:9]
     two = weight_2 is not None
     dtype_1, dtype_2 = ctx.bias_dtypes
     return (
         *(dx, dbranch_1, dbranch_2 if two else None, None, None),
+        *(None if linear_1 is None else sums[3].to(linear_1.dtype),),
+        *(None if linear_2 is None else sums[4].to(linear_2.dtype),),
         *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
         *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None, None),
     )
@@ -177,6 +193,8 @@ def _constants(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
+    linear_1: Tensor | None,
+    linear_2: Tensor | None,
     pad: int,
     block: int,
 ) -> dict[str, Any]:
@@ -187,6 +205,8 @@ def _constants(
         "TWO": branch_2 is not None,
         "SCALED_1": scale_1 is not None,
         "SCALED_2": scale_2 is not None,
+        "LINEAR_1": linear_1 is not None,
+        "LINEAR_2": linear_2 is not None,
         "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
     }
 

@@ -313,7 +313,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute what is added to the nodes; hand nodes and bias on."""
+        """Compute what is added to the nodes but for the last layer's bias; hand the rest on."""
         qkv, x = linear_beside(x, self.qkv.weight, self.qkv.bias)
         found, bias = molecule_attention_beside(
             qkv.unflatten(1, (3, self.num_heads, -1)),
@@ -326,7 +326,7 @@ class Attention(nn.Module):
             dropout=0.0 if seed is None else self.rate,
             seed=seed,
         )
-        return linear(found.flatten(1), self.out.weight, self.out.bias), x, bias
+        return linear(found.flatten(1), self.out.weight), x, bias
 
 
 class FeedForward(nn.Module):
@@ -339,11 +339,11 @@ class FeedForward(nn.Module):
         self.second = uniform_dense(config.ffn_width, width, width**-0.5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map rows, and hand them on."""
+        """Map rows, but for the last layer's bias, and hand them on."""
         hidden, x = linear_beside(x, self.first.weight)
         hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
-        return linear(hidden, self.second.weight, self.second.bias), x
+        return linear(hidden, self.second.weight), x
 
 
 class Block(nn.Module):
@@ -372,27 +372,38 @@ class Block(nn.Module):
         drops: Drops,
     ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
         """Compute new nodes, edges and globals; hand the bias on."""
-        updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
+        updates: list[Update] = []
         if self.mpnn is not None and self.mpnn_norm is not None:
             update, x, e, g = self.mpnn(x, e, g, graphs, drops)
-            updates.append((update, self.mpnn_norm, drops.node))
+            updates.append(Update(update, None, self.mpnn_norm, drops.node))
         if self.attention is not None and self.attention_norm is not None:
             update, x, bias = self.attention(x, bias, graphs, drops.seed)
-            updates.append((update, self.attention_norm, drops.attention))
+            last = self.attention.out.bias
+            updates.append(Update(update, last, self.attention_norm, drops.attention))
         nodes = _added(x, updates)
         if self.ffn is not None and self.ffn_norm is not None:
             update, nodes = self.ffn(nodes)
-            nodes = _added(nodes, [(update, self.ffn_norm, drops.ffn)])
+            nodes = _added(nodes, [Update(update, self.ffn.second.bias, self.ffn_norm, drops.ffn)])
         return nodes, e, g, bias
 
 
-def _added(x: Tensor, updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]]) -> Tensor:
+class Update(NamedTuple):
+    """What is added to nodes: a branch, its last layer's bias, the norm behind, factors of rows."""
+
+    branch: Tensor
+    bias: Tensor | None
+    norm: nn.LayerNorm
+    scale: Tensor | None
+
+
+def _added(x: Tensor, updates: list[Update]) -> Tensor:
     """Sum the norms of x plus each update."""
     return residual_norm(
         x,
-        [update for update, _, _ in updates],
-        [norm.weight for _, norm, _ in updates],
-        [norm.bias for _, norm, _ in updates],
-        scales=[scale for _, _, scale in updates],
+        [update.branch for update in updates],
+        [update.norm.weight for update in updates],
+        [update.norm.bias for update in updates],
+        scales=[update.scale for update in updates],
+        linear_biases=[update.bias for update in updates],
         eps=EPS,
     )
