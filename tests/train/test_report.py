@@ -134,6 +134,10 @@ def test_the_names_of_many_curves_stand_once_below_the_panels():
         f"case {i}" for i in range(6)
     ]
     assert not any(axes.get_legend() for axes in many.axes)
+    other = plots.Panel("Others", "ms", [plots.Curve("other", [1, 2], [1, 2]), *panel(6).curves])
+    apart = plots.curves([panel(6), other])  # one name would have two colours in one legend
+    assert not apart.legends
+    assert [len(axes.get_legend().get_texts()) for axes in apart.axes] == [6, 7]
 
 
 def test_curves_leave_out_missing_points_and_turn_linear_without_a_logarithm():

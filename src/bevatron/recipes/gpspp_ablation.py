@@ -440,7 +440,7 @@ def draw(runs: Sequence[dict[str, Any]], against: Against = "minutes") -> Any:
             if own and members:
                 lines.append(_mean_curve(name, members, against))
         if lines:
-            metric = runs[0]["metric"].replace("_", " ")
+            metric = runs[0]["metric"].replace("_mae", " MAE").replace("_auroc", " AUROC")
             panels.append(Panel(title, f"validation {metric}", lines))
     if not panels:
         members = [run["curve"] for run in runs]

@@ -16,11 +16,14 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from bevatron.train.plots.style import FAINT, Values, colours, new_axes, say
+from bevatron.train.plots.style import FAINT, PALETTE, Values, colours, new_axes, say
 
 LEGEND_WITHIN = 4
-"""Curves whose names still find room inside a panel; those of more stand below all panels."""
+"""Curves whose names still find room inside a panel; those of more stand below: once below all
+panels where these agree on them, otherwise below each."""
 LEGEND_COLUMNS = 3
+MARKERS = "osD"
+"""By how often the palette has begun again."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ def curves(
     rows = -(-len(panels) // columns)
     most = max(len(panel.curves) for panel in panels)
     below = most if most > LEGEND_WITHIN else 0
-    height = 3.3 * rows + 0.22 * -(-below // LEGEND_COLUMNS)
+    common = _agree(panels)
+    lines = -(-below // LEGEND_COLUMNS) if common else rows * -(-below // 2)
+    height = 3.3 * rows + 0.22 * lines
     with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (
         figure,
         axes,
@@ -101,9 +106,19 @@ def curves(
                 _mark(ax, place, words if ax is axes.flat[0] else "", index)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
-        if below:
+        if below and not common:
+            for ax in axes.flat[: len(panels)]:
+                ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+        elif below:
             _common_legend(figure, axes.flat[: len(panels)])
     return figure
+
+
+def _agree(panels: Sequence[Panel]) -> bool:
+    """Say whether a name has one colour in all panels: theirs begin as those of the longest."""
+    names = [[curve.label for curve in panel.curves] for panel in panels]
+    longest = max(names, key=len)
+    return all(own == longest[: len(own)] for own in names)
 
 
 def _common_legend(figure: Figure, axes: Iterable[Axes]) -> None:
@@ -118,12 +133,14 @@ def _common_legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 def _draw_panel(ax: Axes, panel: Panel, xlabel: str, *, legend: bool) -> None:
     smallest, longest, whole = np.inf, 0, True
-    for curve, colour in zip(panel.curves, colours(len(panel.curves)), strict=True):
+    for number, (curve, colour) in enumerate(
+        zip(panel.curves, colours(len(panel.curves)), strict=True)
+    ):
         x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
         shown = np.isfinite(x) & np.isfinite(y)
         x, y = x[shown], y[shown]
         # A line of one point is invisible, and with a few the points themselves matter.
-        marker = "o" if len(x) <= 15 else ""
+        marker = MARKERS[number // len(PALETTE) % 3] if len(x) <= 15 else ""
         style = "--" if curve.dashed else "-"
         ax.plot(x, y, style, color=colour, label=curve.label, marker=marker, markersize=4)
         smallest = min(smallest, y.min(initial=np.inf))
