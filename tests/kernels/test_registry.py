@@ -86,7 +86,8 @@ def test_a_configuration_is_read_written_and_used():
         assert kernels.current() == config
 
 
-def test_triton_asked_for_and_not_there_is_an_error_that_says_why():
+def test_triton_asked_for_that_cannot_run_is_an_error_that_says_why(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with (
         kernels.use("triton"),
         pytest.raises(KernelError, match="scatter_sum: 'triton' was asked for and cannot run"),
