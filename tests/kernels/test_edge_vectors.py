@@ -1,5 +1,7 @@
 """Vectors along edges against the float64 reference, with repeatable sums."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -55,3 +57,25 @@ def test_sums_over_edges_repeat_bit_for_bit(by_receiver):
     with kernels.use("reference"):
         expected = gradient(positions.detach().double().requires_grad_())
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_operators_are_registered_as_torch_wants_them():
+    operators = pytest.importorskip("bevatron.kernels.edge_vectors.triton")
+    edges = torch.tensor([[2, 0, 2, 1], [0, 0, 1, 2]], device=DEVICE)
+    order = EdgeOrder(edges, 3)
+    index = (edges, order.receiver_ptr, order.permutation, *order.by_sender(4))
+    positions = torch.randn(3, 3, device=DEVICE, requires_grad=True)
+    shifts, cells = torch.randn(4, 3, device=DEVICE), torch.randn(1, 3, 3, device=DEVICE)
+    structures = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    torch.library.opcheck(operators.difference, (positions, *index, shifts, cells, structures))
+    torch.library.opcheck(operators.difference, (positions, *index, None, None, None))
+    vectors = torch.randn(4, 3, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(operators.totals, (vectors, *index))
+
+
+def test_a_wrong_shape_is_named():
+    positions, edges = torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"shifts \(2, 3\) .* of 1 edges and 2 nodes"):
+        inspect.unwrap(edge_vectors)(
+            positions, edges, torch.zeros(2, 3), torch.zeros(1, 3, 3), torch.zeros(2, dtype=int)
+        )

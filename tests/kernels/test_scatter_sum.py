@@ -59,3 +59,12 @@ def test_fast_sums_repeat_bit_for_bit():
         found = [scatter_sum(values, index, 9) for _ in range(3)]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_operators_are_registered_as_torch_wants_them():
+    operators = pytest.importorskip("bevatron.kernels.scatter_sum.triton")
+    index, ptr = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 3, 3])
+    index, ptr, order = index.to(DEVICE), ptr.to(DEVICE), index.argsort(stable=True).to(DEVICE)
+    for operator, rows in ((operators.total, 3), (operators.spread, 3)):
+        values = torch.randn(rows, 2, device=DEVICE, requires_grad=True)
+        torch.library.opcheck(operator, (values, index, ptr, order))
