@@ -303,33 +303,6 @@ def test_a_captured_step_follows_new_edges(hidden):
             assert torch.equal(got, want)
 
 
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("captured", [False, True])
-def test_chunks_beside_one_another_give_the_same_bits(captured, small_chunks, monkeypatch):
-    inputs = make(MACE, awkward_graphs()[5], torch.float32, 16)
-    call, _ = product(MACE, inputs)
-    tensors = {k: v.requires_grad_() for k, v in inputs.items() if k != "edges"}
-
-    def step():
-        order = EdgeOrder(inputs["edges"], len(inputs["x"]))
-        out = call(**tensors, edges=order)
-        grads = torch.autograd.grad(out.square().sum(), list(tensors.values()), create_graph=True)
-        last = torch.autograd.grad(sum(g.square().sum() for g in grads), list(tensors.values()))
-        return [out, *grads, *last]
-
-    with kernels.use("triton"):
-        expected = step()
-        monkeypatch.setattr(module("radial_tensor_product.streams"), "BESIDE", True)
-        found = step()
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                found = step()
-            graph.replay()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, found, expected))
-
-
 def swapped(x, irreps, before):
     """Exchange channels and components of every block."""
     blocks = x.split([block.size for block in irreps], dim=1)

@@ -77,11 +77,6 @@ class Chunk(NamedTuple):
     first: int
     stop: int
 
-    @property
-    def rows(self) -> slice:
-        """Its edges."""
-        return slice(self.first, self.stop)
-
 
 def chunks(num_edges: int, size: int) -> list[Chunk]:
     """Cut the edges."""

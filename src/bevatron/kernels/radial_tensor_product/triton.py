@@ -2,13 +2,11 @@
 
 Three custom operators as for the channelwise product, and its kernels. Edges sorted by receiver are
 cut into chunks of equal size. For each, a matrix product makes the weights and a kernel uses them
-while they are still in the cache; on a GPU the products of one chunk run beside the kernel of
-another (`beside`). A receiver whose edges lie in two chunks continues its sum in the
+while they are still in the cache. A receiver whose edges lie in two chunks continues its sum in the
 later launch: an order that never changes. Gradients by the weights overwrite the weights in place
 and leave through matrix products with hidden and last_weight.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +15,7 @@ from torch import Tensor
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
 from bevatron.kernels.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.channelwise_tensor_product.triton_launch import Chunk, Index, chunks, run
-from bevatron.kernels.radial_tensor_product.streams import beside, slots
+from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
 from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
 from bevatron.maths.irreps import Irreps, Layout
 
@@ -79,17 +76,13 @@ def _forward(
     x, harmonics, hidden, last_weight = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight)
     )
-    parts, layer = chunks(len(hidden), size), Layer(last_weight)
-    buffers = _buffers(hidden, last_weight, parts)
-
-    def make(chunk: Chunk) -> None:
-        layer.expand(hidden[chunk.rows], buffers.of(chunk))
-
-    def compute(chunk: Chunk) -> None:
-        tensors = {"x": x, "y": harmonics[chunk.rows], "w": buffers.of(chunk)}
+    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
+    for chunk in chunks(len(hidden), size):
+        part = slice(chunk.first, chunk.stop)
+        w = buffer[: chunk.stop - chunk.first]
+        layer.expand(hidden[part], w)
+        tensors = {"x": x, "y": harmonics[part], "w": w}
         run(product, "forward", tensors, {"out": out}, index, chunk)
-
-    beside(parts, x.device, make, compute)
     return out
 
 
@@ -115,27 +108,20 @@ def _backward(
     x, harmonics, hidden, last_weight, g = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
     )
-    parts, layer, outer = chunks(len(hidden), size), Layer(last_weight), OuterSum(g_last)
-    buffers = _buffers(hidden, last_weight, parts)
-
-    def make(chunk: Chunk) -> None:
-        layer.expand(hidden[chunk.rows], buffers.of(chunk))
-
-    def compute(chunk: Chunk) -> None:
-        w = buffers.of(chunk)
+    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
+    outer = OuterSum(g_last)
+    for chunk in chunks(len(hidden), size):
+        part = slice(chunk.first, chunk.stop)
+        w = buffer[: chunk.stop - chunk.first]
+        layer.expand(hidden[part], w)
         into = {"gx": gx} if needs[0] else {}
-        into |= {"gy": gy[chunk.rows]} if needs[1] else {}
+        into |= {"gy": gy[part]} if needs[1] else {}
         into |= {"gw": w} if needs[2] or needs[3] else {}
-        tensors = {"x": x, "y": harmonics[chunk.rows], "w": w, "g": g}
-        run(product, "backward", tensors, into, index, chunk)
-
-    def use(chunk: Chunk) -> None:
+        run(product, "backward", {"x": x, "y": harmonics[part], "w": w, "g": g}, into, index, chunk)
         if needs[2]:
-            layer.contract(buffers.of(chunk), gh[chunk.rows])
+            layer.contract(w, gh[part])
         if needs[3]:
-            outer.add(hidden[chunk.rows], buffers.of(chunk))
-
-    beside(parts, x.device, make, compute, use)
+            outer.add(hidden[part], w)
     outer.finish()
     return results
 
@@ -172,63 +158,45 @@ def _double_backward(
         t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
     )
     along = {"ax": ax.contiguous()} if ax is not None else {}
+    buffer, second = (_buffer(hidden, last_weight, size) for _ in range(2))
     ay, ah, a_last = (None if t is None else t.contiguous() for t in (ay, ah, a_last))
-    parts, layer, outer = chunks(len(hidden), size), Layer(last_weight), OuterSum(d_last)
+    layer, outer = Layer(last_weight), OuterSum(d_last)
     along_last = None if a_last is None else Layer(a_last)
-    buffers = _buffers(hidden, last_weight, parts)
-    turned = ah is not None or along_last is not None
-    seconds = _buffers(hidden, last_weight, parts) if turned else buffers
-    again = (ah is not None and needs[4]) or (along_last is not None and needs[3])
-
-    def make(chunk: Chunk) -> None:
-        layer.expand(hidden[chunk.rows], buffers.of(chunk))
-        if ah is not None:
-            layer.expand(ah[chunk.rows], seconds.of(chunk))
-        if along_last is not None:
-            along_last.expand(hidden[chunk.rows], seconds.of(chunk), add=ah is not None)
-
-    def compute(chunk: Chunk) -> None:
-        rows, w, aw = chunk.rows, buffers.of(chunk), seconds.of(chunk)
-        tensors = {"x": x, "y": harmonics[rows], "w": w, "g": g, **along}
-        tensors |= {"ay": ay[rows]} if ay is not None else {}
-        tensors |= {"aw": aw} if turned else {}
+    for chunk in chunks(len(hidden), size):
+        part = slice(chunk.first, chunk.stop)
+        rows = chunk.stop - chunk.first
+        w = buffer[:rows]
+        layer.expand(hidden[part], w)
+        tensors = {"x": x, "y": harmonics[part], "w": w, "g": g, **along}
+        tensors |= {"ay": ay[part]} if ay is not None else {}
         into = {"dg": dg} if needs[0] else {}
         into |= {"dx": dx} if needs[1] else {}
-        into |= {"dy": dy[rows]} if needs[2] else {}
+        into |= {"dy": dy[part]} if needs[2] else {}
         into |= {"dw": w} if needs[3] or needs[4] else {}
-        into |= {"gw": aw} if again else {}
-        run(product, "double_backward", tensors, into, index, chunk)
-
-    def use(chunk: Chunk) -> None:
-        rows, dw, gw = chunk.rows, buffers.of(chunk), seconds.of(chunk)
-        if needs[3]:
-            layer.contract(dw, dh[rows])
-            if along_last is not None:
-                along_last.contract(gw, dh[rows], add=True)
-        if needs[4]:
-            outer.add(hidden[rows], dw)
+        if ah is not None or along_last is not None:
+            aw = tensors["aw"] = second[:rows]
             if ah is not None:
-                outer.add(ah[rows], gw)
-
-    beside(parts, x.device, make, compute, use)
+                layer.expand(ah[part], aw)
+            if along_last is not None:
+                along_last.expand(hidden[part], aw, add=ah is not None)
+            if (ah is not None and needs[4]) or (along_last is not None and needs[3]):
+                into |= {"gw": aw}
+        run(product, "double_backward", tensors, into, index, chunk)
+        if needs[3]:
+            layer.contract(w, dh[part])
+            if along_last is not None:
+                along_last.contract(aw, dh[part], add=True)
+        if needs[4]:
+            outer.add(hidden[part], w)
+            if ah is not None:
+                outer.add(ah[part], aw)
     outer.finish()
     return dg, *results
 
 
-class _Buffers:
-    """Room for the weights of a chunk or two, which chunks take in turn."""
-
-    def __init__(self, room: Tensor) -> None:
-        self._room = room
-
-    def of(self, chunk: Chunk) -> Tensor:
-        """Return that of a chunk."""
-        return self._room[chunk.number % len(self._room), : chunk.stop - chunk.first]
-
-
-def _buffers(hidden: Tensor, last_weight: Tensor, parts: Sequence[Chunk]) -> _Buffers:
-    rows = max((chunk.stop - chunk.first for chunk in parts), default=0)
-    return _Buffers(hidden.new_empty(slots(parts), rows, last_weight.shape[1]))
+def _buffer(hidden: Tensor, last_weight: Tensor, size: int) -> Tensor:
+    """Make room for the weights of a chunk."""
+    return hidden.new_empty(min(size, hidden.shape[0]), last_weight.shape[1])
 
 
 def _results(
