@@ -8,9 +8,9 @@
 often for each GPU (weak scaling): loader workers, padding, copies, captured steps with all dropouts
 and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
 The second epoch counts.
-At its begin 50 steps are traced. "busy ms" is the union of the device's intervals in a traced step,
-and idle is 1 - busy over the time of the steps after them, which nobody traces. "idle, traced" is
-over the wall time of the trace itself, where the profiler spreads the kernels of a CUDA graph.
+At its begin some steps may be traced. "busy ms" is the union of the device's intervals in a traced
+step, and idle is 1 - busy over the time of the steps after them, which nobody traces. "idle, traced"
+is over the wall time of the trace itself, where the profiler spreads the kernels of a CUDA graph.
 The loader alone makes the batches of one epoch, pinned, and nobody uses them.
 """
 
@@ -50,8 +50,6 @@ from bevatron.train.settings import (
 
 LIMITS = {"atoms": 1.0, "edges": 2.15, "pairs": 17.5}
 """Room of a batch by atoms: a little more than molecules of PCQM4Mv2 need on average."""
-TRACED = 50
-"""Steps."""
 
 
 class Molecules:
@@ -79,7 +77,7 @@ class Molecules:
 class TracedTask(GPSPlusPlusTask):
     """A task that traces some steps."""
 
-    first, calls = 0, 0
+    first, traced, calls = 0, 0, 0
     profiler: profile | None = None
 
     def normalisers(self, batch: MoleculeBatch) -> dict[str, torch.Tensor]:
@@ -88,7 +86,7 @@ class TracedTask(GPSPlusPlusTask):
         if self.calls == self.first:
             self.profiler = profile(activities=[ProfilerActivity.CUDA])
             self.profiler.start()
-        if self.profiler is not None and self.calls == self.first + TRACED:
+        if self.profiler is not None and self.calls == self.first + self.traced:
             self.profiler.stop()
         return super().normalisers(batch)
 
@@ -151,11 +149,12 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
         folder = Path(scratch) if mesh.world == 1 else Path(arguments.out) / f"run-{mesh.world}"
         folder = folder / name
         task = TracedTask(model.config)
-        if on_gpu:  # about where the second epoch begins
-            task.first = arguments.number * 14 // arguments.atoms
+        if on_gpu and arguments.traced:  # about where the second epoch begins
+            task.first, task.traced = arguments.number * 14 // arguments.atoms, arguments.traced
         fit(Run(model, task, data, molecule_sizes(data), folder, settings))
         steps = [r for r in read_journal(folder / "metrics.jsonl") if r["kind"] == "step"]
-    steady = steps[max(len(steps) // 2, task.first + TRACED + 5) :]
+    traced = task.first + task.traced + 5 if arguments.traced else 0
+    steady = steps[max(len(steps) // 2, traced) :]
     seconds = np.array([record["time"]["seconds"] for record in steady])
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
     molecules = sum(record["sizes"]["graphs"] for record in steady)
@@ -170,10 +169,10 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
         "waited %": round(100 * waited / float(seconds.sum()), 1),
     }
     if task.profiler is not None:
-        traced = summary(task.profiler, TRACED)
-        row["idle %"] = round(100 * (1 - traced["busy ms"] / (1e3 * float(seconds.mean()))), 1)
-        row |= {key: round(traced[key], 2) for key in ("busy ms", "kernels")}
-        row["idle, traced %"] = traced["idle %"]
+        found = summary(task.profiler, task.traced)
+        row["idle %"] = round(100 * (1 - found["busy ms"] / (1e3 * float(seconds.mean()))), 1)
+        row |= {key: round(found[key], 2) for key in ("busy ms", "kernels")}
+        row["idle, traced %"] = found["idle %"]
     return row
 
 
@@ -200,6 +199,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=300_000, help="molecules for each GPU")
     parser.add_argument("--atoms", type=int, default=30_000, help="of a batch")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--traced", type=int, default=50, help="steps; 0 = none")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpspp-rows"))
     parser.add_argument("--loader", action="store_true", help="only the loader, without a model")

@@ -19,7 +19,7 @@ LARGE = {"LEAST": 16, "WHOLE": 32, "BLOCK": 16}
 FORWARD = ({"HEADS": 8, "num_warps": 8}, {"HEADS": 4, "num_warps": 4})
 BACKWARD = ({"HEADS": 8, "num_warps": 8}, {"HEADS": 4, "num_warps": 4})
 """Heads and warps of programs for molecules of up to 16 atoms, and for all others: a program that
-could take both would need so many registers for the larger that few would run side by side. Programs
+could take both would need so many registers for the larger that few would run side by side. They
 find out by themselves whether a molecule is theirs, so nobody waits for its size."""
 WIDEST = 128
 """Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
