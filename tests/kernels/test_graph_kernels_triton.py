@@ -157,7 +157,7 @@ def test_gat_shares_out_channels():
 @pytest.mark.parametrize("numbers", [16, 32])
 def test_gat_in_buckets_of_length(monkeypatch, numbers):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
-    small = Tile(numbers, 4, registers=64)
+    small = Tile(numbers, 4)
     with gat_launch.tiles(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))

@@ -27,19 +27,11 @@ class Tile:
         Most channels of a program; more are shared out, and scores computed for each share.
     num_warps
         Of a program.
-    registers
-        Most registers of a thread in programs that own a long row; None: as many as it takes.
     """
 
     numbers: int = 1024
     channels: int = 128
     num_warps: int = 1
-    registers: int | None = None
-
-    def options(self, bucket: "Bucket") -> dict[str, int]:
-        """Return what the compiler is told for a launch."""
-        limit = {} if self.registers is None or not bucket.dealt else {"maxnreg": self.registers}
-        return {"num_warps": self.num_warps, **limit}
 
 
 @dataclass(frozen=True)

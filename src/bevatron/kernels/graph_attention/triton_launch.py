@@ -81,7 +81,7 @@ def launch_forward(
                 HAS_VALUES=values is not None,
                 CUT=num_slots > 0,
                 **mask_options(ids, seed, slope, dropout),
-                **tile.options(bucket),
+                num_warps=tile.num_warps,
             )
         if num_slots:
             merge_kernel[(len(cut_row), num_heads * shares)](
@@ -166,7 +166,7 @@ def launch_columns(
                 CUT=num_slots > 0,
                 PACKED=info.dtype == torch.float32,
                 **mask_options(ids, seed, slope, dropout),
-                **tile.options(bucket),
+                num_warps=tile.num_warps,
             )
         if num_slots:
             backward_merge_kernel[(len(cut_row), num_heads * shares)](
