@@ -9,8 +9,8 @@ often for each GPU (weak scaling): loader workers, padding, copies, captured ste
 and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
 The second epoch counts.
 At its begin some steps may be traced. "busy ms" is the union of the device's intervals in a traced
-step, and idle is 1 - busy over the time of the steps after them, which nobody traces. "idle, traced"
-is over the wall time of the trace itself, where the profiler spreads the kernels of a CUDA graph.
+step, and idle is 1 - busy over the time of the steps after them, which nobody traces; "idle,
+traced" is over the wall time of the trace itself, where the profiler spreads a graph's kernels.
 The loader alone makes the batches of one epoch, pinned, and nobody uses them.
 """
 
