@@ -20,6 +20,7 @@ from bevatron.recipes.step_cost import (
 )
 from bevatron.task import Loss
 from bevatron.train.cuda_graphs import NotRecordableError
+from bevatron.train.settings import TrainConfig
 
 
 class Crystals:
@@ -109,6 +110,21 @@ def test_batches_keep_to_the_capacity(meter, capacity):
     for indices in (meter.densest_batch(capacity), meter.random_batch(capacity, seed=1)):
         assert 0 < meter.sizes["atoms"][indices].sum() <= capacity
     assert set(meter.densest_batch(capacity)) == {2}  # the densest cube, again and again
+
+
+def test_random_batches_are_full_although_larger_samples_are_drawn_first(meter):
+    for seed in range(20):
+        batch = meter.random_batch(20, seed)
+        assert 20 - 8 < meter.sizes["atoms"][batch].sum() <= 20
+
+
+def test_an_automatic_capacity_is_kept_before_the_run_has_a_folder(tmp_path, monkeypatch):
+    found = {"atoms": 7, "edges": 90}
+    monkeypatch.setattr(step_cost, "find_capacity", lambda _: found)
+    path, config = tmp_path / "runs" / "new" / "capacity.json", TrainConfig(device="cpu")
+    assert step_cost.capacity_of_run(path, config, lambda _: None) == found
+    monkeypatch.setattr(step_cost, "find_capacity", lambda _: {"atoms": 1})
+    assert step_cost.capacity_of_run(path, config, lambda _: None) == found
 
 
 def test_curve_grows_and_measures_real_steps(meter):

@@ -240,16 +240,16 @@ def capacity_curves(
 
 def saturated_from(costs: Sequence[StepCost]) -> int:
     """Return the atoms of the smallest batch whose rate is within 10 % of the highest."""
-    rates = [cost.sizes["atoms"] / cost.seconds for cost in costs]
-    highest = max(rates)
-    enough = (cost for cost, rate in zip(costs, rates, strict=True) if rate > SATURATED * highest)
-    return next(enough).sizes["atoms"]
+    rates = {cost.sizes["atoms"]: cost.sizes["atoms"] / cost.seconds for cost in costs}
+    highest = max(rates.values())
+    return min(atoms for atoms, rate in rates.items() if rate > SATURATED * highest)
 
 
 def capacity_picture(measured: Mapping[str, Sequence[StepCost]]) -> Any:
     """Draw atoms per second and time of a step by the atoms of a batch, a curve per precision."""
     rates, times = [], []
-    for name, costs in measured.items():
+    for name, unsorted in measured.items():
+        costs = sorted(unsorted, key=lambda cost: cost.sizes["atoms"])
         atoms = [cost.sizes["atoms"] for cost in costs]
         rate = [cost.sizes["atoms"] / cost.seconds for cost in costs]
         rates.append(plots.Curve(name, atoms, rate))

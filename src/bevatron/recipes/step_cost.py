@@ -199,9 +199,14 @@ class StepMeter:
         return torch.cuda.memory_reserved(self.device) if self._on_gpu else 0
 
     def random_batch(self, capacity: int, seed: int = 0) -> IntArray:
-        """Draw samples until ``capacity`` atoms are full; at least one, samples may repeat."""
-        generator = np.random.default_rng(seed)
-        return self._filled(generator.integers(len(self.dataset), size=capacity + 1), capacity)
+        """Draw samples until ``capacity`` atoms are full; at least one, samples may repeat.
+
+        They are drawn from those that fit: behind one that does not, a batch would stay empty.
+        """
+        atoms = self.sizes["atoms"]
+        fitting = np.flatnonzero(atoms <= max(capacity, int(atoms.min())))
+        drawn = np.random.default_rng(seed).integers(len(fitting), size=capacity + 1)
+        return self._filled(fitting[drawn], capacity)
 
     def densest_batch(self, capacity: int) -> IntArray:
         """Fill ``capacity`` atoms with the sample of most edges per atom: the worst case."""
@@ -390,5 +395,6 @@ def capacity_of_run(
         found = gather_json(find_capacity(make(mesh.device)), mesh)
         capacity = {name: min(one[name] for one in found) for name in found[0]}
         if mesh.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)  # the run itself begins later
             write_json_atomically(path, capacity, ConfigError)
         return capacity
