@@ -50,11 +50,13 @@ def check(inputs, **options):
 def _small_chunks(monkeypatch):
     """Cut even a few rows, and let a program walk over several blocks of them."""
     from bevatron.kernels.conditioned_transition import triton_launch
+    from bevatron.kernels.swiglu import triton_products
 
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", 4)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton_launch, "ELEMENTS", 256)
-    monkeypatch.setattr(triton_launch, "processors", lambda _device: 1)
+    for launching in (triton_launch, triton_products):
+        monkeypatch.setattr(launching, "processors", lambda _device: 1)
 
 
 @pytest.mark.parametrize("rows", [(0,), (1,), (2, 5)])

@@ -60,8 +60,12 @@ GROUP = 8
 
 
 def fits(x: Tensor, gate: Tensor) -> bool:
-    """Say whether `hidden_rows` takes rows and weights like these."""
-    return len(gate) % TILES.columns == 0 and TILES.fit(x, gate)
+    """Say whether `hidden_rows` takes rows and weights like these, and has blocks for a device."""
+    return (
+        len(gate) % TILES.columns == 0
+        and TILES.fit(x, gate)
+        and _blocks(x, gate) >= processors(x.device)
+    )
 
 
 def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
@@ -81,9 +85,8 @@ def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """
     (n, width), H = x.shape, len(gate)
     hidden, weights = x.new_empty((n, H)), interleaved(gate, up, TILES.columns)
-    blocks = -(-n // TILES.rows) * (H // TILES.columns)
     with on_device(x):
-        hidden_kernel[(min(blocks, processors(x.device)),)](
+        hidden_kernel[(min(_blocks(x, gate), processors(x.device)),)](
             TensorDescriptor.from_tensor(x, [TILES.rows, TILES.depth]),
             TensorDescriptor.from_tensor(weights, [2 * TILES.columns, TILES.depth]),
             TensorDescriptor.from_tensor(hidden, [TILES.rows, TILES.columns]),
@@ -98,6 +101,10 @@ def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
             num_warps=TILES.warps,
         )
     return hidden
+
+
+def _blocks(x: Tensor, gate: Tensor) -> int:
+    return -(-len(x) // TILES.rows) * (len(gate) // TILES.columns)
 
 
 def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:

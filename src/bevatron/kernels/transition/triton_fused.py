@@ -1,6 +1,6 @@
 """Launches of the fused kernels, for narrow rows of 16-bit types."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,24 @@ SHARES, SHARE_NUMBERS = 8, 512
 """Shares of matrices that are on their way at once, and numbers of each in a program."""
 NORM_SHARES, NORM_CHANNELS = 1024, 8
 """The same of the norm's vectors."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Weights as the backward pass reads them.
+
+    Attributes
+    ----------
+    of_input, of_weight
+        [2 H, C] or [H, C], of a block of hidden channels of `input_kernel`'s or `weight_kernel`'s
+        the gates before the values.
+    down_t
+        [H, C].
+    """
+
+    of_input: Tensor
+    of_weight: Tensor
+    down_t: Tensor
 
 
 def fits(x: Tensor, weights: Weights) -> bool:
@@ -67,10 +85,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
     weights = given.cast(rows.rows.dtype)
-    both, down_t = _ordered(weights)
+    ordered = _ordered(weights)
     normed = torch.empty_like(rows.rows, memory_format=torch.contiguous_format)
-    norm_shares = _input(dy, rows, weights, both, dx, normed)
-    shares, bias_shares = _weight(dy, normed, weights, down_t)
+    norm_shares = _input(dy, rows, weights, ordered, dx, normed)
+    shares, bias_shares = _weight(dy, normed, weights, ordered)
     gradients = add_shares(shares, given, norm_shares, dnorm_weight, dnorm_bias)
     ddown_bias = BiasGradient(given.down_bias, dy)
     ddown_bias.add(dy)
@@ -84,7 +102,7 @@ def _input(
     dy: Tensor,
     rows: NormedRows,
     weights: Weights,
-    both: Tensor,
+    ordered: Ordered,
     dx: Tensor,
     normed: Tensor,
 ) -> Tensor:
@@ -96,7 +114,7 @@ def _input(
     with on_device(x):
         input_kernel[(programs,)](
             *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
-            *(both, weights.down),
+            *(ordered.of_input, weights.down),
             *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
             HAS_WEIGHT=rows.weight is not None,
             HAS_BIAS=rows.bias is not None,
@@ -105,13 +123,13 @@ def _input(
     return shares
 
 
-def _weight(dy: Tensor, normed: Tensor, weights: Weights, down_t: Tensor) -> tuple[Tensor, Tensor]:
+def _weight(
+    dy: Tensor, normed: Tensor, weights: Weights, ordered: Ordered
+) -> tuple[Tensor, Tensor]:
     """Return float32 shares of the gradients of up, of down transposed and of gate; of the bias."""
-    tiles = choose("weight")
-    up, gate, bias = weights.up, weights.gate, weights.up_bias
-    (H, C), count = up.shape, len(normed)
-    hidden = tiles.hidden if H % tiles.hidden == 0 else HIDDEN_MULTIPLE
-    blocks = H // hidden
+    tiles, gate, bias = choose("weight"), weights.gate, weights.up_bias
+    (H, C), count = weights.up.shape, len(normed)
+    blocks = H // tiles.hidden
     parts = max(1, tiles.per_processor * processors(dy.device) // blocks)
     rows = -(-count // parts)
     rows = -(-rows // tiles.rows) * tiles.rows
@@ -120,28 +138,29 @@ def _weight(dy: Tensor, normed: Tensor, weights: Weights, down_t: Tensor) -> tup
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
     with on_device(dy):
         weight_kernel[(blocks, parts)](
-            *(dy, normed, up, down_t, _or(gate, up), _or(bias, up)),
+            *(dy, normed, ordered.of_weight, ordered.down_t, _or(bias, dy)),
             *(shares, bias_shares, count, rows),
-            **_constants(replace(tiles, hidden=hidden), weights, dy),
+            **_constants(tiles, weights, dy),
         )
     return shares, bias_shares
 
 
-def _ordered(weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return what `_interleaved` returns for the input's kernel, and down transposed."""
-    up, gate, block = weights.up, weights.gate, choose("input").hidden
-    H, C = up.shape
-    both = up if gate is None else up.new_empty((2 * H, C))
-    down_t = up.new_empty((H, C))
+def _ordered(weights: Weights) -> Ordered:
+    """Put the weights into order for the backward pass."""
+    up, gate = weights.up, weights.gate
+    (H, C), block, wider = up.shape, choose("input").hidden, choose("weight").hidden
+    both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
+    ordered = Ordered(*both, up.new_empty((H, C)))
     with on_device(up):
         order_kernel[(H // block,)](
-            *(up, _or(gate, up), weights.down, both, down_t),
+            *(up, _or(gate, up), weights.down, *both, ordered.down_t),
             C=C,
             H=H,
-            BLOCK_H=block,
+            NARROWER_H=block,
+            WIDER_H=wider,
             GATED=gate is not None,
         )
-    return both, down_t
+    return ordered
 
 
 def add_shares(

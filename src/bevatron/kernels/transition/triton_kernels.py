@@ -169,23 +169,24 @@ def input_kernel(
 
 @triton.jit
 def weight_kernel(
-    DY, Normed, Up, DownT, Gate, UpBias, Parts, BiasParts, count, rows_per_part,
+    DY, Normed, Wide, DownT, UpBias, Parts, BiasParts, count, rows_per_part,
     C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
     GATED: tl.constexpr, HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute one part's share of the weights' gradients for BLOCK_H hidden channels.
 
-    Parts is [part, 2 or 3, H C]: of Up [H, C], of Down [C, H], of Gate [H, C].
+    Wide has the gates of BLOCK_H channels before their values: products of the same rows are one,
+    for which the matrix units are waited for once. Parts is [part, 2 or 3, H C]: of Up [H, C], of
+    Down [C, H], of Gate [H, C].
     """
     h = tl.program_id(0) * BLOCK_H
     first = tl.program_id(1) * rows_per_part
     last = tl.minimum(first + rows_per_part, count)
-    up = load_weight(Up, h, C, BLOCK_H)
+    wide = load_up(Wide, h, C, BLOCK_H, GATED)
     down = load_weight(DownT, h, C, BLOCK_H)
     dup = tl.zeros([BLOCK_H, C], tl.float32)
     ddown = tl.zeros([BLOCK_H, C], tl.float32)
     if GATED:
-        weight = load_weight(Gate, h, C, BLOCK_H)
         dweight = tl.zeros([BLOCK_H, C], tl.float32)
     if HAS_UP_BIAS:
         bias = tl.load(UpBias + h + tl.arange(0, BLOCK_H)).to(tl.float32)[:, None]
@@ -194,12 +195,14 @@ def weight_kernel(
         # Rows behind the last have dy = 0: whatever their hidden channels, they add nothing.
         normed = load_rows(Normed, start, last, C, BLOCK)
         dy = load_rows(DY, start, last, C, BLOCK)
-        value = tl.dot(up, tl.trans(normed))
+        value = tl.dot(wide, tl.trans(normed))
+        if GATED:
+            both = tl.permute(tl.reshape(value, (2, BLOCK_H, BLOCK)), (1, 2, 0))
+            gate, value = tl.split(both)
         if HAS_UP_BIAS:
             value += bias
         dvalue = tl.dot(down, tl.trans(dy))
         if GATED:
-            gate = tl.dot(weight, tl.trans(normed))
             s = logistic(gate)
             silu = gate * s
             hidden = silu * value
@@ -228,16 +231,21 @@ def weight_kernel(
 
 @triton.jit
 def order_kernel(
-    Up, Gate, Down, Interleaved, DownT,
-    C: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, GATED: tl.constexpr,
+    Up, Gate, Down, Narrower, Wider, DownT,
+    C: tl.constexpr, H: tl.constexpr, NARROWER_H: tl.constexpr, WIDER_H: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
-    """Put the gates of BLOCK_H hidden channels before their values, and transpose Down."""
-    h = tl.program_id(0) * BLOCK_H
-    at = tl.arange(0, BLOCK_H)[:, None] * C + tl.arange(0, C)[None, :]
-    tl.store(DownT + h * C + at, tl.trans(load_down(Down, h, C, H, BLOCK_H)))
+    """Transpose Down, and put the gates of so many hidden channels before their values."""
+    h = tl.program_id(0) * NARROWER_H
+    at = tl.arange(0, NARROWER_H)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(DownT + h * C + at, tl.trans(load_down(Down, h, C, H, NARROWER_H)))
     if GATED:
-        tl.store(Interleaved + 2 * h * C + at, load_weight(Gate, h, C, BLOCK_H))
-        tl.store(Interleaved + (2 * h + BLOCK_H) * C + at, load_weight(Up, h, C, BLOCK_H))
+        gate, up = load_weight(Gate, h, C, NARROWER_H), load_weight(Up, h, C, NARROWER_H)
+        tl.store(Narrower + 2 * h * C + at, gate)
+        tl.store(Narrower + (2 * h + NARROWER_H) * C + at, up)
+        gate_row = h // WIDER_H * (2 * WIDER_H) + h % WIDER_H
+        tl.store(Wider + gate_row * C + at, gate)
+        tl.store(Wider + (gate_row + WIDER_H) * C + at, up)
 
 
 @triton.jit
