@@ -306,10 +306,10 @@ def scaling_cases(world: int, shrink: int) -> Iterator[Case]:
     for name, source in {"strong 6h": strong, **weak}.items():
         yield Case(name, source, "feature_parallel", 128)
         yield Case(name, source, "two_dimensional", 128)
-        if world > 1 and source is strong:
-            for chunks in (1, 2, 4):
-                yield Case(name, source, "two_dimensional", 128, chunks=chunks)
-            yield Case(name, source, "two_dimensional", 128, chunks=2, bfloat16=True)
+    for chunks in (1, 2, 4) if world > 1 else ():
+        yield Case("strong 6h", strong, "two_dimensional", 128, chunks=chunks)
+    if world > 1:
+        yield Case("strong 6h", strong, "two_dimensional", 128, chunks=2, bfloat16=True)
 
 
 def academic_cases(world: int, shrink: int) -> Iterator[Case]:
