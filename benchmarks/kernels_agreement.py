@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 print(path.name, len(found), found[-1], flush=True)
 
 
-def collect(folder: Path, device: str) -> None:
+def collect(folder: Path, device: str, further: str = "") -> None:
     """Compare the losses of all runs; write the table and the picture."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     steps = min(len(run["loss"]) for run in runs)
@@ -103,15 +103,16 @@ def collect(folder: Path, device: str) -> None:
                 "over all steps": f"{apart.max():.1e}",
                 f"mean of the last {LAST}, reference": round(ends["reference", seed], 5),
                 "fast kernels": round(ends["auto", seed], 5),
-                "apart / spread": round(
-                    abs(ends["auto", seed] - ends["reference", seed]) / spread, 3
+                "apart / spread": (
+                    f"{abs(ends['auto', seed] - ends['reference', seed]) / spread:.1e}"
                 ),
             }
         )
         curves.append((seed, one, two, apart))
     notes = (
         f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} Here: {runs[0]['setting']}. "
-        f"Spread of the reference over seeds (standard deviation of its means): {spread:.4g}."
+        f"Spread of the reference over seeds (standard deviation of its means): {spread:.4g}. "
+        f"{further}"
     )
     losses_of = {f"{name}, seed {seed}": v.tolist() for (name, seed), v in found.items()}
     path = write_result(
@@ -164,9 +165,11 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
     parser.add_argument("--out", type=Path, default=Path("agreement-rows"))
     parser.add_argument("--collect", type=Path)
+    parser.add_argument("--notes", default="", help="to stand below the table")
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect, "cpu" if arguments.device == "cpu" else "cuda")
+        device = "cpu" if arguments.device == "cpu" else "cuda"
+        collect(arguments.collect, device, arguments.notes)
     else:
         measure(arguments)
 

@@ -204,7 +204,13 @@ def beside(own: Sequence[Any], fixed: Sequence[Any]) -> str:
 
 
 def picture(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
-    """Draw the mean error over seeds by epoch, a panel for each learning rate."""
+    """Draw the mean error over seeds by epoch, a panel for each learning rate.
+
+    Where only the end was validated: the error of each seed.
+    """
+    points = (run["curve"] for runs in grouped.values() for run in runs)
+    if not any(math.isfinite(point["meV/A"]) for curve in points for point in curve[:-1]):
+        return _ends(grouped)
     most = max(epochs for _, _, epochs in grouped)
     panels = []
     for lr in sorted({lr for _, lr, _ in grouped}):
@@ -217,6 +223,16 @@ def picture(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
                 curves.append(plots.Curve(label, x, np.mean(found, axis=0), epochs != most))
         panels.append(plots.Panel(f"Learning rate {lr:g}", "force RMSE (meV/Å)", curves))
     return plots.curves(panels)
+
+
+def _ends(grouped: Mapping[tuple[str, float, int], list[Any]]) -> Any:
+    several = len({lr for _, lr, _ in grouped}) > 1
+    labels = [f"{kind}, rate {lr:g}" if several else kind for kind, lr, _ in sorted(grouped)]
+    seeds = sorted({run["seed"] for runs in grouped.values() for run in runs})
+    errors = [{r["seed"]: r["curve"][-1]["meV/A"] for r in grouped[key]} for key in sorted(grouped)]
+    series = {f"seed {seed}": [of.get(seed, math.nan) for of in errors] for seed in seeds}
+    title = "After as many samples in batches of each kind"
+    return plots.bars(labels, series, "force RMSE (meV/Å)", title)
 
 
 def main() -> None:

@@ -33,6 +33,13 @@ from bevatron.train import plots
 FITTED = 4096
 """Atoms of the largest batch that the cost model is fitted to."""
 
+WORDS = {
+    "atoms": "an atom",
+    "edges": "an edge",
+    "graphs": "a structure",
+    "constant": "for the step itself",
+}
+
 
 def measure(arguments: argparse.Namespace) -> None:
     """Measure all precisions; everything is kept as soon as it is measured."""
@@ -138,9 +145,9 @@ def words(one: dict[str, Any], measured: Sequence[StepCost], factors: Any, error
     how = "recorded as CUDA graphs" if one["recorded"] else "launched one by one"
     fits = one.get("fits")
     most = " and ".join(f"{value:,} {name}" for name, value in (fits or {}).items())
-    listed = ", ".join(f"{value * 1e6:.3g} us per {name}" for name, value in factors.items())
+    listed = ", ".join(f"{1e6 * factors[name]:.3g} us {of}" for name, of in WORDS.items())
     return (
-        f"{one['dtype']} (steps {how}): {listed.replace(' per constant', ' constant')} (root mean "
+        f"{one['dtype']} (steps {how}): {listed} (root mean "
         f"square of the relative error {error:.1%}, batches up to {FITTED} atoms); within 10 % of "
         f"the highest rate from {saturated_from(measured):,} atoms on"
         + (f"; the largest batches that fit: {most}." if fits else ".")

@@ -157,5 +157,6 @@ def bars(
         ax.set_title(title)
         ax.grid(visible=False, axis="y")
         if len(series) > 1 or reference is not None:
-            ax.legend(loc="best")
+            # Beside the bars: within, it would stand upon the values at their ends.
+            ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
