@@ -113,8 +113,9 @@ def test_many_rows_are_dealt_to_programs(monkeypatch):
 @pytest.mark.parametrize(
     "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
 )
-def test_16_bit_types(dtype):
-    inputs = make(Nq=33, Nk=40, D=32, gated=True, dtype=dtype)
+@pytest.mark.parametrize("bias_rows", [0, 1])
+def test_16_bit_types(dtype, bias_rows):
+    inputs = make(Nq=33, Nk=40, D=32, gated=True, dtype=dtype, bias_rows=bias_rows)
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=LIMITS[dtype], ran=RAN)
 
 
