@@ -17,7 +17,7 @@ from bevatron.kernels.swiglu.triton_products import GROUP, Tiles
 TILES = Tiles(128, 64, 64, 8, 3, 97 * 1024)
 ELEMENTS = 2048
 """Of a block of whole rows: few, so that many programs fit side by side."""
-PROGRAMS_PER_PROCESSOR = 8
+PROGRAMS_PER_PROCESSOR = 4
 
 
 def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
