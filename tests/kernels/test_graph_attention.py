@@ -152,6 +152,20 @@ def test_pieces_of_the_entries_give_the_same_sums(monkeypatch):
     assert torch.equal(dot_attention(csr, x), whole)
 
 
+def test_scores_of_gatv2_by_pieces_have_the_same_derivatives(monkeypatch):
+    _, _, csr = graph()
+    inputs = leaves((8, 2, 3), (8, 2, 3), (2, 3))
+
+    def attend(*tensors):
+        return graph_attention_v2(csr, *tensors)
+
+    whole = torch.autograd.grad(attend(*inputs).sin().sum(), inputs)
+    monkeypatch.setattr(sums, "PIECE", 30)
+    pieces = torch.autograd.grad(attend(*inputs).sin().sum(), inputs)
+    torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+
+
 def blocks(csr, cuts):
     """Cut a matrix by columns; each block knows the numbers of its columns."""
     ids = torch.arange(csr.shape[1])

@@ -1,13 +1,15 @@
 """Sums over the entries of a sparse matrix in plain PyTorch, differentiable to any order.
 
-Both functions are written as a loop over pieces of the entries, so no tensor of entries x features
+Both sums are written as a loop over pieces of the entries, so no tensor of entries x features
 is made, neither forward nor backward: each is in the other's gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 PIECE = 2**24
 """Numbers of a gathered piece."""
@@ -86,6 +88,30 @@ def segment_softmax(logits: Tensor, into: Tensor, count: int) -> Tensor:
     weights = torch.exp(logits - largest[into])
     total = weights.new_zeros(largest.shape).index_add(0, into, weights)
     return weights / total[into]
+
+
+def by_pieces(
+    function: Callable[..., Tensor], tensors: tuple[Tensor, ...], entries: Tensor, like: Tensor
+) -> Tensor:
+    """Compute ``function(*tensors, slice)`` for all entries, a piece at a time, and again for grad.
+
+    Parameters
+    ----------
+    function
+        Of some entries, [entries, ...].
+    tensors
+        What it has gradients by.
+    entries
+        [E] of any kind.
+    like
+        [n, ...] whose rows are as wide as what is computed for an entry on the way.
+    """
+    pieces = _pieces(entries, like)
+    if len(pieces) < 2:
+        return function(*tensors, slice(None))
+    return torch.cat(
+        [checkpoint(function, *tensors, piece, use_reentrant=False) for piece in pieces]
+    )
 
 
 def _pieces(entries: Tensor, x: Tensor) -> list[slice]:

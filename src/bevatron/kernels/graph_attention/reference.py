@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.dropout import keep_mask
-from bevatron.kernels.csr.sums import segment_softmax, weighted_sum
+from bevatron.kernels.csr.sums import by_pieces, segment_softmax, weighted_sum
 from bevatron.kernels.csr.wide import wide
 
 
@@ -35,8 +35,13 @@ def graph_attention_v2(
 ) -> Tensor:
     """Compute ``sum_j softmax_j(w . leaky_relu(q_i + x_j)) d_ij a_ij x_j``."""
     row, col = csr.row_index, csr.col
-    hidden = F.leaky_relu(wide(query)[row] + wide(x)[col], negative_slope)
-    return _attend(csr, x, (hidden * wide(weight)).sum(-1), row, dropout, seed)
+
+    def score(query: Tensor, x: Tensor, weight: Tensor, entries: slice) -> Tensor:
+        hidden = F.leaky_relu(query[row[entries]] + x[col[entries]], negative_slope)
+        return (hidden * weight).sum(-1)
+
+    logits = by_pieces(score, (wide(query), wide(x), wide(weight)), row, x)
+    return _attend(csr, x, logits, row, dropout, seed)
 
 
 def _attend(
