@@ -64,8 +64,8 @@ Which line of Table 7 is which is read from its text.
 ABLATION_NOTES = (
     "Validation MAE of QM9's gap in meV, mean ± standard deviation over seeds; gpspp-4 on 27,000 "
     "molecules with 3D masked 1:3:1, {molecules} a step, {steps} steps. Minutes are of training "
-    "beside other work on the same GPU, validation and recording of the steps included: they "
-    "compare rows only roughly. Change: of the 2D error against the baseline of the same seed, "
+    "beside other work on the same GPU, validation, recording of the steps and, in the first rows "
+    "(the baseline), compilation of kernels included: they compare rows only roughly. Change: of the 2D error against the baseline of the same seed, "
     "and its spread. Paper: 16 layers, 200 epochs on 3.4 million molecules (known values only); a "
     "change below the spread says nothing."
 )

@@ -234,6 +234,7 @@ def test_presets_build(name, tmp_path):
 def test_presets_have_the_published_numbers():
     pubmed = GraphRun.from_values({"preset": "gat-pubmed"})
     assert (pubmed.optim.lr, pubmed.optim.weight_decay, pubmed.model.out_heads) == (0.01, 1e-3, 8)
+    assert (pubmed.model.head_masks, pubmed.model.head_glorot) == (True, True)
     cora = GraphRun.from_values({"preset": "gat-cora", "optim": {"lr": 0.1}})
     assert (cora.optim.lr, cora.optim.weight_decay, cora.train.patience) == (0.1, 5e-4, 100)
     assert (cora.model.hidden, cora.model.heads, cora.model.dropout) == (8, 8, 0.6)
