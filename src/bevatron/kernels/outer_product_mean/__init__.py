@@ -42,9 +42,9 @@ def outer_product_mean(
         {\epsilon_m + \sum_s m_{si} m_{sj}}
 
     AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The quotient is taken behind the last layer
-    and its bias, as in the published code. The [N, N, H H] products exist for a few rows of the
-    pair at a time only, in the backward pass too; between forward and backward are kept the input
-    and two float32 numbers per row.
+    and its bias, as in the published code. Between forward and backward are kept the input, two
+    float32 numbers per row and, if they take up to 512 MiB, the N^2 H^2 products; more than that
+    exist for a few lines of the pair at a time only, and are made again in the backward pass.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ CHUNK_LINES = 4
 KEPT_BYTES = 512 * 2**20
 """Of outer products that are kept for the backward pass at most; more are made again."""
 LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
-BACK = {"BM": 128, "BN": 64, "STAGES": 2, "num_warps": 8}
+BACK = {"BM": 128, "BN": 64, "STAGES": 3, "num_warps": 8}
 WEIGHT = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
 SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
 SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
