@@ -1,0 +1,49 @@
+"""Compares compiled with eager maps and sums of MACE; run by a test, in a process of its own."""
+
+import torch
+import torch._dynamo
+
+from bevatron import kernels
+from bevatron.kernels.channelwise_tensor_product import EdgeOrder
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EDGES = torch.tensor([[2, 0, 2, 1, 2], [0, 0, 0, 2, 2]], device=DEVICE)
+NODES = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+
+
+def vectors(positions, scale):
+    order = EdgeOrder(EDGES, 3, by_receiver=True)
+    shifts, cells = positions.new_zeros(5, 3), positions.new_zeros(1, 3, 3)
+    return kernels.edge_vectors(positions, order, shifts, cells, NODES).square() * scale
+
+
+def sums(values, scale):
+    return kernels.scatter_sum(values.square() * scale, EDGES[1], 3, ordered=True)
+
+
+def mixed(x, weight):
+    return kernels.equivariant_linear(x.square(), [weight[:2], weight[2:]])
+
+
+def compare(operator, *shapes):
+    """A loss on an inner gradient, as on forces: all its gradients, bit for bit."""
+
+    def loss(x, *others):
+        out = operator(x, *others)
+        (inner,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return inner.square().sum() + out.sum()
+
+    tensors = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
+    eager = torch.autograd.grad(loss(*tensors), tensors)
+    traced = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    compiled = torch.autograd.grad(traced(*tensors), tensors)
+    assert all(map(torch.equal, compiled, eager)), operator
+
+
+if __name__ == "__main__":
+    torch._dynamo.config.trace_autograd_ops = True
+    with kernels.use("triton"):
+        compare(vectors, (3, 3), (1,))
+        compare(sums, (5, 2), (1,))
+        compare(mixed, (3, 8), (4, 2))
+        compare(kernels.silu_linear, (5, 3), (3, 4))
