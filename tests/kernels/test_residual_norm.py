@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import residual_norm, use
+from bevatron.kernels.residual_norm import residual_norm_for_readers
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -74,6 +75,16 @@ def test_rows_may_be_dropped(rows, scaled):
 def test_biases_of_the_linear_layers_are_added_and_get_their_gradients(branches, linear):
     check(make(70, 20, branches, (0,), linear=linear))
     check(make(5, 256, branches, (0,), HALF, linear))
+
+
+@pytest.mark.parametrize("readers", [2, 3, 5])
+def test_what_flows_back_from_all_readers_is_added(readers):
+    def read(x, branch_0, weight_0, bias_0):
+        vectors = [branch_0], [weight_0], [bias_0]
+        results = residual_norm_for_readers(x, *vectors, readers=readers)
+        return torch.cat([(k + 1) * y.square() for k, y in enumerate(results)])
+
+    check_op(*(read, read, make(7, 20)), order=1, tolerance=EXACT, ran=("residual_norm", "triton"))
 
 
 def test_float64_and_strided_inputs_are_right():

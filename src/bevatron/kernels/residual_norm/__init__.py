@@ -71,6 +71,59 @@ def residual_norm(
     >>> residual_norm(x, [branch], [one], [zero], eps=0.0)
     tensor([[-1.,  1.]])
     """
+    return residual_norm_for_readers(
+        x,
+        branches,
+        weights,
+        biases,
+        scales=scales,
+        linear_biases=linear_biases,
+        eps=eps,
+        readers=1,
+    )[0]
+
+
+def residual_norm_for_readers(
+    x: Float[Tensor, "N C"],
+    branches: Sequence[Float[Tensor, "N C"]],
+    weights: Sequence[Float[Tensor, " C"]],
+    biases: Sequence[Float[Tensor, " C"]],
+    *,
+    readers: int,
+    scales: Sequence[Float[Tensor, " N"] | None] | None = None,
+    linear_biases: Sequence[Float[Tensor, " C"] | None] | None = None,
+    eps: float = 1e-3,
+) -> tuple[Float[Tensor, "N C"], ...]:
+    """Compute `residual_norm` once, and give one result to each of those that read it.
+
+    They share their memory. What flows back through them is added up by the backward kernel, where
+    autograd would add it in passes of its own.
+
+    Parameters
+    ----------
+    x, branches, weights, biases, scales, linear_biases, eps
+        As of `residual_norm`.
+    readers
+        How many results.
+
+    Returns
+    -------
+    tuple
+        The results, all alike.
+
+    Raises
+    ------
+    ValueError
+        As `residual_norm` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, one = torch.tensor([[1.0, 2.0]]), torch.ones(2)
+    >>> a, b = residual_norm_for_readers(x, [x], [one], [one], readers=2)
+    >>> torch.equal(a, b)
+    True
+    """
     scales = [None] * len(branches) if scales is None else list(scales)
     linear = [None] * len(branches) if linear_biases is None else list(linear_biases)
     lengths = {len(branches), len(weights), len(biases), len(scales), len(linear)}
@@ -93,5 +146,6 @@ def residual_norm(
                 f"residual_norm: a scale has shape {tuple(scale.shape)}, expected ({len(x)},)"
             )
     run = registry.dispatch("residual_norm", x)
-    result: Tensor = run(x, list(branches), list(weights), list(biases), scales, linear, eps)
-    return result
+    vectors = list(weights), list(biases)
+    results: tuple[Tensor, ...] = run(x, list(branches), *vectors, scales, linear, eps, readers)
+    return results

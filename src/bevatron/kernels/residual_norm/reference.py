@@ -15,7 +15,8 @@ def residual_norm(
     scales: Sequence[Tensor | None],
     linear_biases: Sequence[Tensor | None],
     eps: float,
-) -> Tensor:
+    readers: int,
+) -> tuple[Tensor, ...]:
     """Compute ``sum_k layer_norm_k(x + scale_k * (branch_k + linear_bias_k))``."""
     wide = torch.promote_types(x.dtype, torch.float32)
     total: Tensor | None = None
@@ -29,4 +30,4 @@ def residual_norm(
         z = F.layer_norm(x.to(wide) + u, x.shape[-1:], weight.to(wide), bias.to(wide), eps)
         total = z if total is None else total + z
     assert total is not None
-    return total.to(x.dtype)
+    return (total.to(x.dtype),) * readers

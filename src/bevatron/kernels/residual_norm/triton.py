@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.norm_gelu.triton import (
@@ -25,6 +26,8 @@ from bevatron.kernels.rows import processors
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 """Of a warp: the backward kernel has two branches and three sums in registers."""
 WARPS_PER_PROCESSOR = 16
+MOST_READERS = 3
+"""Whose gradients the backward kernel adds up."""
 
 
 def residual_norm(
@@ -35,14 +38,30 @@ def residual_norm(
     scales: Sequence[Tensor | None],
     linear_biases: Sequence[Tensor | None],
     eps: float,
-) -> Tensor:
+    readers: int,
+) -> tuple[Tensor, ...]:
     """Compute what the reference computes; see `bevatron.kernels.residual_norm`."""
     check_width("residual_norm", x)
     pairs: list[Tensor | None] = []
     for given in (branches, scales, linear_biases, weights, biases):
         pairs += [contiguous(given[0]), contiguous(given[1]) if len(given) > 1 else None]
-    y: Tensor = merge(x.contiguous(), *pairs, eps)[0]
-    return y
+    found: tuple[Tensor, ...] = _Merge.apply(readers, eps, x.contiguous(), *pairs)
+    return found
+
+
+class _Merge(torch.autograd.Function):
+    """`merge` with one result for every reader, whose gradients the backward kernel adds up."""
+
+    @staticmethod
+    def forward(ctx: Any, readers: int, eps: float, *tensors: Any) -> tuple[Tensor, ...]:
+        y, mean, rstd = merge(*tensors, eps)
+        _keep(ctx, tensors, mean, rstd)
+        return y, *(y.detach() for _ in range(readers - 1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, None, *_gradients(ctx, dys))
 
 
 @torch.library.custom_op("bevatron::residual_norm", mutates_args=())
@@ -98,7 +117,7 @@ def _(
 
 @torch.library.custom_op("bevatron::residual_norm_backward", mutates_args=())
 def merge_backward(
-    dy: Tensor,
+    dys: list[Tensor],
     x: Tensor,
     branch_1: Tensor,
     branch_2: Tensor | None,
@@ -111,7 +130,7 @@ def merge_backward(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x and both branches, and [5, C] of vectors.
+    """Return gradients of x and both branches, and [5, C] of vectors; ``dys`` are added up.
 
     Of a bias, of both weights and of both linear biases.
     """
@@ -128,9 +147,11 @@ def merge_backward(
         given = (*pairs, weight_1, weight_2)
         with on_device(x):
             residual_norm_backward[(programs,)](
-                *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
+                *(*dys, *dys[-1:] * (MOST_READERS - len(dys))),
+                *(x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
                 **_constants(x, *pairs[1:], pad, block),
+                READERS=len(dys),
                 num_warps=warps,
             )
         add_shares(parts, sums)
@@ -139,7 +160,7 @@ def merge_backward(
 
 @merge_backward.register_fake
 def _(
-    dy: Tensor,
+    dys: list[Tensor],
     x: Tensor,
     branch_1: Tensor,
     branch_2: Tensor | None,
@@ -152,37 +173,49 @@ def _(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, mean, rstd
+    del dys, branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, mean, rstd
     second = x.new_empty(0 if branch_2 is None else x.shape)
     sums = x.new_empty((5, x.shape[1]), dtype=_wide(x))
     return x.new_empty(x.shape), x.new_empty(x.shape), second, sums
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, bias_1, bias_2, _ = inputs
+def _keep(ctx: Any, tensors: Sequence[Any], mean: Tensor, rstd: Tensor) -> None:
+    *saved, bias_1, bias_2 = tensors
     ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (bias_1, bias_2)]
-    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.save_for_backward(*saved, mean, rstd)
     ctx.set_materialize_grads(False)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _keep(ctx, inputs[:-1], *output[1:])
+
+
+def _gradients(ctx: Any, dys: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `merge`'s tensors."""
+    given = [dy.contiguous() for dy in dys if dy is not None]
+    if not given:
+        return (None,) * 11
+    saved = ctx.saved_tensors
+    while len(given) > MOST_READERS:
+        given.append(given.pop() + given.pop())
+    dx, dbranch_1, dbranch_2, sums = merge_backward(given, *saved)
+    linear_1, linear_2, weight_1, weight_2 = saved[5:9]
+    two = weight_2 is not None
+    dtype_1, dtype_2 = ctx.bias_dtypes
+    return (
+        *(dx, dbranch_1, dbranch_2 if two else None, None, None),
+        None if linear_1 is None else sums[3].to(linear_1.dtype),
+        None if linear_2 is None else sums[4].to(linear_2.dtype),
+        *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
+        *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None),
+    )
 
 
 def _backward(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 12
-    saved = ctx.saved_tensors
-    dx, dbranch_1, dbranch_2, sums = merge_backward(dy.contiguous(), *saved)
-    linear_1, linear_2, weight_1, weight_2 = saved[5:9]
-    two = weight_2 is not None
-    dtype_1, dtype_2 = ctx.bias_dtypes
-    return (
-        *(dx, dbranch_1, dbranch_2 if two else None, None, None),
-        *(None if linear_1 is None else sums[3].to(linear_1.dtype),),
-        *(None if linear_2 is None else sums[4].to(linear_2.dtype),),
-        *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
-        *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None, None),
-    )
+    return *_gradients(ctx, [dy]), None
 
 
 merge.register_autograd(_backward, setup_context=_save)

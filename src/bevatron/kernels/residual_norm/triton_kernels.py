@@ -81,12 +81,12 @@ def _backward(
 
 @triton.jit
 def residual_norm_backward(
-    DY, X, U1, U2, S1, S2, L1, L2, W1, W2, Mean, Rstd, DX, DU1, DU2, Parts, count,
+    DY, DY2, DY3, X, U1, U2, S1, S2, L1, L2, W1, W2, Mean, Rstd, DX, DU1, DU2, Parts, count,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, TWO: tl.constexpr,
     SCALED_1: tl.constexpr, SCALED_2: tl.constexpr, LINEAR_1: tl.constexpr,
-    LINEAR_2: tl.constexpr, WIDE: tl.constexpr,
+    LINEAR_2: tl.constexpr, READERS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Walk every so many blocks of rows.
+    """Walk every so many blocks of rows; the result's gradients from all READERS are added up.
 
     Parts [programs, 5, C] holds this program's sums over rows of dy (every bias's gradient), of dy
     times each branch's normalised rows (the weights') and of each branch's gradient (the linear
@@ -107,6 +107,10 @@ def residual_norm_backward(
         inside = (row < count)[:, None] & (col < C)[None, :]
         x = tl.load(X + at, mask=inside, other=0.0).to(WIDE)
         dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
+        if READERS > 1:
+            dy += tl.load(DY2 + at, mask=inside, other=0.0).to(WIDE)
+        if READERS > 2:
+            dy += tl.load(DY3 + at, mask=inside, other=0.0).to(WIDE)
         dbias += tl.sum(dy, 0)
         dbranch, dx, product = _backward(
             x, dy, U1, S1, L1, weight_1, Mean, Rstd, DU1, row, col, at, inside, count, C, SCALED_1,
