@@ -97,6 +97,15 @@ def test_fused_kernels_give_the_right_result(names, rows):
         check(make((rows,), 16, 64, *names, dtype=HALF))
 
 
+def test_fused_kernels_take_rows_and_channels_with_gaps():
+    check(make((9,), 16, 64, *GATED, dtype=HALF), strided=True)
+    wide = make((9,), 32, 64, *GATED, dtype=HALF)["x"]
+    inputs = make((9,), 16, 64, *GATED, dtype=HALF)
+    with use(transition="triton"):
+        actual = transition(**inputs | {"x": wide[:, 3:19]})
+        assert torch.equal(actual, transition(**inputs | {"x": wide[:, 3:19].contiguous()}))
+
+
 @pytest.mark.parametrize("parts", [1, 16, 37])
 @pytest.mark.parametrize("gated", [False, True])
 def test_shares_of_the_weights_gradients_are_added(parts, gated):

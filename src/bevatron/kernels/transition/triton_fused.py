@@ -1,6 +1,6 @@
 """Launches of the fused kernels, for narrow rows of 16-bit types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def fits(x: Tensor, weights: Weights) -> bool:
 
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
-    x, tiles, weights = rows.rows, choose("forward"), given.cast(y.dtype)
+    x, tiles, weights = rows.rows.contiguous(), choose("forward"), given.cast(y.dtype)
     with on_device(x):
         forward_kernel[(-(-len(x) // tiles.rows),)](
             *(x, _or(rows.weight, x), _or(rows.bias, x)),
@@ -85,8 +85,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Write gradients of x and of the norm; return those of the weights and biases."""
     weights = given.cast(rows.rows.dtype)
+    rows = replace(rows, rows=rows.rows.contiguous())
     ordered = _ordered(weights)
-    normed = torch.empty_like(rows.rows, memory_format=torch.contiguous_format)
+    normed = torch.empty_like(rows.rows)
     norm_shares = _input(dy, rows, weights, ordered, dx, normed)
     shares, bias_shares = _weight(dy, normed, weights, ordered)
     gradients = add_shares(shares, given, norm_shares, dnorm_weight, dnorm_bias)
@@ -213,7 +214,7 @@ def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     """Give a pointer to something for an argument that the kernel will not read."""
-    return stand_in if tensor is None else tensor
+    return stand_in if tensor is None else tensor.contiguous()
 
 
 def _constants(tiles: Tiles, weights: Weights, x: Tensor) -> dict[str, Any]:
