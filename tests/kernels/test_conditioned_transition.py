@@ -65,6 +65,11 @@ def test_result_and_gradients_are_right(rows, strided):
     check(make(rows, 12, 10, 24), tolerance=Tolerance(2e-6, 2e-5), strided=strided)
 
 
+def test_products_with_something_at_their_end_take_rows_with_gaps():
+    tolerance = Tolerance(2e-2, 4e-2) if GPU else Tolerance(3e-3, 6e-3)
+    check(make((2, 5), 128, 64, 128, dtype=HALF), tolerance=tolerance, strided=True)
+
+
 @pytest.mark.parametrize(("width", "conditions", "hidden"), [(96, 60, 100), (128, 64, 128)])
 def test_sixteen_bits_are_no_worse_than_the_reference(width, conditions, hidden, monkeypatch):
     monkeypatch.setattr(products, "CHUNK_MULTIPLE", 100)
