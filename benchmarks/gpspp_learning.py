@@ -65,9 +65,9 @@ ABLATION_NOTES = (
     "Validation MAE of QM9's gap in meV, mean ± standard deviation over seeds; gpspp-4 on 27,000 "
     "molecules with 3D masked 1:3:1, {molecules} a step, {steps} steps. Minutes are of training "
     "beside other work on the same GPU, validation, recording of the steps and, in the first rows "
-    "(the baseline), compilation of kernels included: they compare rows only roughly. Change: of the 2D error against the baseline of the same seed, "
-    "and its spread. Paper: 16 layers, 200 epochs on 3.4 million molecules (known values only); a "
-    "change below the spread says nothing."
+    "(the baseline), compilation of kernels included: they compare rows only roughly. Change: of "
+    "the 2D error against the baseline of the same seed, and its spread. Paper: 16 layers, 200 "
+    "epochs on 3.4 million molecules (known values only); a change below the spread says nothing."
 )
 Groups = dict[tuple[str, str, str, str, float], list[dict[str, Any]]]
 """Runs by model, inputs, changes, the model begun with and learning rate."""
