@@ -83,6 +83,14 @@ def test_result_and_gradients_are_right(length, width, hidden, biases, outgoing,
     check(make(length, width, hidden, biases) | {"outgoing": outgoing})
 
 
+def test_what_lies_behind_the_ends_of_lines_does_not_matter(small_blocks):
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)  # new memory is full of NaN
+    try:
+        check(make(5, 16, 16, BIASES, masked=False))
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
 @pytest.mark.parametrize("outgoing", [True, False])
 @pytest.mark.parametrize(("width", "hidden", "dtype"), [(12, 8, torch.float32), (16, 32, HALF)])
 def test_batches_and_strided_inputs_are_right(width, hidden, dtype, outgoing, small_blocks):
