@@ -13,10 +13,8 @@ from bevatron.kernels.pair_attention import LARGEST_HEAD
 from bevatron.kernels.pair_attention.launch import (
     alignment,
     constants_of,
-    in_copies,
     launch,
     mask_strides,
-    one_stride,
     or_else,
     prepare,
     processors,
@@ -100,7 +98,6 @@ def attention(
         *(S, H, Nq, Nk, scale),
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
-        ONE_STRIDE=one_stride(q, k, v),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
     return out, lse
@@ -144,7 +141,6 @@ def attention_backward(
     width = 2 if choose("dkv", padded(q.shape[4]), q.element_size(), Nq, Nk).block_q >= 64 else 4
     stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
     dbias = _new_dbias(q, bias, wants_dbias)
-    copies = in_copies(mask) if mask is not None and dbias.numel() else None
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     dout = rows_contiguous(dout.to(q.dtype))
     _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, stats, scale)
@@ -152,7 +148,7 @@ def attention_backward(
         dout = gated
     _dkv(q, k, v, bias, mask, stats, dout, dk, dv, scale)
     if bias is not None and wants_dbias:
-        _dbias(q, k, v, bias, copies, stats, dout, dbias, scale)
+        _dbias(q, k, v, bias, mask, stats, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
 
 
@@ -240,7 +236,6 @@ def _dq(
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         STATS_WIDTH=stats.shape[-1],
-        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -276,7 +271,6 @@ def _dkv(
         HAS_BIAS=bias is not None,
         BIAS_TURNED=turned,
         STATS_WIDTH=stats.shape[-1],
-        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -315,7 +309,6 @@ def _dbias(
         *(S, H, Nq, Nk, scale * LOG2E, bias.shape[1], rows, dbias.numel()),
         STAGES=tiles.stages,
         STATS_WIDTH=stats.shape[-1],
-        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
     if parts != 1:
