@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from bevatron.kernels import residual_norm, use
-from bevatron.kernels.residual_norm import residual_norm_for_readers
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -25,7 +24,7 @@ def pointers(*counts):
     return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
 
 
-def make(rows, width, branches=1, scaled=(), dtype=torch.float32, linear=()):
+def make(rows, width, branches=1, scaled=(), dtype=torch.float32):
     inputs = {"x": draw(rows, width, dtype=dtype)}
     for k in range(branches):
         inputs[f"branch_{k}"] = draw(rows, width, dtype=dtype, seed=10 + k)
@@ -33,8 +32,6 @@ def make(rows, width, branches=1, scaled=(), dtype=torch.float32, linear=()):
         inputs[f"bias_{k}"] = draw(width, dtype=dtype, seed=30 + k)
         if k in scaled:
             inputs[f"scale_{k}"] = draw(rows, dtype=dtype, seed=40 + k).relu()
-        if k in linear:
-            inputs[f"linear_{k}"] = draw(width, dtype=dtype, seed=50 + k)
     return inputs
 
 
@@ -44,8 +41,7 @@ def run(x, **tensors):
         return [tensor for k, tensor in enumerate(found) if f"branch_{k}" in tensors]
 
     scales = [None if scale is None else scale.detach() for scale in of("scale")]
-    vectors = of("weight"), of("bias")
-    return residual_norm(x, of("branch"), *vectors, scales=scales, linear_biases=of("linear"))
+    return residual_norm(x, of("branch"), of("weight"), of("bias"), scales=scales)
 
 
 def check(inputs, **options):
@@ -71,22 +67,6 @@ def test_rows_may_be_dropped(rows, scaled):
     check(make(rows, 64, 2, scaled))
 
 
-@pytest.mark.parametrize(("branches", "linear"), [(1, (0,)), (2, (1,)), (2, (0,)), (2, (0, 1))])
-def test_biases_of_the_linear_layers_are_added_and_get_their_gradients(branches, linear):
-    check(make(70, 20, branches, (0,), linear=linear))
-    check(make(5, 256, branches, (0,), HALF, linear))
-
-
-@pytest.mark.parametrize("readers", [2, 3, 5])
-def test_what_flows_back_from_all_readers_is_added(readers):
-    def read(x, branch_0, weight_0, bias_0):
-        vectors = [branch_0], [weight_0], [bias_0]
-        results = residual_norm_for_readers(x, *vectors, readers=readers)
-        return torch.cat([(k + 1) * y.square() for k, y in enumerate(results)])
-
-    check_op(*(read, read, make(7, 20)), order=1, tolerance=EXACT, ran=("residual_norm", "triton"))
-
-
 def test_float64_and_strided_inputs_are_right():
     check(make(9, 24, 2, (0, 1), torch.float64))
     check(make(9, 24, 2, (0, 1)), strided=True)
@@ -104,9 +84,8 @@ def test_a_dropped_branch_leaves_the_norm_of_the_input():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.residual_norm.triton import merge
 
-    inputs = make(4, 8, 2, (0,), linear=(0,))
-    names = ("x", "branch_0", "branch_1", "scale_0", None, "linear_0", None)
-    names = (*names, "weight_0", "weight_1", "bias_0")
+    inputs = make(4, 8, 2, (0,))
+    names = ("x", "branch_0", "branch_1", "scale_0", None, "weight_0", "weight_1", "bias_0")
     leaves = [None if name is None else inputs[name] for name in (*names, "bias_1")]
     for name, leaf in zip(names, leaves, strict=False):
         if name is not None and "scale" not in name:

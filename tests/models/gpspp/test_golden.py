@@ -57,9 +57,7 @@ def states(model, batch, mode):
     x, e, g, bias = model.encoders(batch, inputs, graphs)
     found = {"x0": x, "e0": e, "bias": bias}
     for layer, block in enumerate(model.blocks, 1):
-        (x, *_), (e, _), (g, _), bias = block(
-            (x,), Stream(e, e), Stream(g, g), bias, graphs, Drops()
-        )
+        x, (e, _), (g, _), bias = block(x, Stream(e, e), Stream(g, g), bias, graphs, Drops())
         found |= {f"x{layer}": x, f"e{layer}": e, f"g{layer}": g}
     noise = model.noise(x, e)
     found |= {"nn": noise["node_logits"], "ne": noise["edge_logits"]}

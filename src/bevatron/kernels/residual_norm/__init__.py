@@ -23,14 +23,13 @@ def residual_norm(
     biases: Sequence[Float[Tensor, " C"]],
     *,
     scales: Sequence[Float[Tensor, " N"] | None] | None = None,
-    linear_biases: Sequence[Float[Tensor, " C"] | None] | None = None,
     eps: float = 1e-3,
 ) -> Float[Tensor, "N C"]:
     r"""Add each branch to its input, normalise, and add the branches up.
 
     .. math::
 
-        y_i = \sum_k \Big( w_k \odot \operatorname{norm}\big(x_i + s_{k,i} (u_{k,i} + c_k)\big)
+        y_i = \sum_k \Big( w_k \odot \operatorname{norm}\big(x_i + s_{k,i}\, u_{k,i}\big)
         + b_k \Big)
 
     With one branch it is a residual connection with the norm behind it; with two, what parallel
@@ -47,9 +46,6 @@ def residual_norm(
     scales
         s_k, a factor per row: zero where a row (or a whole molecule) is dropped, 1/(1 - p) where
         it is kept; not differentiated. None stands for 1.
-    linear_biases
-        c_k, of the linear layer that made a branch: its gradient is summed here on the way, where
-        the layer would read all rows of its own once more. None stands for 0.
     eps
         Added to the variance.
 
@@ -71,81 +67,24 @@ def residual_norm(
     >>> residual_norm(x, [branch], [one], [zero], eps=0.0)
     tensor([[-1.,  1.]])
     """
-    return residual_norm_for_readers(
-        x,
-        branches,
-        weights,
-        biases,
-        scales=scales,
-        linear_biases=linear_biases,
-        eps=eps,
-        readers=1,
-    )[0]
-
-
-def residual_norm_for_readers(
-    x: Float[Tensor, "N C"],
-    branches: Sequence[Float[Tensor, "N C"]],
-    weights: Sequence[Float[Tensor, " C"]],
-    biases: Sequence[Float[Tensor, " C"]],
-    *,
-    readers: int,
-    scales: Sequence[Float[Tensor, " N"] | None] | None = None,
-    linear_biases: Sequence[Float[Tensor, " C"] | None] | None = None,
-    eps: float = 1e-3,
-) -> tuple[Float[Tensor, "N C"], ...]:
-    """Compute `residual_norm` once, and give one result to each of those that read it.
-
-    They share their memory. What flows back through them is added up by the backward kernel, where
-    autograd would add it in passes of its own.
-
-    Parameters
-    ----------
-    x, branches, weights, biases, scales, linear_biases, eps
-        As of `residual_norm`.
-    readers
-        How many results.
-
-    Returns
-    -------
-    tuple
-        The results, all alike.
-
-    Raises
-    ------
-    ValueError
-        As `residual_norm` does.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x, one = torch.tensor([[1.0, 2.0]]), torch.ones(2)
-    >>> a, b = residual_norm_for_readers(x, [x], [one], [one], readers=2)
-    >>> torch.equal(a, b)
-    True
-    """
     scales = [None] * len(branches) if scales is None else list(scales)
-    linear = [None] * len(branches) if linear_biases is None else list(linear_biases)
-    lengths = {len(branches), len(weights), len(biases), len(scales), len(linear)}
+    lengths = {len(branches), len(weights), len(biases), len(scales)}
     if len(lengths) != 1 or not 1 <= len(branches) <= MOST_BRANCHES:
         raise ValueError(
             f"residual_norm: {len(branches)} branches, {len(weights)} weights, {len(biases)} "
-            f"biases, {len(scales)} scales and {len(linear)} linear biases, expected one of each "
-            "for 1 or 2 branches"
+            f"biases and {len(scales)} scales, expected one of each for 1 or 2 branches"
         )
-    of_each = zip(branches, weights, biases, scales, linear, strict=True)
-    for branch, weight, bias, scale, linear_bias in of_each:
+    for branch, weight, bias, scale in zip(branches, weights, biases, scales, strict=True):
         if branch.shape != x.shape or branch.dtype != x.dtype:
             raise ValueError(
                 f"residual_norm: a branch is {branch.dtype} {tuple(branch.shape)}, expected "
                 f"{x.dtype} {tuple(x.shape)}"
             )
-        check_vectors("residual_norm", x, weight=weight, bias=bias, linear_bias=linear_bias)
+        check_vectors("residual_norm", x, weight=weight, bias=bias)
         if scale is not None and scale.shape != x.shape[:1]:
             raise ValueError(
                 f"residual_norm: a scale has shape {tuple(scale.shape)}, expected ({len(x)},)"
             )
     run = registry.dispatch("residual_norm", x)
-    vectors = list(weights), list(biases)
-    results: tuple[Tensor, ...] = run(x, list(branches), *vectors, scales, linear, eps, readers)
-    return results
+    result: Tensor = run(x, list(branches), list(weights), list(biases), scales, eps)
+    return result

@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.norm_gelu.triton import (
@@ -26,8 +25,6 @@ from bevatron.kernels.rows import processors
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 """Of a warp: the backward kernel has two branches and three sums in registers."""
 WARPS_PER_PROCESSOR = 16
-MOST_READERS = 3
-"""Whose gradients the backward kernel adds up."""
 
 
 def residual_norm(
@@ -36,32 +33,15 @@ def residual_norm(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     scales: Sequence[Tensor | None],
-    linear_biases: Sequence[Tensor | None],
     eps: float,
-    readers: int,
-) -> tuple[Tensor, ...]:
+) -> Tensor:
     """Compute what the reference computes; see `bevatron.kernels.residual_norm`."""
     check_width("residual_norm", x)
     pairs: list[Tensor | None] = []
-    for given in (branches, scales, linear_biases, weights, biases):
+    for given in (branches, scales, weights, biases):
         pairs += [contiguous(given[0]), contiguous(given[1]) if len(given) > 1 else None]
-    found: tuple[Tensor, ...] = _Merge.apply(readers, eps, x.contiguous(), *pairs)
-    return found
-
-
-class _Merge(torch.autograd.Function):
-    """`merge` with one result for every reader, whose gradients the backward kernel adds up."""
-
-    @staticmethod
-    def forward(ctx: Any, readers: int, eps: float, *tensors: Any) -> tuple[Tensor, ...]:
-        y, mean, rstd = merge(*tensors, eps)
-        _keep(ctx, tensors, mean, rstd)
-        return y, *(y.detach() for _ in range(readers - 1))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, None, *_gradients(ctx, dys))
+    y: Tensor = merge(x.contiguous(), *pairs, eps)[0]
+    return y
 
 
 @torch.library.custom_op("bevatron::residual_norm", mutates_args=())
@@ -71,8 +51,6 @@ def merge(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
-    linear_1: Tensor | None,
-    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     bias_1: Tensor,
@@ -84,13 +62,12 @@ def merge(
     mean, rstd = _new_statistics(x, branch_2)
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
-        pairs = (branch_1, branch_2, scale_1, scale_2, linear_1, linear_2)
-        given = (*pairs, weight_1, bias_1, weight_2, bias_2)
+        given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         with on_device(x):
             residual_norm_forward[(triton.cdiv(len(x), block),)](
                 *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
                 *(len(x), eps),
-                **_constants(x, *pairs[1:], pad, block),
+                **_constants(x, branch_2, scale_1, scale_2, pad, block),
                 num_warps=warps,
             )
     return y, mean, rstd
@@ -103,55 +80,45 @@ def _(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
-    linear_1: Tensor | None,
-    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     bias_1: Tensor,
     bias_2: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, bias_1, bias_2, eps
+    del branch_1, scale_1, scale_2, weight_1, weight_2, bias_1, bias_2, eps
     return x.new_empty(x.shape), *_new_statistics(x, branch_2)
 
 
 @torch.library.custom_op("bevatron::residual_norm_backward", mutates_args=())
 def merge_backward(
-    dys: list[Tensor],
+    dy: Tensor,
     x: Tensor,
     branch_1: Tensor,
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
-    linear_1: Tensor | None,
-    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x and both branches, and [5, C] of vectors; ``dys`` are added up.
-
-    Of a bias, of both weights and of both linear biases.
-    """
+    """Return gradients of x and both branches, and [3, C]: of a bias and of both weights."""
     width = x.shape[1]
     dx, dbranch_1 = x.new_empty(x.shape), x.new_empty(x.shape)
     dbranch_2 = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = new_sums(x, 5, width)
+    sums = new_sums(x, 3, width)
     if x.numel():
         pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
         most = WARPS_PER_PROCESSOR // warps * processors(x.device)
         programs = min(triton.cdiv(len(x), block), most)
-        parts = x.new_empty((programs, 5, width), dtype=_wide(x))
-        pairs = (branch_1, branch_2, scale_1, scale_2, linear_1, linear_2)
-        given = (*pairs, weight_1, weight_2)
+        parts = x.new_empty((programs, 3, width), dtype=_wide(x))
+        given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
         with on_device(x):
             residual_norm_backward[(programs,)](
-                *(*dys, *dys[-1:] * (MOST_READERS - len(dys))),
-                *(x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
+                *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
-                **_constants(x, *pairs[1:], pad, block),
-                READERS=len(dys),
+                **_constants(x, branch_2, scale_1, scale_2, pad, block),
                 num_warps=warps,
             )
         add_shares(parts, sums)
@@ -160,62 +127,46 @@ def merge_backward(
 
 @merge_backward.register_fake
 def _(
-    dys: list[Tensor],
+    dy: Tensor,
     x: Tensor,
     branch_1: Tensor,
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
-    linear_1: Tensor | None,
-    linear_2: Tensor | None,
     weight_1: Tensor,
     weight_2: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dys, branch_1, scale_1, scale_2, linear_1, linear_2, weight_1, weight_2, mean, rstd
+    del dy, branch_1, scale_1, scale_2, weight_1, weight_2, mean, rstd
     second = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = x.new_empty((5, x.shape[1]), dtype=_wide(x))
+    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
     return x.new_empty(x.shape), x.new_empty(x.shape), second, sums
 
 
-def _keep(ctx: Any, tensors: Sequence[Any], mean: Tensor, rstd: Tensor) -> None:
-    *saved, bias_1, bias_2 = tensors
-    ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (bias_1, bias_2)]
-    ctx.save_for_backward(*saved, mean, rstd)
-    ctx.set_materialize_grads(False)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _keep(ctx, inputs[:-1], *output[1:])
-
-
-def _gradients(ctx: Any, dys: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `merge`'s tensors."""
-    given = [dy.contiguous() for dy in dys if dy is not None]
-    if not given:
-        return (None,) * 11
-    saved = ctx.saved_tensors
-    while len(given) > MOST_READERS:
-        given.append(given.pop() + given.pop())
-    dx, dbranch_1, dbranch_2, sums = merge_backward(given, *saved)
-    linear_1, linear_2, weight_1, weight_2 = saved[5:9]
-    two = weight_2 is not None
-    dtype_1, dtype_2 = ctx.bias_dtypes
-    return (
-        *(dx, dbranch_1, dbranch_2 if two else None, None, None),
-        None if linear_1 is None else sums[3].to(linear_1.dtype),
-        None if linear_2 is None else sums[4].to(linear_2.dtype),
-        *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
-        *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None),
-    )
+    *tensors, bias_1, bias_2, _ = inputs
+    ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (bias_1, bias_2)]
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
 
 
 def _backward(
     ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     del dmean, drstd  # nobody outside sees the statistics
-    return *_gradients(ctx, [dy]), None
+    if dy is None:
+        return (None,) * 10
+    saved = ctx.saved_tensors
+    dx, dbranch_1, dbranch_2, sums = merge_backward(dy.contiguous(), *saved)
+    weight_1, weight_2 = saved[5:7]
+    two = weight_2 is not None
+    dtype_1, dtype_2 = ctx.bias_dtypes
+    return (
+        *(dx, dbranch_1, dbranch_2 if two else None, None, None),
+        *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
+        *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None, None),
+    )
 
 
 merge.register_autograd(_backward, setup_context=_save)
@@ -226,8 +177,6 @@ def _constants(
     branch_2: Tensor | None,
     scale_1: Tensor | None,
     scale_2: Tensor | None,
-    linear_1: Tensor | None,
-    linear_2: Tensor | None,
     pad: int,
     block: int,
 ) -> dict[str, Any]:
@@ -238,8 +187,6 @@ def _constants(
         "TWO": branch_2 is not None,
         "SCALED_1": scale_1 is not None,
         "SCALED_2": scale_2 is not None,
-        "LINEAR_1": linear_1 is not None,
-        "LINEAR_2": linear_2 is not None,
         "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
     }
 

@@ -5,10 +5,8 @@ atom and gathered by its bonds, one with a molecule's once per molecule; since e
 both directions, the sums over senders into an atom and over receivers out of it are one vector, and
 the two blocks of weights that act on it are added up. The weights are those of the plain layers.
 
-What several operators read (messages, the bias, the atoms of sums and residuals) each of them hands
-on to the next (``_beside``): its gradient comes back along the same line, and each adds its own
-where it writes. Products that read atoms get them for themselves: the norm that made them adds up
-what comes back from all.
+What several operators read (atoms, messages, the bias) each of them hands on to the next
+(``_beside``): its gradient comes back along the same line, and each adds its own where it writes.
 """
 
 from typing import NamedTuple
@@ -24,12 +22,13 @@ from bevatron.kernels import (
     linear,
     neighbour_sums,
     norm_gelu,
+    residual_norm,
     scaled_residual,
 )
+from bevatron.kernels.linear import linear_beside
 from bevatron.kernels.molecule_attention import molecule_attention_beside
 from bevatron.kernels.neighbour_sums import neighbour_sums_beside
 from bevatron.kernels.norm_gelu import Activation
-from bevatron.kernels.residual_norm import residual_norm_for_readers
 from bevatron.kernels.segment_sum import segment_sum_beside
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
@@ -135,11 +134,11 @@ class EdgeUpdate(MLP):
 
     def forward(  # type: ignore[override]
         self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs
-    ) -> Tensor:
-        """Compute the messages."""
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the messages, and hand the atoms on."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
-        of_atoms = linear(x, torch.cat([receiver, sender]))
+        of_atoms, x = linear_beside(x, torch.cat([receiver, sender]))
         hidden = bond_norm_gelu(
             linear(e, edge),
             of_atoms,
@@ -152,7 +151,7 @@ class EdgeUpdate(MLP):
             ptr=graphs.graph_ptr if g is not None else None,
             eps=EPS,
         )
-        return linear(hidden, self.second.weight, self.second.bias)
+        return linear(hidden, self.second.weight, self.second.bias), x
 
 
 class NodeUpdate(MLP):
@@ -255,13 +254,6 @@ class GlobalUpdate(MLP):
         return super().forward(torch.cat(read, 1)), nodes, messages
 
 
-READERS = 3
-"""Of a block's atoms: sums and residual, products of edges, attention."""
-
-Nodes = tuple[Tensor, ...]
-"""One tensor for each reader, all alike; or one for all."""
-
-
 class Stream(NamedTuple):
     """Features of edges or of molecules, a residual stream that no norm bounds.
 
@@ -287,19 +279,13 @@ class MessagePassing(nn.Module):
         self.global_ = GlobalUpdate(config) if config.updates_globals(layer) else None
 
     def forward(
-        self,
-        x: Tensor,
-        x_of_edges: Tensor,
-        e: Stream | None,
-        g: Stream | None,
-        graphs: Graphs,
-        drops: Drops,
+        self, x: Tensor, e: Stream | None, g: Stream | None, graphs: Graphs, drops: Drops
     ) -> tuple[Tensor, Tensor, Stream | None, Stream | None]:
         """Compute the update of nodes, and the new edges and globals; hand the nodes on."""
         narrow_g = None if g is None else g.narrow
         messages = None
         if self.edge is not None and e is not None:
-            messages = self.edge(x_of_edges, e.narrow, narrow_g, graphs)
+            messages, x = self.edge(x, e.narrow, narrow_g, graphs)
         nodes, x, messages = self.node(x, messages, narrow_g, graphs, drops.edge)
         if self.global_ is not None and g is not None:
             update, nodes, messages = self.global_(g.narrow, nodes, messages, graphs, drops.edge)
@@ -326,9 +312,9 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute what is added to the nodes but for the last layer's bias; hand the bias on."""
-        qkv = linear(x, self.qkv.weight, self.qkv.bias)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute what is added to the nodes; hand nodes and bias on."""
+        qkv, x = linear_beside(x, self.qkv.weight, self.qkv.bias)
         found, bias = molecule_attention_beside(
             qkv.unflatten(1, (3, self.num_heads, -1)),
             None,
@@ -340,7 +326,7 @@ class Attention(nn.Module):
             dropout=0.0 if seed is None else self.rate,
             seed=seed,
         )
-        return linear(found.flatten(1), self.out.weight), bias
+        return linear(found.flatten(1), self.out.weight, self.out.bias), x, bias
 
 
 class FeedForward(nn.Module):
@@ -352,11 +338,12 @@ class FeedForward(nn.Module):
         self.first = uniform_dense(width, config.ffn_width, width**-0.5)
         self.second = uniform_dense(config.ffn_width, width, width**-0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map rows, but for the last layer's bias."""
-        hidden = norm_gelu(linear(x, self.first.weight), None, None, linear_bias=self.first.bias)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map rows, and hand them on."""
+        hidden, x = linear_beside(x, self.first.weight)
+        hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
-        return linear(hidden, self.second.weight)
+        return linear(hidden, self.second.weight, self.second.bias), x
 
 
 class Block(nn.Module):
@@ -377,49 +364,35 @@ class Block(nn.Module):
 
     def forward(
         self,
-        handles: Nodes,
+        x: Tensor,
         e: Stream | None,
         g: Stream | None,
         bias: Tensor | None,
         graphs: Graphs,
         drops: Drops,
-    ) -> tuple[Nodes, Stream | None, Stream | None, Tensor | None]:
+    ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
         """Compute new nodes, edges and globals; hand the bias on."""
-        x, x_of_edges, x_of_attention = (handles * READERS)[:READERS]
-        updates: list[Update] = []
+        updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
         if self.mpnn is not None and self.mpnn_norm is not None:
-            update, x, e, g = self.mpnn(x, x_of_edges, e, g, graphs, drops)
-            updates.append(Update(update, None, self.mpnn_norm, drops.node))
+            update, x, e, g = self.mpnn(x, e, g, graphs, drops)
+            updates.append((update, self.mpnn_norm, drops.node))
         if self.attention is not None and self.attention_norm is not None:
-            update, bias = self.attention(x_of_attention, bias, graphs, drops.seed)
-            last = self.attention.out.bias
-            updates.append(Update(update, last, self.attention_norm, drops.attention))
+            update, x, bias = self.attention(x, bias, graphs, drops.seed)
+            updates.append((update, self.attention_norm, drops.attention))
         nodes = _added(x, updates)
         if self.ffn is not None and self.ffn_norm is not None:
-            update = self.ffn(nodes[1])
-            last = Update(update, self.ffn.second.bias, self.ffn_norm, drops.ffn)
-            nodes = _added(nodes[0], [last])
+            update, nodes = self.ffn(nodes)
+            nodes = _added(nodes, [(update, self.ffn_norm, drops.ffn)])
         return nodes, e, g, bias
 
 
-class Update(NamedTuple):
-    """What is added to nodes: a branch, its last layer's bias, the norm behind, factors of rows."""
-
-    branch: Tensor
-    bias: Tensor | None
-    norm: nn.LayerNorm
-    scale: Tensor | None
-
-
-def _added(x: Tensor, updates: list[Update]) -> Nodes:
+def _added(x: Tensor, updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]]) -> Tensor:
     """Sum the norms of x plus each update."""
-    return residual_norm_for_readers(
+    return residual_norm(
         x,
-        [update.branch for update in updates],
-        [update.norm.weight for update in updates],
-        [update.norm.bias for update in updates],
-        scales=[update.scale for update in updates],
-        linear_biases=[update.bias for update in updates],
-        readers=READERS,
+        [update for update, _, _ in updates],
+        [norm.weight for _, norm, _ in updates],
+        [norm.bias for _, norm, _ in updates],
+        scales=[scale for _, _, scale in updates],
         eps=EPS,
     )

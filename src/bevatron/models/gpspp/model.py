@@ -111,16 +111,12 @@ class GPSPlusPlus(nn.Module):
         self, batch: MoleculeBatch, inputs: Inputs, graphs: Graphs, compute: Collection[str]
     ) -> dict[str, Tensor]:
         """Walk encoders, blocks and heads; more may come out than what is asked for."""
-        first, edges, globals_, bias = self.encoders(batch, inputs, graphs)
+        nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
         edge_stream = None if edges is None else Stream(edges, edges)
         stream = None if globals_ is None else Stream(globals_, globals_)
-        handles = (first,)
         for block, drop in zip(self.blocks, drops, strict=True):
-            handles, edge_stream, stream, bias = block(
-                handles, edge_stream, stream, bias, graphs, drop
-            )
-        nodes = handles[0]
+            nodes, edge_stream, stream, bias = block(nodes, edge_stream, stream, bias, graphs, drop)
         edges = None if edge_stream is None else edge_stream.wide
         globals_ = None if stream is None else stream.wide
         outputs = {"node_embedding": nodes, **self.decoder(nodes, globals_, graphs)}
