@@ -151,7 +151,8 @@ def _with_loops(graph: Graph) -> Tensor:
 
 def cora(folder: Path, device: str) -> Contest:
     """Read Cora with rows of features divided by their sums."""
-    from graph_learning import RUNS, load
+    from graph_learning import load
+    from graph_recipes import RUNS
 
     batch = load(folder, RUNS["gat-cora"], 0).part("train").batch().to(device)
     config = GraphAttentionConfig(heads=8, hidden=8, dropout=0.6, attention_dropout=0.6)
