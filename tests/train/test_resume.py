@@ -196,6 +196,15 @@ def test_a_signal_during_validation_stops_before_it_and_repeats_it(whole, tmp_pa
     same_end(whole, tmp_path)
 
 
+@pytest.fixture
+def _interruptible():
+    """As in a terminal; shells start background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     class Signalled(tiny.TinyTask):
         def loss(self, *args):
