@@ -2,6 +2,7 @@
 
 import torch
 import torch._dynamo
+from compiled_contraction import compare
 
 from bevatron import kernels
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
@@ -23,21 +24,6 @@ def sums(values, scale):
 
 def mixed(x, weight):
     return kernels.equivariant_linear(x.square(), [weight[:2], weight[2:]])
-
-
-def compare(operator, *shapes):
-    """A loss on an inner gradient, as on forces: all its gradients, bit for bit."""
-
-    def loss(x, *others):
-        out = operator(x, *others)
-        (inner,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        return inner.square().sum() + out.sum()
-
-    tensors = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
-    eager = torch.autograd.grad(loss(*tensors), tensors)
-    traced = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    compiled = torch.autograd.grad(traced(*tensors), tensors)
-    assert all(map(torch.equal, compiled, eager)), operator
 
 
 if __name__ == "__main__":
