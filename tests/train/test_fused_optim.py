@@ -1,6 +1,8 @@
 """`FusedAdamEMA` beside torch's optimisers."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from bevatron.kernels import use
 from bevatron.train.optim import FusedAdamEMA
+from bevatron.train.transfers import NumberFeed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -96,6 +99,39 @@ def test_a_state_of_torch_is_taken_up_and_one_of_ours_goes_on_alike():
     for a, b in zip(ours.averages, resumed.averages, strict=True):
         assert torch.equal(a, b)
     same(model, again, 0.0)
+
+
+def test_rates_follow_a_schedule_and_only_those_that_change_apart_are_sent_one_by_one(monkeypatch):
+    model, peer = models()
+    optimizers = []
+    for kind, one in ((FusedAdamEMA, model), (torch.optim.AdamW, peer)):
+        groups = [{"params": m.parameters()} for m in (one.trunk, one.one, one.other)]
+        groups[1]["lr"] = 0.05
+        optimizers.append(kind(groups, lr=0.02, weight_decay=0.1))
+    sent = []
+    send = NumberFeed.send
+    monkeypatch.setattr(NumberFeed, "send", lambda f, v: sent.append(v.numel()) or send(f, v))
+    for step, (share, last) in enumerate([(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 0.1)]):
+        for one in (model, peer):
+            backward(one, step)
+            backward(one, step, branch=False)
+        for optimizer in optimizers:
+            for group, rate in zip(optimizer.param_groups, (0.02, 0.05, 0.02 * last), strict=True):
+                group["lr"] = rate * share
+            optimizer.step()
+        peer.zero_grad()
+        same(model, peer)
+    assert sent == [3, 18, 3, 18, 3, 3, 18]
+
+
+def test_an_optimizer_that_is_not_used_any_more_is_freed():
+    model, _ = models()
+    optimizer = FusedAdamEMA(model.parameters())
+    backward(model, 0)
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])

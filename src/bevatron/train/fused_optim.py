@@ -117,10 +117,13 @@ class FusedAdamEMA(torch.optim.Optimizer):
         self._check_alike()
         self._settings = AdamSettings(betas, eps, decoupled, clip, clip_per_tensor)
         self._make_tensors(amsgrad, copies)
-        self._touched: set[int] = set()
         self._sent: tuple[Any, ...] = ()
-        for i, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(self._note(i))
+        self._sent_shared: tuple[float, ...] = ()
+        # Called once per parameter in every backward pass: a set's own method costs least, and
+        # keeps no optimiser alive that is not used any more.
+        self._touched: set[Tensor] = set()
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._touched.add)
 
     def _check_alike(self) -> None:
         """Refuse what one launch cannot reach."""
@@ -142,25 +145,26 @@ class FusedAdamEMA(torch.optim.Optimizer):
         if copies is not None:
             typed = {name: weight.to(copies) for name, weight in named.items()}
             self._copies = FlatTensors.copy(typed)
-        # Of each parameter: rate, decay, whether it has a gradient; then what all share.
-        self._feed = NumberFeed(3 * number + 3, device)
-        values = self._feed.values
+        # Of each parameter: share of the rate, decay, whether it has a gradient.
+        self._feed = NumberFeed(3 * number, device)
+        self._controls = NumberFeed(3, device)
+        lr_scale, weight_decay, active = self._feed.values.view(3, number)
         self._steps = torch.zeros(number, dtype=torch.float32, device=device)
         largest, average = self._flat.get(MOMENTS[2]), self._flat.get("average")
         self._tensors = AdamTensors(
-            parameters=list(named.values()),
+            parameters=self._parameters,
             gradient=self._gradients.flat,
             first=self._flat[MOMENTS[0]].flat,
             second=self._flat[MOMENTS[1]].flat,
             largest=None if largest is None else largest.flat,
             average=None if average is None else average.flat,
             steps=self._steps,
-            lr_scale=values[:number],
-            weight_decay=values[number : 2 * number],
-            controls=values[3 * number :],
+            lr_scale=lr_scale,
+            weight_decay=weight_decay,
+            controls=self._controls.values,
             loss=torch.zeros((), dtype=torch.float64, device=device),
             verdict=torch.zeros(3, dtype=torch.float64, device=device),
-            active=values[2 * number : 3 * number],
+            active=active,
             copy=None if self._copies is None else self._copies.flat,
         )
         self._own = list(self._gradients.parts.values())
@@ -172,17 +176,6 @@ class FusedAdamEMA(torch.optim.Optimizer):
         """Show the moments of a parameter where torch's optimisers have them."""
         state = {name: flat.parts[str(i)] for name, flat in self._flat.items()}
         self.state[self._parameters[i]] = {"step": self._steps[i], **state}
-
-    def _note(self, i: int) -> Callable[[Tensor], None]:
-        touched = self._touched_by
-
-        def note(_parameter: Tensor) -> None:
-            touched(i)
-
-        return note
-
-    def _touched_by(self, i: int) -> None:
-        self._touched.add(i)
 
     @property
     def grad_norm(self) -> Float[Tensor, ""]:
@@ -220,24 +213,35 @@ class FusedAdamEMA(torch.optim.Optimizer):
             share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
         elif self._kind == "swa":
             share = 1.0 / updates
+        rates = [float(group["lr"]) for group in self.param_groups]
+        first = rates[0] or 1.0
+        shared = (first, float("inf"), share)
+        if shared != self._sent_shared:
+            self._controls.send(torch.tensor(shared, dtype=torch.float64))
+            self._sent_shared = shared
         every = len(self._touched) == len(self._parameters)
         touched = None if every else frozenset(self._touched)
-        groups = [(float(group["lr"]), float(group["weight_decay"])) for group in self.param_groups]
-        sent = (*groups, touched, share)
-        if sent == self._sent:
-            return
+        decays = [float(group["weight_decay"]) for group in self.param_groups]
+        # Schedules change all rates alike: what is sent for every parameter then stays.
+        sent = ([rate / first for rate in rates], decays, touched)
+        if sent != self._sent:
+            self._send_numbers(*sent)
+            self._sent = sent
+
+    def _send_numbers(
+        self, shares: list[float], decays: list[float], touched: frozenset[Tensor] | None
+    ) -> None:
+        """Send of every parameter its group's share of the rate, its decay, and if it moves."""
         # A few fills: lists of thousands of numbers take longer than the step itself.
-        numbers = torch.ones(self._feed.values.shape, dtype=torch.float64)
-        rates, decays, active = numbers[:-3].view(3, -1)
+        numbers = torch.ones(3, len(self._parameters), dtype=torch.float64)
         sizes = [len(group["params"]) for group in self.param_groups]
-        for group, rate, decay in zip(groups, rates.split(sizes), decays.split(sizes), strict=True):
-            rate.fill_(group[0])
-            decay.fill_(group[1])
+        for row, values in zip(numbers, (shares, decays), strict=False):
+            for part, value in zip(row.split(sizes), values, strict=True):
+                part.fill_(value)
         if touched is not None:
-            active.zero_()[list(touched)] = 1.0
-        numbers[-2], numbers[-1] = float("inf"), share
-        self._feed.send(numbers)
-        self._sent = sent
+            moves = [i for i, parameter in enumerate(self._parameters) if parameter in touched]
+            numbers[2].zero_()[moves] = 1.0
+        self._feed.send(numbers.flatten())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -262,9 +266,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         if all(map(is_, given, self._own)):
             return
         there, here = [], []
-        for i, (parameter, grad, own) in enumerate(
-            zip(self._parameters, given, self._own, strict=True)
-        ):
+        for parameter, grad, own in zip(self._parameters, given, self._own, strict=True):
             if grad is own:
                 continue
             if grad is None:
@@ -272,7 +274,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
             elif grad.data_ptr() != own.data_ptr():
                 there.append(grad)
                 here.append(own)
-                self._touched.add(i)
+                self._touched.add(parameter)
             parameter.grad = own
         if there:
             torch._foreach_copy_(here, there)
@@ -315,7 +317,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
             if self._copies is not None:
                 self._copies.parts[str(i)].copy_(parameter)
             self._link_state(i)
-        self._sent = ()
+        self._sent, self._sent_shared = (), ()
 
     def clip_from_buckets(self, model: DistributedDataParallel) -> None:
         """Take the global norm from DDP's buckets, each added up while others still travel.
