@@ -90,9 +90,11 @@ def load_yaml(path: Path) -> dict[str, Any]:
         If the file is missing, is not YAML, holds a key twice or holds no mapping.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no text; expected a YAML file") from None
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader by inheritance
     except yaml.YAMLError as error:
@@ -105,9 +107,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def dump_yaml(config: Any) -> str:
-    """Write a configuration as YAML, keys in the order of its fields."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+def dump_yaml(values: Any) -> str:
+    """Write a configuration, or the plain values of one, as YAML in the order that they have."""
+    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
 
 
 def fingerprint(values: Any, length: int = 16) -> str:

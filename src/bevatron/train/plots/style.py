@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import ScaledTranslation
 
+from bevatron.files import write_bytes_atomically
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B")
 """Okabe and Ito's colours; black and yellow left out, which print badly as thin lines."""
 
@@ -71,9 +73,9 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, making the folder if need be."""
+    """Write a figure as PNG, making the folder if need be; a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(png(figure))
+    write_bytes_atomically(path, png(figure))
     return path
 
 
