@@ -153,7 +153,6 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         "epoch s": round(epoch_seconds, 3),
         "recording s": round(recording, 2),
         "atoms/s": round(atoms / epoch_seconds),
-        "recording s": round(sum(r["time"].get("recording", 0.0) for r in steady), 2),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
         "slowest/mean": round(float(plan.imbalance), 3),
         "fill": round(float(plan.fill), 3),
