@@ -138,6 +138,16 @@ def test_scaffolds_stay_together(many):
     assert len(data.train) + len(data.valid) + len(data.test) == len(MANY)
 
 
+def test_data_items_that_may_be_targets_are_named(tmp_path):
+    molecule = Chem.MolFromSmiles("CO")
+    molecule.SetProp("gap", "1.5")
+    with Chem.SDWriter(str(tmp_path / "m.sdf")) as file:
+        file.write(molecule)
+    config = MoleculeDataConfig(train=(tmp_path / "m.sdf",), prepare_workers=0)
+    with pytest.raises(DataError, match=r"m\.sdf: .*may name gap\); training needs a target"):
+        load_molecules(config, tmp_path / "prepared")
+
+
 def test_the_files_own_division_is_kept(tmp_path):
     rows = [("CC", 1, "train"), ("CCC", 2, "valid"), ("CCCC", "", "test"), ("C", 1, "")]
     path = write(tmp_path / "m.csv", rows, ("smiles", "y", "split"))

@@ -241,9 +241,10 @@ def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
                 f"{', '.join(named[0][1])}; name the same for all"
             )
     if not named[0][1]:
+        found = "; ".join(stores[0].manifest.get("report", ())) or str(named[0][0])
         raise DataError(
-            f"{named[0][0]}: has no targets to train on; name them by data.columns.targets (if it "
-            f"is a store, by columns.targets when it is prepared)"
+            f"{found}; training needs a target, name it by data.columns.targets (of a store by "
+            "--columns.targets when it is prepared)"
         )
     return named[0][1]
 
