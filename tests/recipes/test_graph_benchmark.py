@@ -1,6 +1,7 @@
 """Times of attention: rows with true entries and intervals, the paper's sweeps, pictures."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,19 @@ def test_sweeps_are_the_papers_configurations():
     assert small[0].vertices == 128
 
 
+@pytest.mark.parametrize("dataset", ["kronecker", "uniform"])
+def test_weak_scaling_keeps_the_entries_of_a_process(dataset):
+    stored = []
+    for ranks in (1, 2, 3, 4):
+        cases = sweep_cases("weak", GraphCase(), ranks, shrink=64)
+        first = next(c for c in cases if c.dataset == dataset)
+        case = replace(first, features=1, layers=1, model="GAT", inference=True)
+        (row,) = run_cases([case], repeat=1, warmup=0, device="cpu")
+        assert row["vertices"] == case.vertices == round(131_072 * ranks**0.5) // 64
+        stored.append(row["nnz"] / ranks)
+    assert stored == pytest.approx([stored[0]] * 4, rel=0.15)
+
+
 def test_mistakes_are_one_sentence(tmp_path, capsys):
     words = ["bench", "graph", "--device", "cpu", "--repeat", "1"]
     for extra, message in (
@@ -116,16 +130,15 @@ def test_pictures_follow_the_number_of_processes(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_panel", lambda ax, key, rows: drawn.append((key, len(rows))))
     rows = []
     for ranks in (1, 2, 4):
-        for case in sweep_cases(kind, GraphCase(), ranks):
-            n = case.vertices
-            if case.dataset == "kronecker":
-                n = 2 ** int(np.log2(n))
-            rows.append({
-                "model": case.model, "dataset": case.dataset, "vertices": n, "edges": case.edges,
-                "nnz": case.edges, "features": case.features, "layers": 3, "ranks": ranks,
-                "mode": "inference" if case.inference else "training",
+        rows.extend(
+            {
+                "model": case.model, "dataset": case.dataset, "vertices": case.vertices,
+                "edges": case.edges, "nnz": case.edges, "features": case.features, "layers": 3,
+                "mode": "inference" if case.inference else "training", "ranks": ranks,
                 "median_ms": "2", "low_ms": "1", "high_ms": "3",
-            })  # fmt: skip
+            }
+            for case in sweep_cases(kind, GraphCase(), ranks)
+        )  # fmt: skip
     append_rows(tmp_path / "t.csv", rows)
     plot_times(tmp_path / "t.csv", tmp_path / "t.png")
     assert {count for _, count in drawn} == {9}  # three models on 1, 2 and 4 processes

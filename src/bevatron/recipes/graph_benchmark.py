@@ -67,6 +67,9 @@ class GraphCase:
         Of features; weights and sums of bfloat16 are float32.
     partition
         How the graph is cut over several processes.
+    exact
+        A Kronecker graph has so many vertices as asked for; otherwise they are rounded down to a
+        power of two, as in the paper.
     """
 
     model: Model = "GAT"
@@ -80,6 +83,7 @@ class GraphCase:
     file: Path | None = None
     dtype: Precision = "float32"
     partition: Scheme = "auto"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -255,7 +259,7 @@ def _existing(out: Path) -> str:
 
 
 def _graph_key(case: GraphCase, mesh: Mesh) -> tuple[Any, ...]:
-    sizes = (case.dataset, case.vertices, case.edges, case.seed, case.file)
+    sizes = (case.dataset, case.vertices, case.edges, case.seed, case.file, case.exact)
     if mesh.world == 1:
         return sizes
     return (*sizes, case.partition, case.model == "GAT", case.features)
@@ -265,8 +269,9 @@ def _source(case: GraphCase) -> Kronecker | Uniform | EdgeSource:
     if case.dataset == "file":
         assert case.file is not None
         return read_in_pieces(case.file, GraphOptions(duplicates="merge"))
-    make = Kronecker if case.dataset == "kronecker" else Uniform
-    return make(case.vertices, case.edges, case.seed)
+    if case.dataset == "uniform":
+        return Uniform(case.vertices, case.edges, case.seed)
+    return Kronecker(case.vertices, case.edges, case.seed, round_down=not case.exact)
 
 
 def _graph(case: GraphCase, mesh: Mesh, tell: Callable[[str], None]) -> Attending:
@@ -407,7 +412,8 @@ def sweep_cases(
     ----------
     kind
         ``strong``: the same graphs whatever the number of processes (Figure 6); ``weak``: entries
-        in proportion to it, density the same (Figures 7 and 8).
+        in proportion to it, density the same (Figures 7 and 8). The paper's 4, 16, ... processes
+        give powers of two as numbers of vertices; those of others are not rounded to them.
     base
         Everything that the sweep does not set.
     ranks
@@ -440,6 +446,7 @@ def sweep_cases(
                 features=width,
                 model=model,
                 inference=inference,
+                exact=kind == "weak",
             )
 
 

@@ -88,7 +88,7 @@ def _panel(ax: Axes, key: tuple[Any, ...], rows: Sequence[Row]) -> None:
 
 
 def _density(row: Row) -> float:
-    """Return the density asked for; Kronecker graphs round their vertices down, so to a decade."""
+    """Return the density asked for; vertices are whole, perhaps rounded down, so to a decade."""
     exact = float(row["edges"]) / float(row["vertices"]) ** 2
     return float(10.0 ** round(math.log10(exact)))
 
