@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from bevatron.cli import main
+from bevatron.train.folder import RunFolder
 from bevatron.train.run import FitResult
 
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
@@ -187,6 +188,15 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     for word in ("steps", "memory", "fill", "validation samples"):
         assert word in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_two_runs_do_not_write_into_one_folder(structures, tmp_path, refused):
+    folder, again = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with folder.claimed():
+        said = refused("train", "mace", "--data", structures, "--output", folder.path, *TINY)
+        assert "run: another process is training there" in said
+    with again.claimed():
+        assert not folder.metrics.exists()
 
 
 def test_what_the_data_decide_is_not_told_as_it_was_before_them(shelf):

@@ -1,7 +1,10 @@
 """The folder of a run: what may be written where, and whether there is something to go on from."""
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,9 @@ from bevatron.train.run import WEIGHTS, Run, SaveModel
 from bevatron.train.schedule import Decisions
 from bevatron.train.settings import HARMLESS, Settings
 
+if sys.platform != "win32":
+    import fcntl
+
 BEST_NOTE = "best.json"
 IDLE_KEYS = ("loader.", "checkpoint.", "train.log_every", "train.tensorboard", "train.wandb")
 """Settings whose change cannot alter a number."""
@@ -57,6 +63,38 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
         self.config = path / "config.yaml"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep others from training into the folder meanwhile; however the process ends, that ends.
+
+        Where the file system knows no locks of folders nothing is kept from anybody.
+
+        Raises
+        ------
+        ConfigError
+            If somebody is training there, or the folder cannot be made.
+        """
+        with explained(self.path, ConfigError):
+            self.path.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            yield
+            return
+        place = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(place)
+            raise ConfigError(
+                f"{self.path}: another process is training there; stop it, wait for its end or "
+                "choose another folder"
+            ) from None
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            os.close(place)
 
     def open(self, run: Run, mesh: Mesh) -> Checkpoint | None:
         """Make the folder ready and return the checkpoint to go on from, None to begin.

@@ -70,6 +70,8 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         stops = stack.enter_context(StopRequests())
         mesh = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
         folder = RunFolder(run.folder)
+        if mesh.is_main:
+            stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
         threads = None if checkpoint is None else checkpoint.record.threads
         stack.enter_context(arithmetic(config, threads))
