@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from bevatron import cli
+from bevatron.cli import bench
+from bevatron.cli import commands as plain
 from bevatron.recipes.mace import MaceRun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +46,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for run in ("water", "gap"):
         (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "model.json").write_text('{"kind": "mace"}')
     with gzip.open(str(DATA), "rt") as file:
         text = "".join(islice(file, 8 * 12))
     for name in ("water.extxyz", "test.extxyz"):
@@ -73,12 +76,14 @@ def test_every_command_is_understood(words, place, monkeypatch):
 
         return record
 
-    for name in ("prepare", "evaluate", "predict", "relax", "inspect", "env", "demo"):
-        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
-    for name in ("bench_capacity", "bench_cost", "bench_profile"):
-        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
-    for name in ("convert_from_mace_torch", "convert_to_mace_torch"):
-        monkeypatch.setattr(cli, name, stand_in(getattr(cli, name)))
+    names = ("prepare", "evaluate", "predict", "relax", "inspect", "env", "demo")
+    converting = ("convert_from_mace_torch", "convert_to_mace_torch")
+    for module, replaced in (
+        (plain, (*names, *converting)),
+        (bench, ("bench_capacity", "bench_cost", "bench_profile")),
+    ):
+        for name in replaced:
+            monkeypatch.setattr(module, name, stand_in(getattr(module, name)))
     monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
     assert cli.main(words) == 0
     assert called or words[-1] == "--help"
