@@ -14,9 +14,9 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 MENTION = re.compile(
-    r"(?<![\w/.])(?:benchmarks|docs|examples|src|tests|tools)/[\w./*-]*[\w*]", flags=re.ASCII
+    r"(?<![\w/.])(?:benchmarks|docs|examples|src|tests|tools)/[\w./*-]*(?:\.\w+|\*)", flags=re.ASCII
 )
-"""A file or folder of the repository named in text or code, perhaps with a wildcard."""
+"""A file of the repository named in text or code, perhaps with a wildcard."""
 
 
 def anchors(page: Path) -> set[str]:
