@@ -5,6 +5,7 @@ import pytest
 import torch
 from ase import Atoms, units
 from ase.build import bulk, molecule
+from ase.calculators.calculator import CalculatorSetupError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 from ase.md.verlet import VelocityVerlet
 
@@ -258,3 +259,9 @@ def test_dynamics_at_constant_energy_does_not_drift(model):
     assert np.std(energies) < 1e-4
     assert 150 < atoms.get_temperature() < 800
     assert 10 < atoms.calc.neighbours[CUTOFF].num_builds < 1000
+
+
+def test_a_structure_without_atoms_is_refused(model):
+    atoms = Atoms(calculator=BevatronCalculator(model))
+    with pytest.raises(CalculatorSetupError, match="no atoms"):
+        atoms.get_potential_energy()

@@ -103,7 +103,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     ) -> None:
         """Evaluate the model, as ASE asks for it."""
         super().calculate(atoms, list(properties), list(system_changes))
-        if self.atoms is None:
+        if not self.atoms:
             raise CalculatorSetupError("the calculator was given no atoms")
         compute = ["energy", "forces", "node_energy"]
         if self.atoms.pbc.all() or "stress" in properties:

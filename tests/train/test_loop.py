@@ -132,6 +132,27 @@ def test_a_monitored_metric_that_is_not_there_is_refused(tmp_path):
         fit(tiny.make_run(tmp_path, train={"monitor": "forces_mae"}))
 
 
+class Failing(tiny.TinyTask):
+    """Validation that is not a number from the second epoch on."""
+
+    def metrics(self):
+        count = len(self.epochs)
+
+        class Metrics(tiny.TinyMetrics):
+            def compute(self):
+                return {**super().compute(), "loss": 1.0 if count < 2 else float("nan")}
+
+        return Metrics()
+
+
+def test_weights_whose_validation_is_no_number_are_told_of_and_never_the_best(tmp_path):
+    result = fit(tiny.make_run(tmp_path, task=Failing(), train={"epochs": 2}))
+    assert (result.best, result.best_epoch) == (1.0, 0)
+    told = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "is nan" in line]
+    assert len(told) == 1
+    assert "epoch 2: loss is nan in validation" in told[0]
+
+
 def test_without_a_validation_set_the_last_weights_are_kept(tmp_path):
     run = tiny.make_run(tmp_path)
     run.valid = run.valid_sizes = None

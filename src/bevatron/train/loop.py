@@ -6,6 +6,7 @@ already added up over the ranks, so that all ranks decide alike.
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -352,6 +353,11 @@ class Trainer:
             except Interrupted:
                 return  # what is saved now stands before the validation, which is repeated
             value = self._monitored(valid)
+            if not math.isfinite(value):
+                self.records.console.say(
+                    f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
+                    f"cannot be the best ones; if that goes on, lower optim.lr"
+                )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
             )
@@ -389,9 +395,11 @@ class Trainer:
             )
         return self.metrics
 
+    def _monitor(self) -> str:
+        return (self.run.settings.train.monitor or self.run.monitor).removeprefix("-")
+
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        wanted = self.run.settings.train.monitor or self.run.monitor
-        name = wanted.removeprefix("-")
+        wanted, name = self.run.settings.train.monitor or self.run.monitor, self._monitor()
         if name not in metrics:
             raise ConfigError(
                 f"train.monitor: '{name}' is no metric of this validation set "
