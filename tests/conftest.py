@@ -58,6 +58,24 @@ def float64():
     torch.set_default_dtype(before)
 
 
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must end with one sentence and exit code 2, and returns the sentence."""
+
+    from bevatron.cli import main  # after the import hook
+
+    def run(*arguments):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2
+        said = capsys.readouterr().err.strip()
+        last = said.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "Traceback" not in said
+        return last.removeprefix("error: ")
+
+    return run
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     """Under CI a test may not skip for want of ../shared while the folder is there."""

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
-from itertools import islice, pairwise
+from itertools import islice
 
 import ase.io
 import numpy as np
@@ -52,22 +52,6 @@ def shelf(frames, tmp_path_factory):
     assert main(["prepare", file, "--out", store, "--cutoff", CUTOFF, "--workers", "1"]) == 0
     assert main(["train", "mace", "--data", store, "--output", run, *TINY]) == 0
     return folder
-
-
-@pytest.fixture
-def refused(capsys):
-    """Runs a command that must end with one sentence and exit code 2, and returns the sentence."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        assert main([str(argument) for argument in arguments]) == 2
-        said = capsys.readouterr().err.strip()
-        last = said.splitlines()[-1]
-        assert last.startswith("error: ")
-        assert "Traceback" not in said
-        return last.removeprefix("error: ")
-
-    return run
 
 
 @pytest.fixture
@@ -228,15 +212,6 @@ def test_resume_must_auto_and_never(train, refused, structures, shelf, tmp_path)
     )
 
 
-def test_the_help_of_train_leaves_out_what_the_data_decide(capsys):
-    assert main(["train", "mace", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "--model.num-channels" in said
-    assert "--data" in said
-    for name in ("atomic-numbers", "atomic-energies", "avg-num", "coefficients", "model.heads"):
-        assert name not in said
-
-
 def test_elements_of_the_model_may_be_more_than_those_of_the_data(structures, tmp_path, refused):
     values = {"data": {"train": [str(structures)], "prepare_workers": 1, "e0": {}}}
     path = tmp_path / "elements.yaml"
@@ -345,26 +320,6 @@ def test_bench_measures_the_steps_of_a_run(shelf, tmp_path, capsys):
     assert "atoms/s" in capsys.readouterr().out
 
 
-def test_env_says_what_runs_and_why_not(capsys):
-    assert main(["env"]) == 0
-    said = capsys.readouterr().out
-    for word in ("torch ", "devices", "channelwise_tensor_product", "gloo"):
-        assert word in said
-
-
-def test_env_tells_a_reason_once(capsys):
-    assert main(["env"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("where Triton needs") <= 1
-    assert "rdkit" in said
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["predict", "--help"]])
-def test_help_and_version_are_printed(arguments, capsys):
-    assert main(arguments) == 0
-    assert capsys.readouterr().out
-
-
 # Mistakes.
 
 
@@ -424,69 +379,8 @@ def test_two_atoms_on_one_spot_are_refused(frames, tmp_path, refused):
     assert "frame 1: atoms 0 and 1 are on one spot" in said
 
 
-MISTAKES = {
-    "command": (["predct"], "did you mean 'predict'"),
-    "group": (["bench"], "goes on with one of: store, loader"),
-    "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: .*mace\)"),
-    "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
-    "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
-    "data missing": (["train", "mace", "--data", "no.xyz"], "no.xyz: the file does not exist"),
-    "option": (["train", "mace", "--optim.lrr", "1"], r"no option --optim.lrr .*--optim.lr\?"),
-    "value": (["train", "mace", "--optim.lr", "x"], "--optim.lr: expected a number, got 'x'"),
-    "range": (["train", "mace", "--optim.lr", "-1"], "optim.lr: expected a number above 0"),
-    "choice": (["train", "mace", "--train.dtype", "half"], "--train.dtype: expected one of"),
-    "no value": (["train", "mace", "--train.epochs"], "--train.epochs: expected a value"),
-    "whole number": (["train", "mace", "--train.epochs", "2.5"], "expected a whole number"),
-    "stray word": (["train", "mace", "stray"], "'stray'"),
-    "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
-    "number or none": (
-        ["prepare", "a.xyz", "--out", "s", "--cutoff", "x"],
-        "--cutoff: expected a number, got 'x'",
-    ),
-    "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
-    "no recipe": (["train"], r"goes on with a recipe \(gpspp, graph, mace\) or a YAML file"),
-    "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
-    "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
-    "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
-    "no model, option": (["predict", "no-model", "a", "b", "--mode", "3d"], "no such run or model"),
-    "no model in": (["predict", ".", "a.xyz", "b.xyz"], "is not a model folder"),
-    "no model in, option": (["evaluate", ".", "a.csv", "--mode", "3d"], "is not a model folder"),
-    "no store": (["inspect", "no-store"], "there is no such store"),
-}
-
-
-@pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_told_in_one_sentence(case, refused):
-    arguments, sentence = MISTAKES[case]
-    assert re.search(sentence, refused(*arguments))
-
-
 def test_evaluate_without_files_asks_for_one(shelf, refused):
     assert "expected at least one file" in refused("evaluate", shelf / "run")
-
-
-BAD_YAML = {
-    "data: {trains: [a]}": r"data.trains: unknown key \(did you mean 'train'\?\)",
-    "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
-    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' stands twice",
-    "recipe: macee": "there is no 'macee'",
-    "data: [": "not valid YAML",
-    "just text": "expected keys and values",
-}
-
-
-@pytest.mark.parametrize("text", BAD_YAML)
-def test_bad_yaml_is_refused_with_file_and_key(text, tmp_path, refused):
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    said = refused("train", path)
-    assert said.startswith(str(path))
-    assert re.search(BAD_YAML[text], said)
-
-
-def test_debug_shows_the_traceback():
-    with pytest.raises(Exception, match="there is no command"):
-        main(["nothing", "--debug"])
 
 
 def test_a_store_of_another_cutoff_is_refused(shelf, refused):
@@ -648,42 +542,3 @@ def test_two_processes_train_from_a_plain_file_with_one_log(structures, tmp_path
     assert log.count("frames; energy") == 1
     assert done.stdout.count("the run is over") == 1
     assert sum(line["kind"] == "epoch" for line in metrics(tmp_path / "run")) == 1
-
-
-def test_importing_the_package_is_light():
-    code = "import sys, bevatron; print([m for m in ('torch', 'numpy', 'ase') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_help_and_version_do_not_wait_for_torch():
-    code = "import sys; from bevatron.cli import main; main(['--help']); main(['--version']); "
-    code += "print([m for m in ('torch', 'numpy', 'tyro') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-COMMANDS = (
-    *("prepare", "evaluate", "predict", "relax", "embed", "inspect", "env", "demo"),
-    *("train mace", "train gpspp", "train graph", "convert mace-torch", "convert to-mace-torch"),
-    *("bench store", "bench loader", "bench packing", "bench cost", "bench capacity"),
-    *("bench profile", "bench graph", "bench gpspp-ablation"),
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_explained(command, capsys):
-    assert main([*command.split(), "--help"]) == 0
-    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    for option, below in pairwise(lines):
-        if option.startswith("--"):
-            words = option.partition("  ")[2] or below
-            assert not words.strip().startswith(("(default", "(required")), option
-
-
-def test_every_command_of_the_usage_is_there(capsys):
-    main([])
-    said = capsys.readouterr().out
-    for name in re.findall(r"^  bevatron (\w+)", said, flags=re.MULTILINE):
-        if name not in {"train", "convert", "bench"}:
-            assert main([name, "--help"]) == 0

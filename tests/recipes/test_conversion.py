@@ -13,15 +13,6 @@ from bevatron.data.samples import unlabelled_structure
 from bevatron.recipes.potential import Potential
 
 
-@pytest.fixture
-def refused(capsys):
-    def run(*arguments):
-        assert main(["convert", *map(str, arguments)]) == 2
-        return capsys.readouterr().err.removeprefix("error: ").strip()
-
-    return run
-
-
 def test_a_converted_checkpoint_gives_the_energies_and_forces_of_mace_torch(shared, converted):
     golden = json.loads((shared / "golden/mace_reference.json").read_text())
     structures = golden["models"]["real_mace_tutorial_solvent_f32"]["structures"]
@@ -63,22 +54,30 @@ def test_a_state_dict_in_safetensors_is_read_too(checkpoint, converted, tmp_path
 def test_what_cannot_be_converted_is_told(checkpoint, converted, tmp_path, refused):
     state, config = checkpoint
     out = tmp_path / "out"
-    assert "--config FILE.json" in refused("mace-torch", state, out)
+    assert "--config FILE.json" in refused("convert", "mace-torch", state, out)
     assert "is not a state dict of tensors" in refused(
-        "mace-torch", config, out, "--config", config
+        "convert", "mace-torch", config, out, "--config", config
     )
-    assert "cannot be read as JSON" in refused("mace-torch", state, out, "--config", state)
-    assert "is there already" in refused("mace-torch", state, converted, "--config", config)
+    assert "cannot be read as JSON" in refused(
+        "convert", "mace-torch", state, out, "--config", state
+    )
+    assert "is there already" in refused(
+        "convert", "mace-torch", state, converted, "--config", config
+    )
     part = tmp_path / "part.json"
     part.write_text('{"r_max": 3}')
-    assert "missing in the configuration" in refused("mace-torch", state, out, "--config", part)
-    assert "the file does not exist" in refused("mace-torch", tmp_path / "none", out)
-    assert "ends with .model or .pt" in refused("to-mace-torch", converted, tmp_path / "a.onnx")
+    assert "missing in the configuration" in refused(
+        "convert", "mace-torch", state, out, "--config", part
+    )
+    assert "the file does not exist" in refused("convert", "mace-torch", tmp_path / "none", out)
+    assert "ends with .model or .pt" in refused(
+        "convert", "to-mace-torch", converted, tmp_path / "a.onnx"
+    )
     assert not out.exists()
 
 
 def test_a_model_file_needs_trust_and_mace_torch(shared, tmp_path, refused, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mace", None)
     file = shared / "data/mace/models/real_mace_tutorial_solvent_f32.model"
-    assert "(--trust)" in refused("mace-torch", file, tmp_path / "out")
-    assert "mace" in refused("mace-torch", file, tmp_path / "out", "--trust")
+    assert "(--trust)" in refused("convert", "mace-torch", file, tmp_path / "out")
+    assert "mace" in refused("convert", "mace-torch", file, tmp_path / "out", "--trust")
