@@ -29,7 +29,7 @@ def losses(folder):
 def parts_of(report):
     """The table rows of a report: what the model reaches on each part."""
     rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", report, re.DOTALL)
-    found = [row for row in rows if re.search(r">(train|valid|test)<", row)]
+    found = [row for row in rows if re.search(r">(training|validation|test)<", row)]
     assert len(found) == 3
     return found
 
