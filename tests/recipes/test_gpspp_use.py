@@ -297,7 +297,7 @@ def test_metrics_of_classes():
     [
         ([], {}, "at least one run"),
         ([model(), model(targets=KINDS)], {}, "need the same targets"),
-        ([model()], {"device": "tpu"}, "'tpu' cannot be used here"),
+        ([model()], {"device": "tpu"}, "device: expected auto, .*'tpu'"),
         (
             [model(distance_bias=False, distance_sum=False, bond_lengths=False)],
             {"mode": "3d"},

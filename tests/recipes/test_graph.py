@@ -189,6 +189,16 @@ def test_contradictions_are_one_sentence(changes, error, message, tmp_path):
     assert message in str(caught.value)
 
 
+def test_the_device_is_the_one_there_is_or_named(trained, tmp_path):
+    run, file, _ = trained
+    assert predict_file(run, file, tmp_path / "p.csv", device="auto") == 90
+    absent = "mps" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(ConfigError, match=f"device: '{absent}' cannot be used here"):
+        predict_file(run, file, tmp_path / "q.csv", device=absent)
+    with pytest.raises(ConfigError, match="device: expected auto, cpu, cuda or cuda:N, got 'tpu'"):
+        predict_file(run, file, tmp_path / "q.csv", device="tpu")
+
+
 def test_a_model_refuses_graphs_that_it_was_not_made_for(trained, tmp_path):
     run, file, _ = trained
     narrow = write(tmp_path / "n.npz", x=np.ones((90, 5), np.float32))

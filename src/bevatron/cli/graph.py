@@ -31,7 +31,7 @@ def evaluate_graph(
     splits
         .npz file with train, valid, test as masks or numbers of vertices.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     dtype
         Precision.
     out
@@ -64,7 +64,7 @@ def predict_graph(
     features
         .npy file for an edge list, one row per vertex.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     dtype
         Precision.
     """

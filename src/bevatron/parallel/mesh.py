@@ -99,6 +99,22 @@ def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, in
     return 0, 1, 0, 1
 
 
+def parse_device(wanted: torch.device | str, key: str) -> torch.device:
+    """Read a device; ``auto`` is a GPU if there is one, else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such devices; it names ``key``.
+    """
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(wanted)
+    except RuntimeError:
+        raise ConfigError(f"{key}: expected auto, cpu, cuda or cuda:N, got '{wanted}'") from None
+
+
 def choose_device(wanted: str, local_rank: int) -> torch.device:
     """Choose this process's device: ``auto`` is a GPU if there is one, else the CPU.
 
@@ -107,14 +123,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     ConfigError
         If a GPU is asked for and there is none for this process.
     """
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise ConfigError(
-            f"train.device: expected auto, cpu, cuda or cuda:N, got '{wanted}'"
-        ) from None
+    device = parse_device(wanted, "train.device")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = local_rank if device.index is None else device.index

@@ -3,6 +3,7 @@
 import torch
 
 from bevatron.errors import ConfigError
+from bevatron.parallel.mesh import parse_device
 
 
 def device_to_use(device: torch.device | str) -> torch.device:
@@ -18,14 +19,7 @@ def device_to_use(device: torch.device | str) -> torch.device:
     >>> device_to_use("cpu")
     device(type='cpu')
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(
-            f"device: '{device}' cannot be used here (expected auto, cpu, cuda or cuda:N)"
-        ) from None
+    found = parse_device(device, "device")
     try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:

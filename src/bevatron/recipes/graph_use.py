@@ -20,6 +20,7 @@ from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.files import write_bytes_atomically, write_json_atomically, write_text_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
+from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.graph import READ_FILE
 from bevatron.recipes.graph_data import sample_of
 from bevatron.recipes.kinds import newest_model
@@ -234,22 +235,17 @@ def _run(
         )
     task = NodeTask(config.labels, config.outputs)
     batch = collate_graphs([sample_of(graph, config.labels)], np.zeros(1, np.int64), [1.0])
+    place = device_to_use(device)
     try:
-        place = torch.device(device)
         module = module.to(place, DTYPES[dtype])
         moved = batch.to(place, DTYPES[dtype])
         with in_eval_mode(module):
             outputs = _Outputs(task.predict(module, moved))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            f"{device} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
+            f"{place} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
             f"{graph.num_edges:,} edges; take float32 or several GPUs"
         ) from error
-    except RuntimeError as error:
-        if "device" not in str(error).lower():
-            raise
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
     outputs.task = task
     return moved, outputs
 
