@@ -92,12 +92,13 @@ def prepare_files(
         )
         lines = [*store.manifest["report"], *summary_lines(store)]
         return store, [*lines, f"train with: bevatron train gpspp --data {out} --output RUN"]
+    from bevatron.models.mace import MaceConfig
     from bevatron.recipes.structures import prepare_structures
 
     if cutoff is None:
         raise ConfigError(
             "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
-            "be trained (model.r_max, 5.0 unless a preset says otherwise)"
+            f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
         )
     store = prepare_structures(
         files,

@@ -14,13 +14,13 @@ from bevatron.kernels.molecule_attention.triton_backward import molecule_attenti
 from bevatron.kernels.molecule_attention.triton_forward import molecule_attention_forward
 from bevatron.kernels.triton_products import allows_tf32
 
-SMALL = {"LEAST": 0, "WHOLE": 16, "BLOCK": 0}
-LARGE = {"LEAST": 16, "WHOLE": 32, "BLOCK": 16}
-FORWARD = ({"HEADS": 8, "num_warps": 8}, {"HEADS": 4, "num_warps": 4})
-BACKWARD = ({"HEADS": 8, "num_warps": 8}, {"HEADS": 4, "num_warps": 4})
-"""Heads and warps of programs for molecules of up to 16 atoms, and for all others: a program that
-could take both would need so many registers for the larger that few would run side by side. They
-find out by themselves whether a molecule is theirs, so nobody waits for its size."""
+LAUNCHES: tuple[dict[str, int], ...] = (
+    {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
+    {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
+)
+"""Molecules of up to 16 atoms, and all others: a program that could take both would need so many
+registers for the larger that few would run side by side. Programs find out by themselves whether
+a molecule is theirs, so nobody waits for its size."""
 WIDEST = 128
 """Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
 blocks of all of them would not fit the shared memory (99 KiB on the smallest GPUs)."""
@@ -91,7 +91,7 @@ def attend(
         return out, lse
     constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        for launch in _launches(FORWARD, num_heads, constants["D_PAD"] * q.element_size()):
+        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
                 *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
                 *(_given(seed, graph_ptr), out, lse),
@@ -151,7 +151,7 @@ def attend_backward(
     num_pairs = 0 if bias is None else len(bias)
     constants = _constants(q, size, bias, dropout)
     with on_device(q):
-        for launch in _launches(BACKWARD, num_heads, constants["D_PAD"] * q.element_size()):
+        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
                 *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
                 *(_given(seed, graph_ptr), out, lse, dout, _given(more, q), *parts, grads[3]),
@@ -230,15 +230,10 @@ def _dropout(dropout: float) -> tuple[int, float]:
     return threshold(dropout), 1.0 / (1.0 - dropout)
 
 
-def _launches(
-    programs: tuple[dict[str, int], ...], num_heads: int, row_bytes: int
-) -> list[dict[str, int]]:
-    """Return what both launches need, cut down to few heads, or to as many as fit."""
+def _launches(num_heads: int, row_bytes: int) -> list[dict[str, int]]:
+    """Cut launches down to few heads, or to as many as fit."""
     most, share = triton.next_power_of_2(num_heads), -(-row_bytes // WIDEST)
-    return [
-        {**sizes, **program, "HEADS": min(max(1, program["HEADS"] // share), most)}
-        for sizes, program in zip((SMALL, LARGE), programs, strict=True)
-    ]
+    return [launch | {"HEADS": min(max(1, launch["HEADS"] // share), most)} for launch in LAUNCHES]
 
 
 def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dict[str, Any]:
