@@ -164,11 +164,6 @@ class Weights:
             None if out_bias is None else like_rows(out_bias),
         )
 
-    def projections(self, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return where weights of values and gates begin, and their biases."""
-        bias = self.joint if self.joint_bias is None else self.joint_bias
-        return self.joint, self.joint[H:], bias, bias[H:]
-
     def output(self, C: int) -> tuple[Tensor, ...]:
         """Return what the output's kernels take."""
         bias = self.out if self.out_bias is None else self.out_bias
@@ -190,9 +185,10 @@ def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: f
     """Write a and b and the statistics of the pair's rows."""
     tiles = pair.tiles("project")
     mask = pair.z if pair.mask is None else pair.mask
+    bias = weights.joint if weights.joint_bias is None else weights.joint_bias
     with on_device(pair.z):
         project_kernel[(pair.programs(tiles),)](
-            *(pair.z, *weights.norm_in, *weights.projections(pair.H), mask, ab),
+            *(pair.z, *weights.norm_in, weights.joint, bias, mask, ab),
             *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
             H=pair.H,
             HAS_BIAS=weights.joint_bias is not None,

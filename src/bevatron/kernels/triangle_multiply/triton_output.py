@@ -53,7 +53,7 @@ def output_kernel(
     centred = x - mean[:, None]
     if H != H_PAD:
         centred = tl.where((tl.arange(0, H_PAD) < H)[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / H + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     xn = affine(centred * rstd[:, None], NormWeight, NormBias, H, H_PAD)

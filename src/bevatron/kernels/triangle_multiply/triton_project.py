@@ -197,8 +197,27 @@ def in_registers(block, C_PAD: tl.constexpr, WANTED: tl.constexpr):
 
 
 @triton.jit
+def of_both(first, gates_at, count, BLOCK_H: tl.constexpr):
+    """Return rows of values and gates in turn, eight of each, and which of them exist.
+
+    Eight, since then a thread that gets a value from a product gets its gate too.
+    """
+    i = tl.arange(0, 2 * BLOCK_H)
+    row = first + (i // 16) * 8 + i % 8
+    return row + (i // 8 % 2) * gates_at, row < count
+
+
+@triton.jit
+def apart_in_rows(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Return values and gates [BLOCK_H, BLOCK] from rows numbered by `of_both`."""
+    eights = tl.permute(tl.reshape(both, [BLOCK_H // 8, 2, 8, BLOCK]), [0, 2, 3, 1])
+    value, gate = tl.split(eights)
+    return tl.reshape(value, [BLOCK_H, BLOCK]), tl.reshape(gate, [BLOCK_H, BLOCK])
+
+
+@triton.jit
 def project_kernel(
-    Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, AB, Mean, Rstd,
+    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Mean, Rstd,
     n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -206,7 +225,7 @@ def project_kernel(
 ):  # fmt: skip
     """Compute a and b, one behind the other in AB, for BLOCK rows; and the rows' statistics.
 
-    The weights of values of a and b lie 2 H rows apart, those of gates too.
+    Joint is [4 H, C]: values and gates of a, of b. Values and gates are one product.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
@@ -215,7 +234,7 @@ def project_kernel(
     centred = x - mean[:, None]
     if C != C_PAD:
         centred = tl.where((tl.arange(0, C_PAD) < C)[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / C + eps)
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
@@ -224,15 +243,20 @@ def project_kernel(
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     FULL: tl.constexpr = H % BLOCK_H == 0
     BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    channel = tl.arange(0, C_PAD)
     for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
         at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
-        weight = load_matrix(Value + 2 * at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        value = tl.dot(weight, normed, input_precision=PRECISION)
-        weight = load_matrix(Gate + 2 * at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        gate = tl.dot(weight, normed, input_precision=PRECISION)
+        line, exists = of_both(h, H, H, BLOCK_H)
+        weight = Joint + (2 * at + line)[:, None] * C + channel[None, :]
+        if FULL and C == C_PAD:
+            weight = tl.load(weight)
+        else:
+            weight = tl.load(weight, mask=exists[:, None] & (channel < C)[None, :], other=0.0)
+        both = tl.dot(weight, normed, input_precision=PRECISION)
         if HAS_BIAS:
-            value += load_bias(ValueBias + 2 * at, h, H, BLOCK_H)[:, None]
-            gate += load_bias(GateBias + 2 * at, h, H, BLOCK_H)[:, None]
+            bias = tl.load(JointBias + 2 * at + line, mask=exists, other=0.0)
+            both += bias.to(tl.float32)[:, None]
+        value, gate = apart_in_rows(both, BLOCK, BLOCK_H)
         made = value * logistic(gate)
         if HAS_MASK:
             made *= mask
