@@ -126,8 +126,9 @@ def output_input_kernel(
         dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)
         both = beside(dout, dgate, BLOCK, BLOCK_H)
         store_pair(Behind, h, C, C, col, plane, both, BLOCK_H, FULL)
+    # Loaded before anything is stored: what waits for it comes last.
+    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)
     store_rows(DN, row, inside, dn, C, C_PAD)
-    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))
-    xhat = scaled(x, mean, rstd, H, H_PAD)
+    xhat = scaled(tl.trans(x), mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)
