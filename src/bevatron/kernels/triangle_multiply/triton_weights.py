@@ -49,8 +49,8 @@ def weight_kernel(
             x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
             xhat = scaled(x, mean, rstd, C, C_PAD).to(X.dtype.element_ty)
         d = load_channels(D, h, channels, col, plane, BLOCK_H, FULL)
-        # A product: d goes from memory to the matrix units and nowhere else.
-        sums = tl.dot(d, ones, sums, input_precision=PRECISION)
+        # A product: d goes from memory to the matrix units and nowhere else. Never in TF32.
+        sums = tl.dot(d, ones, sums, input_precision="ieee")
         total = tl.dot(d, xhat, total, input_precision=PRECISION)
     i, out = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
     part = Parts + tl.program_id(1).to(tl.int64) * channels * (C + 1)
