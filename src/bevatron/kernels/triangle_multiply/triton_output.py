@@ -12,6 +12,7 @@ from bevatron.kernels.layer_norm.triton_kernels import logistic
 from bevatron.kernels.triangle_multiply.triton_project import (
     affine,
     beside,
+    identity,
     in_registers,
     load_bias,
     load_channels,
@@ -23,6 +24,7 @@ from bevatron.kernels.triangle_multiply.triton_project import (
     store_channels,
     store_pair,
     store_rows,
+    turned,
 )
 
 
@@ -127,8 +129,12 @@ def output_input_kernel(
         both = beside(dout, dgate, BLOCK, BLOCK_H)
         store_pair(Behind, h, C, C, col, plane, both, BLOCK_H, FULL)
     # Loaded before anything is stored: what waits for it comes last.
-    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)
+    HALF: tl.constexpr = H_PAD // 2
+    x = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)
+    more = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)
     store_rows(DN, row, inside, dn, C, C_PAD)
-    xhat = scaled(tl.trans(x), mean, rstd, H, H_PAD)
+    eye = identity(HALF, X.dtype.element_ty)
+    x = beside(turned(x, eye), turned(more, eye), BLOCK, HALF)
+    xhat = scaled(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

@@ -124,10 +124,11 @@ def norm_backward(g, xhat, rstd, Weight, C: tl.constexpr, C_PAD: tl.constexpr):
 def turned(block, eye):
     """Turn [channels, BLOCK] into [BLOCK, channels] where results of matrix units lie, exactly.
 
-    The product with the identity takes no registers and barriers on the way; float32 goes without.
+    The product with the identity takes no registers and few barriers on the way; float32, less
+    channels than matrix units take, and many go without.
     """
     block = tl.trans(block)
-    if eye.dtype.primitive_bitwidth == 16:
+    if eye.dtype.primitive_bitwidth == 16 and eye.shape[0] >= 16 and eye.shape[0] <= 64:
         return tl.dot(block, eye)
     return block.to(tl.float32)
 
