@@ -33,8 +33,8 @@ class Tiles:
 
 
 MEASURED: Mapping[str, Tiles] = {
-    "project": Tiles(128, 64, 8, 2),
-    "project_input": Tiles(64, 64, 4, 2),
+    "project": Tiles(128, 32, 8, 3),
+    "project_input": Tiles(64, 32, 4, 3),
     "output": Tiles(64, 64, 4, 1),
     "output_input": Tiles(64, 32, 4, 3),
     "weight": Tiles(64, 128, 4, 3, per_processor=2),

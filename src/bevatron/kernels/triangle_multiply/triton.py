@@ -53,8 +53,8 @@ def triangle_multiply(
             f"triangle_multiply: {width} channels do not fit the registers of the Triton kernels, "
             f"which take up to {LARGEST_WIDTH}; use('reference') takes any"
         )
-    joint = torch.cat([a_weight, b_weight, a_gate_weight, b_gate_weight])
-    joint_bias = _joint((a_bias, b_bias, a_gate_bias, b_gate_bias), norm_out_bias)
+    joint = torch.cat([a_weight, a_gate_weight, b_weight, b_gate_weight])
+    joint_bias = _joint((a_bias, a_gate_bias, b_bias, b_gate_bias), norm_out_bias)
     out_biases = _joint((out_bias, out_gate_bias), norm_in_bias)
     y: Tensor = multiply(
         *(z, None if mask is None else mask.detach().to(z.dtype), norm_in_weight, norm_in_bias),
@@ -82,7 +82,8 @@ def multiply(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result, the contraction [H, batch, N, N padded] and the rows' statistics [4, M].
 
-    ``joint_weight`` is [4 H, C], of a, b and their gates, ``out_bias`` [2 C], of result and gate.
+    ``joint_weight`` is [4 H, C], of a, its gates, b and its gates, ``out_bias`` [2 C], of result
+    and gate.
     """
     pair = Pair.of(z, mask, norm_out_weight)
     weights = Weights.of(
@@ -156,11 +157,13 @@ def multiply_backward(
     d = _planes(z, 4 * H)
     da, a, b, dx = torch.split(d, H)
     spare = d[: 2 * C] if 2 * C <= 3 * H else _planes(z, 2 * C)
-    output_backward(pair, weights, dy.contiguous(), x, statistics, dx, dz, spare, found[5:])
+    before = output_backward(
+        pair, weights, dy.contiguous(), x, statistics, dx, dz, spare, found[5:]
+    )
     del spare
     project(pair, weights, d[H : 3 * H], torch.empty_like(statistics[:2]), eps)
     _contract_backward(pair, dx, a, b, da, outgoing)
-    project_backward(pair, weights, d, statistics, dz, found[1:5])
+    project_backward(pair, weights, d, statistics, dz, before, found[1:5])
     return found
 
 

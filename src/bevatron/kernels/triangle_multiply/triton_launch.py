@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import on_device, sum_shares
+from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.rows import as_rows, processors
 from bevatron.kernels.triangle_multiply.tiles import Tiles, choose
 from bevatron.kernels.triangle_multiply.triton_output import (
@@ -15,10 +15,12 @@ from bevatron.kernels.triangle_multiply.triton_output import (
     output_kernel,
 )
 from bevatron.kernels.triangle_multiply.triton_project import project_input_kernel, project_kernel
-from bevatron.kernels.triangle_multiply.triton_weights import weight_kernel
+from bevatron.kernels.triangle_multiply.triton_weights import finish_kernel, weight_kernel
 from bevatron.kernels.triton_products import allows_tf32
 
 LARGEST_WIDTH = 256
+FINISHED = 16
+"""Channels of a norm whose gradients a program finishes."""
 ALIGNED, WELL_ALIGNED = 8, 16
 """Elements: rows of the matrices that are multiplied begin at multiples. Where lines are padded at
 all, to the second: Triton knows of multiples of 16 alone, and loads eight elements at a time."""
@@ -162,11 +164,6 @@ class Weights:
             None if out_bias is None else like_rows(out_bias),
         )
 
-    def projections(self, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return weights [2 H, C] of values and gates, and their biases."""
-        bias = self.joint if self.joint_bias is None else self.joint_bias
-        return self.joint, self.joint[2 * H :], bias, bias[2 * H :]
-
     def output(self, C: int) -> tuple[Tensor, ...]:
         """Return what the output's kernels take."""
         bias = self.out if self.out_bias is None else self.out_bias
@@ -188,9 +185,10 @@ def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: f
     """Write a and b and the statistics of the pair's rows."""
     tiles = pair.tiles("project")
     mask = pair.z if pair.mask is None else pair.mask
+    bias = weights.joint if weights.joint_bias is None else weights.joint_bias
     with on_device(pair.z):
         project_kernel[(pair.programs(tiles),)](
-            *(pair.z, *weights.norm_in, *weights.projections(pair.H), mask, ab),
+            *(pair.z, *weights.norm_in, weights.joint, bias, mask, ab),
             *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
             H=pair.H,
             HAS_BIAS=weights.joint_bias is not None,
@@ -205,35 +203,32 @@ def project_backward(
     d: Tensor,
     statistics: Tensor,
     dz: Tensor,
+    before: Tensor,
     gradients: Sequence[Tensor],
 ) -> None:
     """Turn the gate's part of the normalised rows' gradient in ``dz`` into dz; write the others.
 
-    ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third). ``gradients``: of the
-    norm's weight and bias, the joint weight and bias.
+    ``d`` [4 H, ...] holds the gradients of a (first quarter) and b (third); ``before`` is the
+    gate's part of the norm's. ``gradients``: of the norm's weight and bias, the joint weight and
+    bias.
     """
     dnorm_weight, dnorm_bias, djoint, djoint_bias = gradients
     mask = pair.z if pair.mask is None else pair.mask
     tiles, H = pair.tiles("project_input"), pair.H
-    programs = pair.programs(tiles)
-    norm_shares = dz.new_empty((programs, 2, pair.C), dtype=torch.float32)
+    bias = weights.joint if weights.joint_bias is None else weights.joint_bias
     with on_device(dz):
-        project_input_kernel[(programs,)](
-            *(d, pair.z, *weights.norm_in, *weights.projections(H), mask, *statistics[:2], dz),
-            *(norm_shares, *pair.geometry, *pair.places),
+        project_input_kernel[(pair.programs(tiles),)](
+            *(d, pair.z, *weights.norm_in, weights.joint, bias, mask, *statistics[:2], dz),
+            *(*pair.geometry, *pair.places),
             H=H,
             HAS_BIAS=weights.joint_bias is not None,
             HAS_MASK=pair.mask is not None,
             HOLD=tiles.hold,
             **pair.constants(tiles),
         )
-    sum_shares(norm_shares, *weights.norm_in, dnorm_weight, dnorm_bias)
-    del norm_shares
-    total, bias = _weight(pair, d, None, weights.norm_in, statistics[:2], weights.joint_bias)
-    # From a, gates of a, b, gates of b.
-    djoint.view(2, 2, H, -1).copy_(total.view(2, 2, H, -1).transpose(0, 1))
-    if weights.joint_bias is not None:
-        djoint_bias.view(2, 2, H).copy_(bias.view(2, 2, H).transpose(0, 1))
+    total = _sums(pair, d, None, statistics[:2])
+    norm = (*weights.norm_in, before)
+    _finish(total, weights.joint, norm, (djoint, djoint_bias, dnorm_weight, dnorm_bias))
 
 
 def output(
@@ -263,64 +258,75 @@ def output_backward(
     dn: Tensor,
     spare: Tensor,
     gradients: Sequence[Tensor],
-) -> None:
+) -> Tensor:
     """Write dx, the gate's part of the normalised pair's gradient, and those of the weights.
 
     ``spare`` [2 C, ...] is overwritten. ``gradients``: of the norm's weight and bias, the output's
-    and the gate's weight, the biases.
+    and the gate's weight, the biases. Returns the gate's part of the gradients of the pair's norm.
     """
     dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
     C, H = pair.C, pair.H
-    behind, behind_gate = spare[:C], spare[C:]
     tiles = pair.tiles("output_input")
-    programs = pair.programs(tiles)
-    norm_shares = dx.new_empty((programs, 2, H), dtype=torch.float32)
     with on_device(dx):
-        output_input_kernel[(programs,)](
+        output_input_kernel[(pair.programs(tiles),)](
             *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
-            *(dx, dn, behind, behind_gate, norm_shares, *pair.geometry, *pair.places),
+            *(dx, dn, spare, *pair.geometry, *pair.places),
             H=H,
             H_PAD=pad(H),
             HAS_BIAS=weights.out_bias is not None,
             HOLD=tiles.hold,
             **pair.constants(tiles),
         )
-    sum_shares(norm_shares, *weights.norm_out, dnorm_weight, dnorm_bias)
-    del norm_shares
-    total, bias = _weight(pair, behind, x, weights.norm_out, statistics[2:], weights.out_bias)
-    dout.copy_(total)
-    given = (weights.norm_in, statistics[:2], weights.out_bias)
-    total, gate_bias = _weight(pair, behind_gate, None, *given)
-    dgate.copy_(total)
-    if weights.out_bias is not None:
-        dbias[:C] = bias
-        dbias[C:] = gate_bias
+    total = _sums(pair, spare[:C], x, statistics[2:])
+    norm = (*weights.norm_out, None)
+    _finish(total, weights.out, norm, (dout, dbias[:C], dnorm_weight, dnorm_bias))
+    total, before = (
+        _sums(pair, spare[C:], None, statistics[:2]),
+        dx.new_empty(2, C, dtype=torch.float32),
+    )
+    _finish(total, weights.gate, (*weights.norm_in, None), (dgate, dbias[C:], *before))
+    return before
 
 
-def _weight(
-    pair: Pair,
-    d: Tensor,
-    x: Tensor | None,
-    norm: tuple[Tensor, Tensor],
-    statistics: Tensor,
-    has_bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the product of d with the normalised rows of x, or of the pair; and the sum of d."""
+def _sums(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) -> Tensor:
+    """Return sums over rows: of d xhat^T [channels C], and of d [channels].
+
+    xhat are rows of x, or of the pair, normalised, without the norm's weight and bias.
+    """
     tiles, channels = pair.tiles("weight"), len(d)
     C = pair.C if x is None else pair.H
     blocks = -(-channels // tiles.channels)
     columns = pair.part(tiles, blocks)
     parts = -(-pair.places[2] // columns)
-    shares = d.new_empty((parts, channels, C), dtype=torch.float32)
-    bias_shares = d.new_empty((parts, channels) if has_bias is not None else 0, dtype=torch.float32)
-    constants = pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}
+    shares = d.new_empty((parts, channels * (C + 1)), dtype=torch.float32)
     with on_device(d):
         weight_kernel[(blocks, parts)](
-            *(d, pair.z if x is None else x, *norm, *statistics, shares, bias_shares),
+            *(d, pair.z if x is None else x, *statistics, shares),
             *(channels, columns, *pair.geometry, *pair.places),
             FULL=channels % tiles.channels == 0,
             FROM_CHANNELS=x is not None,
-            HAS_BIAS=has_bias is not None,
-            **constants,
+            **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
         )
-    return shares.sum(0), bias_shares.sum(0)
+    return shares.sum(0)
+
+
+def _finish(
+    total: Tensor,
+    weight: Tensor,
+    norm: tuple[Tensor, Tensor, Tensor | None],
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
+    """Write gradients of a layer's weight and bias (unless it has no elements), and of the norm."""
+    norm_weight, norm_bias, before = norm
+    channels, C = weight.shape
+    with on_device(total):
+        finish_kernel[(-(-C // FINISHED),)](
+            *(total, weight, norm_weight, norm_bias, total if before is None else before),
+            *gradients,
+            C=C,
+            CHANNELS=channels,
+            BLOCK=min(512, pad(channels)),
+            BLOCK_C=FINISHED,
+            HAS_BIAS=gradients[1].numel() > 0,
+            HAS_BEFORE=before is not None,
+        )

@@ -11,6 +11,8 @@ import triton.language as tl
 from bevatron.kernels.layer_norm.triton_kernels import logistic
 from bevatron.kernels.triangle_multiply.triton_project import (
     affine,
+    beside,
+    identity,
     in_registers,
     load_bias,
     load_channels,
@@ -20,7 +22,9 @@ from bevatron.kernels.triangle_multiply.triton_project import (
     places,
     scaled,
     store_channels,
+    store_pair,
     store_rows,
+    turned,
 )
 
 
@@ -51,7 +55,7 @@ def output_kernel(
     centred = x - mean[:, None]
     if H != H_PAD:
         centred = tl.where((tl.arange(0, H_PAD) < H)[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / H + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     xn = affine(centred * rstd[:, None], NormWeight, NormBias, H, H_PAD)
@@ -81,14 +85,15 @@ def output_kernel(
 @triton.jit
 def output_input_kernel(
     DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DN, DOut, DGate, Parts, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    InMean, InRstd, DX, DN, Behind, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the contraction's gradient, and in DN the gate's part of that of the pair's norm.
 
-    In DOut and DGate, channels outermost, are left the gradients behind both linear layers.
+    In Behind, channels outermost, are left the gradients behind both linear layers, one after the
+    other.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
@@ -121,10 +126,15 @@ def output_input_kernel(
         dgate = (d * value * (1.0 - s)).to(xn.dtype)
         g = tl.dot(dout, weight, g, input_precision=PRECISION)
         dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)
-        store_channels(DOut, h, C, col, plane, tl.trans(dout), BLOCK_H, FULL)
-        store_channels(DGate, h, C, col, plane, tl.trans(dgate), BLOCK_H, FULL)
+        both = beside(dout, dgate, BLOCK, BLOCK_H)
+        store_pair(Behind, h, C, C, col, plane, both, BLOCK_H, FULL)
+    # Loaded before anything is stored: what waits for it comes last.
+    HALF: tl.constexpr = H_PAD // 2
+    x = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)
+    more = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)
     store_rows(DN, row, inside, dn, C, C_PAD)
-    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))
+    eye = identity(HALF, X.dtype.element_ty)
+    x = beside(turned(x, eye), turned(more, eye), BLOCK, HALF)
     xhat = scaled(x, mean, rstd, H, H_PAD)
-    dx = norm_backward(g, xhat, rstd, inside, NormWeight, Parts, H, H_PAD)
+    dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

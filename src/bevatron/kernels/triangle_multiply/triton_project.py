@@ -112,17 +112,77 @@ def affine(xhat, Weight, Bias, C: tl.constexpr, C_PAD: tl.constexpr):
 
 
 @triton.jit
-def norm_backward(g, xhat, rstd, inside, Weight, Parts, C: tl.constexpr, C_PAD: tl.constexpr):
-    """Return the gradient of the rows; leave shares of the weight's and the bias's in Parts."""
-    col = tl.arange(0, C_PAD)
-    xhat = tl.where(inside[:, None], xhat, 0.0)
-    part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
-    tl.store(part, tl.sum(g * xhat, 0), mask=col < C)
-    tl.store(part + C, tl.sum(g, 0), mask=col < C)
-    g *= load_vector(Weight, col, C)
+def norm_backward(g, xhat, rstd, Weight, C: tl.constexpr, C_PAD: tl.constexpr):
+    """Return the gradient of the rows; weight's and bias's follow from those of the layers."""
+    g *= load_vector(Weight, tl.arange(0, C_PAD), C)
     mean_g = tl.sum(g, 1) / C
     mean_gx = tl.sum(g * xhat, 1) / C
     return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+
+
+@triton.jit
+def turned(block, eye):
+    """Turn [channels, BLOCK] into [BLOCK, channels] where results of matrix units lie, exactly.
+
+    The product with the identity takes no registers and few barriers on the way; float32, less
+    channels than matrix units take, and many go without.
+    """
+    block = tl.trans(block)
+    if eye.dtype.primitive_bitwidth == 16 and eye.shape[0] >= 16 and eye.shape[0] <= 64:
+        return tl.dot(block, eye)
+    return block.to(tl.float32)
+
+
+@triton.jit
+def identity(SIZE: tl.constexpr, dtype: tl.constexpr):
+    """Make the identity [SIZE, SIZE]."""
+    i = tl.arange(0, SIZE)
+    return (i[:, None] == i[None, :]).to(dtype)
+
+
+@triton.jit
+def beside(first, second, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Put two [BLOCK, BLOCK_H] side by side: no number changes its thread."""
+    pairs = tl.permute(tl.join(first, second), [0, 2, 1])
+    return tl.reshape(pairs, [BLOCK, 2 * BLOCK_H])
+
+
+@triton.jit
+def apart(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Undo `beside`."""
+    return tl.split(tl.permute(tl.reshape(both, [BLOCK, 2, BLOCK_H]), [0, 2, 1]))
+
+
+@triton.jit
+def pair_of_channels(first, second_at, count, BLOCK_H: tl.constexpr):
+    """Return channels ``first ..`` and those ``second_at`` behind, and which of them exist."""
+    i = tl.arange(0, 2 * BLOCK_H)
+    channel = first + i % BLOCK_H
+    return channel + (i // BLOCK_H) * second_at, channel < count
+
+
+@triton.jit
+def load_pair(base, first, second_at, count, C: tl.constexpr, C_PAD: tl.constexpr,
+              BLOCK_H: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+    """Load rows of two [count, C] weights, ``second_at`` rows apart, as [2 BLOCK_H, C_PAD]."""
+    row, exists = pair_of_channels(first, second_at, count, BLOCK_H)
+    col = tl.arange(0, C_PAD)
+    at = base + row[:, None] * C + col[None, :]
+    if FULL and C == C_PAD:
+        return tl.load(at)
+    return tl.load(at, mask=exists[:, None] & (col < C)[None, :], other=0.0)
+
+
+@triton.jit
+def store_pair(base, first, second_at, count, col, plane, both, BLOCK_H: tl.constexpr,
+               FULL: tl.constexpr):  # fmt: skip
+    """Store what stands `beside` each other into two tensors ``second_at`` channels apart."""
+    channel, exists = pair_of_channels(first, second_at, count, BLOCK_H)
+    at = base + channel.to(tl.int64)[:, None] * plane + col[None, :]
+    keep = (col < plane)[None, :]
+    if not FULL:
+        keep = keep & exists[:, None]
+    tl.store(at, tl.trans(both), mask=keep)
 
 
 @triton.jit
@@ -138,8 +198,27 @@ def in_registers(block, C_PAD: tl.constexpr, WANTED: tl.constexpr):
 
 
 @triton.jit
+def of_both(first, gates_at, count, BLOCK_H: tl.constexpr):
+    """Return rows of values and gates in turn, eight of each, and which of them exist.
+
+    Eight, since then a thread that gets a value from a product gets its gate too.
+    """
+    i = tl.arange(0, 2 * BLOCK_H)
+    row = first + (i // 16) * 8 + i % 8
+    return row + (i // 8 % 2) * gates_at, row < count
+
+
+@triton.jit
+def apart_in_rows(both, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Return values and gates [BLOCK_H, BLOCK] from rows numbered by `of_both`."""
+    eights = tl.permute(tl.reshape(both, [BLOCK_H // 8, 2, 8, BLOCK]), [0, 2, 3, 1])
+    value, gate = tl.split(eights)
+    return tl.reshape(value, [BLOCK_H, BLOCK]), tl.reshape(gate, [BLOCK_H, BLOCK])
+
+
+@triton.jit
 def project_kernel(
-    Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, AB, Mean, Rstd,
+    Z, NormWeight, NormBias, Joint, JointBias, Mask, AB, Mean, Rstd,
     n1, n2, z_0, z_1, z_2, eps, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -147,7 +226,7 @@ def project_kernel(
 ):  # fmt: skip
     """Compute a and b, one behind the other in AB, for BLOCK rows; and the rows' statistics.
 
-    Value and Gate are [2 H, C]: the weights of a, then those of b.
+    Joint is [4 H, C]: values and gates of a, of b. Values and gates are one product.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
@@ -156,7 +235,7 @@ def project_kernel(
     centred = x - mean[:, None]
     if C != C_PAD:
         centred = tl.where((tl.arange(0, C_PAD) < C)[None, :], centred, 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / C + eps)
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     normed = affine(centred * rstd[:, None], NormWeight, NormBias, C, C_PAD)
@@ -165,15 +244,20 @@ def project_kernel(
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     FULL: tl.constexpr = H % BLOCK_H == 0
     BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    channel = tl.arange(0, C_PAD)
     for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
         at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
-        weight = load_matrix(Value + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        value = tl.dot(weight, normed, input_precision=PRECISION)
-        weight = load_matrix(Gate + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        gate = tl.dot(weight, normed, input_precision=PRECISION)
+        line, exists = of_both(h, H, H, BLOCK_H)
+        weight = Joint + (2 * at + line)[:, None] * C + channel[None, :]
+        if FULL and C == C_PAD:
+            weight = tl.load(weight)
+        else:
+            weight = tl.load(weight, mask=exists[:, None] & (channel < C)[None, :], other=0.0)
+        both = tl.dot(weight, normed, input_precision=PRECISION)
         if HAS_BIAS:
-            value += load_bias(ValueBias + at, h, H, BLOCK_H)[:, None]
-            gate += load_bias(GateBias + at, h, H, BLOCK_H)[:, None]
+            bias = tl.load(JointBias + 2 * at + line, mask=exists, other=0.0)
+            both += bias.to(tl.float32)[:, None]
+        value, gate = apart_in_rows(both, BLOCK, BLOCK_H)
         made = value * logistic(gate)
         if HAS_MASK:
             made *= mask
@@ -183,7 +267,7 @@ def project_kernel(
 
 @triton.jit
 def project_input_kernel(
-    D, Z, NormWeight, NormBias, Value, Gate, ValueBias, GateBias, Mask, Mean, Rstd, DZ, Parts,
+    D, Z, NormWeight, NormBias, Joint, JointBias, Mask, Mean, Rstd, DZ,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -192,47 +276,45 @@ def project_input_kernel(
     """Turn the gradient of the normalised rows that lies in DZ, with that of a and b, into dz.
 
     D holds four tensors with channels outermost: the gradient of a, which becomes that of its
-    values, a place for that of its gates, and the same of b.
+    values, a place for that of its gates, and the same of b. Joint is [4 H, C]: values
+    and gates of a, of b. Values and gates are one product, and their gradients another.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
     mean = tl.load(Mean + row, mask=inside, other=0.0)
     rstd = tl.load(Rstd + row, mask=inside, other=0.0)
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
+    # The sum begins with what is there: loaded while there is nothing else to do.
+    g = load_rows(DZ, row, inside, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
     normed = affine(scaled(x, mean, rstd, C, C_PAD), NormWeight, NormBias, C, C_PAD)
     normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
     if HAS_MASK:
         mask = tl.load(Mask + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-    g = tl.zeros([BLOCK, C_PAD], tl.float32)
+    eye = identity(BLOCK_H, Z.dtype.element_ty)
     FULL: tl.constexpr = H % BLOCK_H == 0
     BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     for i in tl.range(0, 2 * BLOCKS, num_stages=STAGES):
         at, h = (i // BLOCKS) * H, (i % BLOCKS) * BLOCK_H
-        value_weight = load_matrix(Value + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        value = tl.dot(normed, tl.trans(value_weight), input_precision=PRECISION)
-        gate_weight = load_matrix(Gate + at * C, h, H, C, C_PAD, BLOCK_H, FULL)
-        gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)
+        weight = load_pair(Joint + 2 * at * C, h, H, H, C, C_PAD, BLOCK_H, FULL)
+        both = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)
         if HAS_BIAS:
-            value += load_bias(ValueBias + at, h, H, BLOCK_H)[None, :]
-            gate += load_bias(GateBias + at, h, H, BLOCK_H)[None, :]
-        d_values = D + 2 * tl.cast(at, tl.int64) * plane
-        d = tl.trans(load_channels(d_values, h, H, col, plane, BLOCK_H, FULL))
-        d = d.to(tl.float32)
+            channel, exists = pair_of_channels(h, H, H, BLOCK_H)
+            bias = tl.load(JointBias + 2 * at + channel, mask=exists, other=0.0)
+            both += bias.to(tl.float32)[None, :]
+        value, gate = apart(both, BLOCK, BLOCK_H)
+        planes = D + 2 * tl.cast(at, tl.int64) * plane
+        d = turned(load_channels(planes, h, H, col, plane, BLOCK_H, FULL), eye)
         if PADDED:
             d = tl.where(inside[:, None], d, 0.0)
         if HAS_MASK:
             d *= mask
         s = logistic(gate)
         d *= s
-        d_gates = d_values + tl.cast(H, tl.int64) * plane
         dvalue = d.to(normed.dtype)
         dgate = (d * value * (1.0 - s)).to(normed.dtype)
-        g = tl.dot(dvalue, value_weight, g, input_precision=PRECISION)
-        g = tl.dot(dgate, gate_weight, g, input_precision=PRECISION)
-        store_channels(d_values, h, H, col, plane, tl.trans(dvalue), BLOCK_H, FULL)
-        store_channels(d_gates, h, H, col, plane, tl.trans(dgate), BLOCK_H, FULL)
-    g += load_rows(DZ, row, inside, 0, 0, 0, 0, C, C, C_PAD, 1).to(tl.float32)
+        both = beside(dvalue, dgate, BLOCK, BLOCK_H)
+        g = tl.dot(both, weight, g, input_precision=PRECISION)
+        store_pair(planes, h, H, H, col, plane, both, BLOCK_H, FULL)
     x = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-    xhat = scaled(x, mean, rstd, C, C_PAD)
-    dz = norm_backward(g, xhat, rstd, inside, NormWeight, Parts, C, C_PAD)
+    dz = norm_backward(g, scaled(x, mean, rstd, C, C_PAD), rstd, NormWeight, C, C_PAD)
     store_rows(DZ, row, inside, dz, C, C_PAD)
