@@ -33,7 +33,7 @@ class Tiles:
 
 
 MEASURED: Mapping[str, Tiles] = {
-    "project": Tiles(128, 32, 8, 3),
+    "project": Tiles(64, 32, 4, 2),
     "project_input": Tiles(64, 32, 4, 3),
     "output": Tiles(64, 64, 4, 1),
     "output_input": Tiles(64, 32, 4, 3),

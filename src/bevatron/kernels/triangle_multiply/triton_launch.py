@@ -226,7 +226,7 @@ def project_backward(
             HOLD=tiles.hold,
             **pair.constants(tiles),
         )
-    total = _sums(pair, d, None, statistics[:2])
+    total = sums_over_rows(pair, d, None, statistics[:2])
     norm = (*weights.norm_in, before)
     _finish(total, weights.joint, norm, (djoint, djoint_bias, dnorm_weight, dnorm_bias))
 
@@ -277,18 +277,16 @@ def output_backward(
             HOLD=tiles.hold,
             **pair.constants(tiles),
         )
-    total = _sums(pair, spare[:C], x, statistics[2:])
+    total = sums_over_rows(pair, spare[:C], x, statistics[2:])
     norm = (*weights.norm_out, None)
     _finish(total, weights.out, norm, (dout, dbias[:C], dnorm_weight, dnorm_bias))
-    total, before = (
-        _sums(pair, spare[C:], None, statistics[:2]),
-        dx.new_empty(2, C, dtype=torch.float32),
-    )
+    total = sums_over_rows(pair, spare[C:], None, statistics[:2])
+    before = dx.new_empty(2, C, dtype=torch.float32)
     _finish(total, weights.gate, (*weights.norm_in, None), (dgate, dbias[C:], *before))
     return before
 
 
-def _sums(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) -> Tensor:
+def sums_over_rows(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) -> Tensor:
     """Return sums over rows: of d xhat^T [channels C], and of d [channels].
 
     xhat are rows of x, or of the pair, normalised, without the norm's weight and bias.

@@ -16,6 +16,21 @@ SUMS = tl.constexpr(16)
 
 
 @triton.jit
+def load_normalised(
+    X, Mean, Rstd, first, N, N_pad, plane,
+    C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Load columns with channels outermost and normalise them: [C_PAD, BLOCK], zero outside."""
+    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
+    mean = tl.load(Mean + row, mask=inside, other=0.0)
+    rstd = tl.load(Rstd + row, mask=inside, other=0.0)
+    x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
+    if PADDED:
+        x = tl.where(inside[None, :], x, 0.0)
+    return (x - mean[None, :]) * rstd[None, :]
+
+
+@triton.jit
 def weight_kernel(
     D, X, Mean, Rstd, Parts, channels, columns_per_part,
     n1, n2, z_0, z_1, z_2, N, N_pad, plane,
@@ -28,30 +43,36 @@ def weight_kernel(
     xhat are rows of X, normalised, without the norm's weight and bias. D has its channels
     outermost, X too (the contraction) or rows (the pair). Parts is [part, channels C + channels]:
     the products, then the sums.
+
+    Some channels of a contraction hardly differ from their mean, so that rounding xhat would change
+    all rows alike: its mean over the part's first block is left out of the product.
     """
     h = tl.program_id(0) * BLOCK_H
     start = tl.program_id(1).to(tl.int64) * columns_per_part
     last = tl.minimum(start + columns_per_part, plane)
+    if FROM_CHANNELS:
+        x = load_normalised(X, Mean, Rstd, start, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
+        centre = tl.sum(x, 1) / BLOCK
     total = tl.zeros([BLOCK_H, C_PAD], tl.float32)
     sums = tl.zeros([BLOCK_H, SUMS], tl.float32)
     ones = tl.full([BLOCK, SUMS], 1.0, D.dtype.element_ty)
     for first in tl.range(start, last, BLOCK, num_stages=STAGES):
         # Places without an edge have d = 0.
-        col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
-        mean = tl.load(Mean + row, mask=inside, other=0.0)
-        rstd = tl.load(Rstd + row, mask=inside, other=0.0)
         if FROM_CHANNELS:
-            x = load_channels(X, 0, C, col, plane, C_PAD, C == C_PAD).to(tl.float32)
-            if PADDED:
-                x = tl.where(inside[None, :], x, 0.0)
-            xhat = tl.trans(((x - mean[None, :]) * rstd[None, :]).to(X.dtype.element_ty))
+            x = load_normalised(X, Mean, Rstd, first, N, N_pad, plane, C, C_PAD, BLOCK, PADDED)
+            xhat = tl.trans((x - centre[:, None]).to(X.dtype.element_ty))
         else:
+            _, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
+            mean = tl.load(Mean + row, mask=inside, other=0.0)
+            rstd = tl.load(Rstd + row, mask=inside, other=0.0)
             x = load_rows(X, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
             xhat = scaled(x, mean, rstd, C, C_PAD).to(X.dtype.element_ty)
-        d = load_channels(D, h, channels, col, plane, BLOCK_H, FULL)
+        d = load_channels(D, h, channels, first + tl.arange(0, BLOCK), plane, BLOCK_H, FULL)
         # A product: d goes from memory to the matrix units and nowhere else. Never in TF32.
         sums = tl.dot(d, ones, sums, input_precision="ieee")
         total = tl.dot(d, xhat, total, input_precision=PRECISION)
+    if FROM_CHANNELS:
+        total += tl.max(sums, 1)[:, None] * centre[None, :]
     i, out = h + tl.arange(0, BLOCK_H), tl.arange(0, C_PAD)
     part = Parts + tl.program_id(1).to(tl.int64) * channels * (C + 1)
     keep = (i < channels)[:, None]
