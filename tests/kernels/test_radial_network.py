@@ -1,5 +1,7 @@
 """The radial network: Triton against the float64 reference, to the second derivative."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def make(edges, widths, dtype=torch.float64):
     lengths = 0.7 + 4.6 * torch.rand(edges, dtype=dtype, device=DEVICE)
     weights = {
         f"w{i}": torch.randn(n, m, dtype=dtype, device=DEVICE) * (1.7 / n**0.5)
-        for i, (n, m) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (n, m) in enumerate(pairwise(widths))
     }
     return {"lengths": lengths, **weights}
 

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The kernels of the radial network: some rows of edges go through all layers on chip.
 
-A program keeps the weights and walks over blocks of edges. Names: ``x_i`` what enters the activation
-of layer i and ``y_i`` its derivative by the length; ``c_i``, ``d_i`` the gradients by these.
+A program keeps the weights and walks over blocks of edges. Names: ``x_i`` what enters the
+activation of layer i and ``y_i`` its derivative by the length; ``c_i``, ``d_i`` the gradients by
+these.
 """
 
 import triton
@@ -39,7 +40,7 @@ def transposed(ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T:
 
 @triton.jit
 def basis(r, w, c, r_max, ORDER: tl.constexpr):
-    """The functions of the lengths and two derivatives; zero where ``w`` is filled up with zeros."""
+    """Evaluate the functions and two derivatives; all zero where ``w`` is filled up with zeros."""
     u, du, ddu = cutoff(r, r_max, ORDER)
     u, du, ddu = u[:, None], du[:, None], ddu[:, None]
     far = r[:, None]
