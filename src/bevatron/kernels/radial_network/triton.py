@@ -141,8 +141,8 @@ def backward(
     lower = r.new_zeros(bottom[0], w1.numel() + w2.numel())
     if r.numel() and w1.numel() and w2.numel() and w3.numel():
         c_2, d_2 = (r.new_empty(r.shape[0], w2.shape[1]) for _ in range(2))
-        sizes, shared = _sizes(w1, w2, w3), {"ORDER": order, "ROWS": ROWS, "num_stages": 1}
-        shared["PRECISION"] = precision(r)
+        sizes, kind = _sizes(w1, w2, w3), precision(r)
+        shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind, "num_stages": 1}
         with torch.cuda.device_of(r):
             radial_network_top[top](
                 p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
@@ -237,14 +237,13 @@ def _backward_gradients(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, .
             def network(r: Tensor) -> Tensor:
                 return plain(r, w, c, r_max, ctx.order, weights)
 
-            h, slope = torch.func.jvp(network, (r,), (torch.ones_like(r),))
+            h, slope, *_ = torch.func.jvp(network, (r,), (torch.ones_like(r),))
             return h, slope
 
-        _, pull = torch.func.vjp(both, r, *weights)
-        by_r, *of_weights = pull((p, q))
+        by_r, *of_weights = torch.func.vjp(both, r, *weights)[1]((p, q))
         return (by_r if ctx.by_r else by_r[:0], *of_weights)
 
-    _, pull = torch.func.vjp(gradients, p, q, r, *weights)
+    pull = torch.func.vjp(gradients, p, q, r, *weights)[1]
     by_p, by_q, by_r, *of_weights = pull(tuple(cotangents))
     return by_p, by_q, by_r, None, None, None, *of_weights, None, None
 

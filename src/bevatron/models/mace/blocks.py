@@ -171,7 +171,7 @@ class RadialBasis(nn.Module):
             lengths = self.agnesi(lengths, numbers, edges)
         basis = bessel_basis(lengths, self.frequencies, self.prefactor)
         if self.apply_cutoff:
-            basis, cutoff = basis * cutoff, None
+            return RadialFunctions(lambda: basis * cutoff)
         return RadialFunctions(lambda: basis, cutoff)
 
 
