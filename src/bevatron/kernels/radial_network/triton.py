@@ -41,6 +41,8 @@ ROWS = 32
 """Edges of a block. With 64, for which Triton takes the larger products of Hopper, the backward
 has 400 to 700 numbers of a thread too many."""
 WARPS = {"forward": 4, "top": 8, "bottom": 8}
+STAGES = 2
+"""Loads under way at once."""
 PROGRAMS = {"forward": 264, "top": 132, "bottom": 132}
 """Programs that share the edges, as many as an H200 has room for; each sums its own part of the
 gradients by weights."""
@@ -100,7 +102,7 @@ def forward(
             radial_network_forward[_programs("forward", r)](
                 *tensors, h, slope if sloped else h, len(r),
                 **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
-                PRECISION=precision(r), num_warps=WARPS["forward"], num_stages=1,
+                PRECISION=precision(r), num_warps=WARPS["forward"], num_stages=STAGES,
             )  # fmt: skip
     return h, slope
 
@@ -142,7 +144,8 @@ def backward(
     if r.numel() and w1.numel() and w2.numel() and w3.numel():
         c_2, d_2 = (r.new_empty(r.shape[0], w2.shape[1]) for _ in range(2))
         sizes, kind = _sizes(w1, w2, w3), precision(r)
-        shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind, "num_stages": 1}
+        shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind}
+        shared["num_stages"] = STAGES
         with torch.cuda.device_of(r):
             radial_network_top[top](
                 p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
