@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpspp_molecules import load
-from report import write_result
+from report import RESULTS, write_result
 from step_trace import summary
 from torch.profiler import ProfilerActivity, profile
 
@@ -176,17 +176,21 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
     return row
 
 
-def collect(folder: Path) -> None:
+def collect(folder: Path, results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs and write the result."""
     files = sorted(folder.rglob("rows-*.json"))
     rows = [row for path in files for row in json.loads(path.read_text())]
     rows.sort(key=lambda row: (row["model"], row["GPUs"] or 0))
-    single = {row["model"]: row["molecules/s"] for row in rows if row["GPUs"] == 1}
+    single = {row["model"]: row for row in rows if row["GPUs"] == 1}
     for row in rows:
         if row["model"] in single:
-            ideal = single[row["model"]] * int(row["GPUs"])
+            one = single[row["model"]]
+            ideal = one["molecules/s"] * int(row["GPUs"])
             row["efficiency %"] = round(100 * row["molecules/s"] / ideal, 1)
-    write_result("gpspp_training", rows, (__doc__ or "").split("\n\n")[-1], device="cuda")
+            row["efficiency by medians %"] = round(100 * one["median"] / row["median"], 1)
+    notes = (__doc__ or "").split("\n\n")[-1]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    write_result("gpspp_training", rows, notes, device=device, folder=results)
 
 
 def main() -> None:
@@ -204,9 +208,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpspp-rows"))
     parser.add_argument("--loader", action="store_true", help="only the loader, without a model")
     parser.add_argument("--collect", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect)
+        collect(arguments.collect, arguments.results)
         return
     with open_mesh(arguments.device) as mesh:
         rows: list[dict[str, Any]] = []

@@ -5,7 +5,8 @@ On a CPU, anywhere::
     python benchmarks/graph_scaling.py --table words
 
 On GPUs, one command for each number of ranks, results side by side in a folder (the academic graph
-has 111 million vertices and 3.2 billion edges on eight, and the same share on fewer)::
+has 111 million vertices and 3.2 billion edges on eight, and for k = 16 on four; else the ranks'
+share of it)::
 
     for p in 1 2 4 8; do
         torchrun --nproc-per-node $p benchmarks/graph_scaling.py --scaling --out results
@@ -303,25 +304,33 @@ def scaling_cases(world: int, shrink: int) -> Iterator[Case]:
         "weak uniform": Uniform(vertices, edges),
         "weak Kronecker": Kronecker(vertices, edges),
     }
-    for name, source in {"strong 6h": strong, **weak}.items():
-        yield Case(name, source, "feature_parallel", 128)
-        yield Case(name, source, "two_dimensional", 128)
+    yield Case("strong 6h", strong, "feature_parallel", 128)
+    yield Case("strong 6h", strong, "two_dimensional", 128)
     for chunks in (1, 2, 4) if world > 1 else ():
         yield Case("strong 6h", strong, "two_dimensional", 128, chunks=chunks)
     if world > 1:
         yield Case("strong 6h", strong, "two_dimensional", 128, chunks=2, bfloat16=True)
+    for scheme in ("feature_parallel", "two_dimensional"):
+        for name, source in weak.items():
+            yield Case(name, source, scheme, 128)
 
 
 def academic_cases(world: int, shrink: int) -> Iterator[Case]:
     """Yield the stand-in of the academic graph: Kronecker, no power of two of vertices."""
-    vertices, edges = (size * min(world, 8) // 8 // shrink for size in ACADEMIC)
-    source = Kronecker(vertices, edges, round_down=False)
     side = 4 if world % 4 == 0 else world
+    grid = Grid(side, world // side)
     for k in (16, 64):
-        grid = Grid(side, world // side)
+        source = academic(k, world, shrink)
         yield Case("academic", source, "two_dimensional", k, grid, regather=k > 16)
-    for k in (16, 64):
-        yield Case("academic", source, "feature_parallel", k)
+    for k in (64, 16):
+        yield Case("academic", academic(k, world, shrink), "feature_parallel", k)
+
+
+def academic(k: int, world: int, shrink: int) -> Kronecker:
+    """Make the whole graph for k = 16 from four ranks on, where it fits; else the ranks' share."""
+    eighths = 8 if k == 16 and world >= 4 else min(world, 8)
+    vertices, edges = (size * eighths // 8 // shrink for size in ACADEMIC)
+    return Kronecker(vertices, edges, round_down=False)
 
 
 def huge_cases(world: int, shrink: int) -> Iterator[Case]:
@@ -331,13 +340,14 @@ def huge_cases(world: int, shrink: int) -> Iterator[Case]:
     yield Case("huge", source, "two_dimensional" if world == 1 else "feature_parallel", 16)
 
 
-def run(kind: str, mesh: Mesh, args: argparse.Namespace) -> None:
+def run(kind: str, mesh: Mesh, args: argparse.Namespace, began: float) -> None:
     """Measure all cases of one kind while there is time; write after each."""
     makers = {"scaling": scaling_cases, "academic": academic_cases, "huge": huge_cases}
-    begin, rows, kept = time.perf_counter(), [], Kept()
+    rows, kept = [], Kept()
     for case in makers[kind](mesh.world, args.shrink):
-        spent = collectives.broadcast_json(time.perf_counter() - begin, mesh)
-        if spent > args.seconds or (args.only and case.scheme != args.only):
+        spent = collectives.broadcast_json(time.perf_counter() - began, mesh)
+        left_out = args.brief and case.name.startswith("weak") and case.scheme == "two_dimensional"
+        if spent > args.seconds or left_out or (args.only and case.scheme != args.only):
             continue
         try:
             row = measure(case, mesh, kept, args)
@@ -407,16 +417,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after this")
     parser.add_argument("--shrink", type=int, default=1, help="divide all sizes")
     parser.add_argument("--only", help="one scheme alone")
+    parser.add_argument("--brief", action="store_true", help="weak scaling in one scheme alone")
     args = parser.parse_args()
     if args.table:
         import graph_words
 
         graph_words.run()
+    began = time.perf_counter()
     kinds = [kind for kind in ("scaling", "academic", "huge") if getattr(args, kind)]
     if kinds:
         with open_mesh("auto", timeout_seconds=300) as mesh:
             for kind in kinds:
-                run(kind, mesh, args)
+                run(kind, mesh, args, began)
     if args.report:
         write_report(args.out)
 

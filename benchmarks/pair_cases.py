@@ -53,9 +53,9 @@ class Case:
     peers: Mapping[str, Operator] = field(default_factory=dict)
     few_rows: int = 0
 
-    def draw(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    def draw(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor | None]:
         """Draw the inputs."""
-        generator = torch.Generator(device="cuda").manual_seed(0)
+        generator = torch.Generator(device="cuda").manual_seed(seed)
         found: dict[str, Tensor | None] = {}
         for name, shape in self.shapes.items():
             tensor = torch.randn(shape, device="cuda", generator=generator)

@@ -5,10 +5,13 @@
 
 What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
 ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
-first ten (launched one by one). A case is ``batching:kernels``; ``reference`` is plain PyTorch with
-every step launched one by one, which is how e3nn works, ``auto`` the fast kernels with captured
-steps. Batches of a fixed count hold as many structures as fill the capacity on average. Strong:
-the same data on all numbers of GPUs; weak: one copy of the data for each GPU.
+first ten (launched one by one). Shapes of batches may still be recorded at the begin of an epoch:
+"efficiency" counts every step (as run), "settled" leaves out the first ten of each epoch. A case
+is ``batching:kernels``; ``reference`` is plain PyTorch with every step launched one by one, which
+is how e3nn works, ``auto`` the fast kernels with captured steps. Batches of a fixed count hold as
+many structures as fill the capacity on average. Strong: the same data on all numbers of GPUs
+(plain PyTorch: one of ``--thin-reference`` structures); ``weak:batching:kernels``: one copy of the
+data for each GPU, on one GPU the same as strong.
 
 The pictures show what Figures 6 (strong scaling), 7 (weak scaling) and 10 (what batching and
 kernels give, by themselves and together) of Firoz et al. (arXiv:2504.10700) show.
@@ -24,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import write_result
+from report import RESULTS, add_picture, write_result
 
 from bevatron import kernels
 from bevatron.data.dataset import Dataset, Subset
@@ -47,7 +50,8 @@ from bevatron.train.settings import (
     TrainConfig,
 )
 
-LAUNCHED_WARM_UP = 10
+WARM_UP = 10
+"""Steps until launched ones have settled; and of an epoch, until no more shapes are recorded."""
 CASES = ("fixed_count:reference", "balanced:reference", "fixed_count:auto", "algorithm1:auto")
 CASES += ("balanced:auto",)
 
@@ -92,7 +96,7 @@ def make_run(
         loader=LoaderConfig(workers=arguments.workers),
         checkpoint=CheckpointConfig(every_epochs=None),
         train=TrainConfig(
-            epochs=2 if captured else 1,
+            epochs=arguments.epochs if captured else 1,
             dtype="float32",
             device=arguments.device,
             cuda_graphs=captured and arguments.device != "cpu",
@@ -111,9 +115,13 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         raise SystemExit(f"{case}: stopped by {result.stopped_by}, so there is no row of it")
     records = [r for r in read_journal(run.folder / "metrics.jsonl") if r["kind"] == "step"]
     epochs = run.settings.train.epochs
-    per_epoch = len(records) // epochs
-    steady = records[per_epoch if epochs > 1 else min(LAUNCHED_WARM_UP, per_epoch // 4) :]
+    first = sum(record["epoch"] == records[0]["epoch"] for record in records)
+    steady = records[first if epochs > 1 else min(WARM_UP, first // 4) :]
+    per_epoch = len(steady) // (epochs - 1) if epochs > 1 else first
     seconds = np.array([record["time"]["seconds"] for record in steady])
+    settled = seconds
+    if epochs > 1:
+        settled = seconds[settled_steps([record["epoch"] for record in steady])]
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
     atoms = int(run.sizes["atoms"].sum())
     batch = run.settings.batch
@@ -138,6 +146,7 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         "steps": per_epoch,
         "counted": len(steady),
         "ms/step": round(1e3 * float(seconds.mean()), 2),
+        "settled ms": round(1e3 * float(settled.mean()), 2),
         "median": round(1e3 * float(np.median(seconds)), 2),
         "epoch s": round(epoch_seconds, 3),
         "atoms/s": round(atoms / epoch_seconds),
@@ -145,6 +154,13 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         "slowest/mean": round(float(plan.imbalance), 3),
         "fill": round(float(plan.fill), 3),
     }
+
+
+def settled_steps(epochs: Sequence[int]) -> np.ndarray:
+    """Mask what is not among the first steps of its epoch; all, if that would leave nothing."""
+    place = np.array([i - epochs.index(epoch) for i, epoch in enumerate(epochs)])
+    late = place >= WARM_UP
+    return late if late.any() else ~late
 
 
 def copies(train: Dataset, number: int) -> Dataset:
@@ -166,9 +182,9 @@ def measure(arguments: argparse.Namespace) -> None:
         if arguments.take:
             train = Subset(train, np.arange(arguments.take))
         rows = []
-        kinds = [("weak", case) for case in arguments.weak]
-        kinds += [("strong", case) for case in arguments.cases]
-        for kind, case in kinds:
+        for wanted in arguments.cases:
+            case = wanted.removeprefix("weak:")
+            kind = "strong" if case == wanted else "weak"
             fast = not case.endswith("reference")
             number = mesh.world if kind == "weak" else arguments.strong_copies if fast else 1
             data = copies(train, number) if fast else thinned(train, arguments.thin_reference)
@@ -186,11 +202,12 @@ def measure(arguments: argparse.Namespace) -> None:
 Rows = list[dict[str, Any]]
 
 
-def collect(folder: Path, earlier: Sequence[Path]) -> None:
+def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs, add efficiencies, write the result and pictures."""
     rows: Rows = [
-        row for path in sorted(folder.glob("rows-*.json")) for row in json.loads(path.read_text())
+        row for path in sorted(folder.rglob("rows-*.json")) for row in json.loads(path.read_text())
     ]
+    rows += weak_on_one(rows)
     with_ratios(rows)
     sources = []
     for path in earlier:
@@ -213,10 +230,18 @@ def collect(folder: Path, earlier: Sequence[Path]) -> None:
     notes = " ".join([*(__doc__ or "").split("\n\n")[2:4], *sources]).replace("\n", " ")
     written = write_result(
         "scaling_gpus", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
-        extra={"costs": costs},
+        extra={"costs": costs}, folder=results,
     )  # fmt: skip
     for name, figure in pictures(rows).items():
-        plots.save(figure, written.with_name(f"{written.stem}_{name}.png"))
+        add_picture(figure, written, name)
+
+
+def weak_on_one(rows: Rows) -> Rows:
+    """Return rows of one GPU and one copy of the data as what weak scaling begins with."""
+    weak = {row["case"] for row in rows if row["scaling"] == "weak"}
+    weak -= {row["case"] for row in rows if row["scaling"] == "weak" and row["GPUs"] == 1}
+    alone = [r for r in rows if r["scaling"] == "strong" and r["GPUs"] == r["copies"] == 1]
+    return [{**row, "scaling": "weak"} for row in alone if row["case"] in weak]
 
 
 def _further(rows: Rows, earlier: Rows) -> Rows:
@@ -231,7 +256,7 @@ def _further(rows: Rows, earlier: Rows) -> Rows:
 
 
 def with_ratios(rows: Rows) -> None:
-    """Add efficiencies, by mean and by median steps, and ratios to plain fixed-count batches.
+    """Add efficiencies, by all, by settled and by median steps, and ratios to plain fixed counts.
 
     The base is the same case on one GPU; for weak scaling without such a row the strong one, whose
     batches are alike.
@@ -242,15 +267,17 @@ def with_ratios(rows: Rows) -> None:
         own = single.get((row["scaling"], row["case"])) or single.get(("strong", row["case"]))
         if own:
             row["efficiency %"] = round(100 * row["atoms/s"] / (own["atoms/s"] * row["GPUs"]), 1)
-            medians = steady_rate(row) / (steady_rate(own) * row["GPUs"])
-            row["efficiency by medians %"] = round(100 * medians, 1)
+            for name, column in (("settled", "settled ms"), ("by medians", "median")):
+                if column in row and column in own:
+                    rate = steady_rate(row, column) / (steady_rate(own, column) * row["GPUs"])
+                    row[f"efficiency {name} %"] = round(100 * rate, 1)
         if row["GPUs"] in fixed:
             row["over fixed count, reference"] = round(row["atoms/s"] / fixed[row["GPUs"]], 2)
 
 
-def steady_rate(row: Mapping[str, Any]) -> float:
-    """Atoms per second if every step took the median time."""
-    return float(row["atoms/s"] * row["ms/step"] / row["median"])
+def steady_rate(row: Mapping[str, Any], column: str = "median") -> float:
+    """Atoms per second if every step took the median time, or another column's."""
+    return float(row["atoms/s"] * row["ms/step"] / row[column])
 
 
 def pictures(rows: Rows) -> dict[str, Any]:
@@ -304,8 +331,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--data", nargs="*", type=Path, default=[])
-    parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--weak", nargs="*", default=["balanced:auto"])
+    parser.add_argument("--cases", nargs="*", default=["weak:balanced:auto", *CASES])
     parser.add_argument("--preset", default="paper")
     parser.add_argument("--capacity", type=int, default=3072)
     parser.add_argument("--cost-edges", type=float, default=0.0)
@@ -313,16 +339,18 @@ def main() -> None:
     parser.add_argument(
         "--thin-reference", type=int, default=1, help="plain PyTorch: one of so many structures"
     )
+    parser.add_argument("--epochs", type=int, default=3, help="captured steps: the first warms up")
     parser.add_argument("--take", type=int, default=0, help="only the first so many structures")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")
     parser.add_argument("--out", type=Path, default=Path("scaling-rows"))
     parser.add_argument("--collect", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
     parser.add_argument("--with", dest="earlier", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()
     if arguments.collect:
-        collect(arguments.collect, arguments.earlier)
+        collect(arguments.collect, arguments.earlier, arguments.results)
     else:
         measure(arguments)
 

@@ -111,3 +111,10 @@ def test_yaml_never_builds_objects(tmp_path):
 def test_fingerprint_depends_on_values_only():
     assert fingerprint({"a": 1, "b": [1.0, None]}) == fingerprint({"b": (1.0, None), "a": 1})
     assert fingerprint(Outer()) != fingerprint(Outer(pair=(1, 2.5)))
+
+
+def test_a_file_that_is_no_text_is_no_configuration(tmp_path):
+    path = tmp_path / "weights.yaml"
+    path.write_bytes(b"\x80\x04\x95\xff")
+    with pytest.raises(ConfigError, match=r"weights\.yaml: is no text; expected a YAML file"):
+        load_yaml(path)

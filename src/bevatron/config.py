@@ -81,6 +81,22 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change plain values: what holds keys on both sides key by key, everything else as a whole.
+
+    Examples
+    --------
+    >>> merged({"optim": {"lr": 0.1, "ema": 0.99}, "seed": 0}, {"optim": {"lr": 0.2}})
+    {'optim': {'lr': 0.2, 'ema': 0.99}, 'seed': 0}
+    """
+    changed = dict(base)
+    for key, value in changes.items():
+        old = changed.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        changed[key] = merged(old, value) if nested else value  # type: ignore[arg-type]
+    return changed
+
+
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of keys and values.
 
@@ -90,9 +106,11 @@ def load_yaml(path: Path) -> dict[str, Any]:
         If the file is missing, is not YAML, holds a key twice or holds no mapping.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no text; expected a YAML file") from None
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader by inheritance
     except yaml.YAMLError as error:
@@ -105,9 +123,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def dump_yaml(config: Any) -> str:
-    """Write a configuration as YAML, keys in the order of its fields."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+def dump_yaml(values: Any) -> str:
+    """Write a configuration, or the plain values of one, as YAML in the order that they have."""
+    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
 
 
 def fingerprint(values: Any, length: int = 16) -> str:

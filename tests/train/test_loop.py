@@ -88,6 +88,16 @@ def test_patience_ends_the_run_and_the_best_weights_are_its_result(tmp_path):
     assert [record["best"] for record in epochs(tmp_path)] == [True, True, True, False, False]
 
 
+def test_best_weights_that_are_damaged_are_not_taken(tmp_path, capsys):
+    run = tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 4})
+    fit(run)
+    weights = tmp_path / "best" / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:40])
+    again = tiny.make_run(tmp_path, task=Worsening(), train={"epochs": 5}, resume=True)
+    assert fit(again).finished == "epochs"
+    assert (tmp_path / WEIGHTS).stat().st_size > 40
+
+
 def test_the_plateau_schedule_follows_the_validation(tmp_path):
     fit(
         tiny.make_run(

@@ -118,26 +118,64 @@ def test_parity_draws_any_number_of_points(count, tmp_path):
     assert plots.save(figure, tmp_path / "a" / "parity.png").stat().st_size > 5000
 
 
-def test_the_names_of_many_curves_stand_once_below_the_panels():
-    def panel(number):
-        return plots.Panel(
-            "Rate",
-            "atoms/s",
-            [plots.Curve(f"case {i}", [1, 2], [i + 1, i + 2]) for i in range(number)],
-        )
+def panel_of(number, first=0):
+    return plots.Panel(
+        "Rate",
+        "atoms/s",
+        [plots.Curve(f"case {i}", [1, 2], [i + 1, i + 2]) for i in range(first, first + number)],
+    )
 
-    few = plots.curves([panel(3), panel(2)])
-    assert not few.legends
-    assert all(axes.get_legend() for axes in few.axes)
-    many = plots.curves([panel(6), panel(5)])
-    assert [text.get_text() for text in many.legends[0].get_texts()] == [
-        f"case {i}" for i in range(6)
-    ]
-    assert not any(axes.get_legend() for axes in many.axes)
-    other = plots.Panel("Others", "ms", [plots.Curve("other", [1, 2], [1, 2]), *panel(6).curves])
-    apart = plots.curves([panel(6), other])  # one name would have two colours in one legend
+
+def names(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_names_stand_once_below_the_panels_where_these_agree_on_them():
+    figure = plots.curves([panel_of(6), panel_of(5), panel_of(1)])
+    assert [names(legend) for legend in figure.legends] == [[f"case {i}" for i in range(6)]]
+    assert not any(axes.get_legend() for axes in figure.axes)
+    # One name would have two colours in one legend; the only curve of a panel needs no name.
+    apart = plots.curves([panel_of(6), panel_of(7, first=2), panel_of(1)])
     assert not apart.legends
-    assert [len(axes.get_legend().get_texts()) for axes in apart.axes] == [6, 7]
+    assert [len(names(axes.get_legend())) for axes in apart.axes[:2]] == [6, 7]
+    assert apart.axes[2].get_legend() is None
+    alone = plots.curves([panel_of(1)])
+    assert not alone.legends
+    assert alone.axes[0].get_legend() is None
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        plots.curves([panel_of(3), panel_of(3)]),
+        plots.curves([panel_of(6), panel_of(3, first=1)]),
+        plots.histogram({name: RNG.normal(size=50) for name in "abc"}, "energy (eV)"),
+        plots.batch_balance({name: RNG.uniform(size=(9, 4)) for name in ("ours", "theirs")}),
+        plots.stacks([plots.Stacks("GPU", "share", ["0"], {"busy": [0.9], "idle": [0.1]})], 1),
+    ],
+    ids=["common", "apart", "histogram", "balance", "stacks"],
+)
+def test_legends_lie_on_no_axes_and_within_the_figure(figure):
+    figure.draw_without_rendering()
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+    boxes = [legend.get_window_extent() for legend in legends if legend is not None]
+    assert boxes
+    for box in boxes:
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+        below = [axes.xaxis.get_label().get_window_extent() for axes in figure.axes]
+        assert not any(box.overlaps(label) for label in below)
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0
+
+
+def test_the_figures_of_errors_stand_above_the_bars():
+    errors = np.repeat([-0.3, 0.0, 0.3], [3, 10, 80])  # the highest bar is where they stand
+    figure = plots.parity(np.zeros(93), errors, "energy", "eV")
+    figure.draw_without_rendering()
+    right = figure.axes[1]
+    words = right.texts[0].get_window_extent()
+    assert not any(words.overlaps(bar.get_window_extent()) for bar in right.patches)
 
 
 def test_curves_leave_out_missing_points_and_turn_linear_without_a_logarithm():

@@ -85,11 +85,6 @@ class Irreps(Sequence[Irrep]):
         """Irreps of the spherical harmonics up to ``l_max``: 1x0e+1x1o+1x2e+..."""
         return cls(tuple(Irrep(1, degree, (-1) ** degree) for degree in range(l_max + 1)))
 
-    @classmethod
-    def natural(cls, mul: int, l_max: int) -> "Irreps":
-        """``mul`` copies of every degree up to ``l_max`` with the harmonics' parity (-1)^l."""
-        return cls(tuple(Irrep(mul, degree, (-1) ** degree) for degree in range(l_max + 1)))
-
     @property
     def dim(self) -> int:
         """Length of a flat feature."""

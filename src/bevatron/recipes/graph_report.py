@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from matplotlib.figure import Figure
 from torch import nn
 
+from bevatron.config import load_yaml
 from bevatron.data.dataset import Dataset
 from bevatron.models.graph_attention import NodeTask
 from bevatron.parallel.collectives import sum_over_ranks
@@ -94,7 +94,7 @@ def report_of_run(
     Path
         report.html
     """
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = load_yaml(folder / "config.yaml")
     records = list(read_journal(folder / "metrics.jsonl"))
     metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import distributed
 
+from bevatron.config import load_yaml
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import Plan
 from bevatron.models.mace import load_model
@@ -170,7 +170,7 @@ def write_report(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the configuration that a run wrote."""
-    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values = load_yaml(folder / "config.yaml")
     return {"train": {}, **values}
 
 

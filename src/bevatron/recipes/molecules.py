@@ -45,8 +45,10 @@ class MoleculeDataConfig:
         How ``train`` is divided where there are no such files: ``random``; ``scaffold``, molecules
         of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
         file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
-    valid_size, test_size
-        What is set aside: a share below 1, or a number of molecules.
+    valid_size
+        What is set aside for validation: a share below 1, or a number of molecules.
+    test_size
+        The same for tests.
     train_size
         The same for what is trained on; 0 = all the rest.
     split_seed

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from bevatron.errors import CheckpointError
-from bevatron.files import atomic_folder, remove_folder, remove_leftovers, step
+from bevatron.files import atomic_folder, remove_folder, step
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
@@ -267,12 +267,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a kill left of a checkpoint that was being written."""
-    if folder.is_dir():
-        remove_leftovers(folder)
 
 
 def _read(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ holds a few numbers and never a list of samples. (Unlike `bevatron.data.packing.
 also has a cost model of its own and knows of batches that overtook others in the loader.)
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -239,11 +238,6 @@ def _counted(plan: Plan, rank: int, step: int) -> IntArray:
     return counted
 
 
-def segments_to_json(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Turn segments into plain values."""
-    return [dataclasses.asdict(segment) for segment in segments]
-
-
 def segments_from_json(values: Sequence[Mapping[str, Any]]) -> list[Segment]:
-    """Turn plain values into segments."""
+    """Turn the plain values of a checkpoint (`dataclasses.asdict`) into segments."""
     return [Segment(**value) for value in values]

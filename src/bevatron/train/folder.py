@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bevatron.config import to_dict
+from bevatron.config import dump_yaml, to_dict
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.files import (
     ASIDE,
@@ -122,8 +122,7 @@ class RunFolder:
 
     def write_config(self, run: Run) -> None:
         """Write config.yaml."""
-        values = dict(run.config) or to_dict(run.settings)
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = dump_yaml(run.config or run.settings)
         write_text_atomically(self.config, text, ConfigError)
 
     def save_best(
@@ -140,7 +139,7 @@ class RunFolder:
             note = json.loads((self.best / BEST_NOTE).read_text())
             if note["step"] == decisions.best_step and note["value"] == decisions.best:
                 return load_file(self.best / WEIGHTS)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, SafetensorError):
             return None
         return None
 

@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from matplotlib.figure import Figure
 
-from bevatron.files import write_text_atomically
+from bevatron.config import dump_yaml
+from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.train.plots import png
 
 Cell = str | int | float | None
@@ -99,7 +99,7 @@ class Report:
         picture = png(figure)
         if self._folder is not None and name:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / f"{name}.png").write_bytes(picture)
+            write_bytes_atomically(self._folder / f"{name}.png", picture)
         width = round(figure.get_figwidth() * 96)
         data = base64.b64encode(picture).decode()
         words = html.escape(caption)
@@ -120,7 +120,7 @@ class Report:
     def config(self, values: Mapping[str, Any], title: str = "Configuration") -> Self:
         """Add a configuration as YAML, folded."""
         plain = json.loads(json.dumps(values, default=str))
-        return self.details(title, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        return self.details(title, dump_yaml(plain))
 
     def versions(self, packages: Sequence[str] = ("bevatron", "torch", "numpy", "ase")) -> Self:
         """Add a table of versions: Python, the packages and the machine."""

@@ -10,9 +10,10 @@ from typing import Literal
 from bevatron.errors import ConfigError
 
 
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ConfigError(sentence)
+def _expect(fine: bool, key: str, what: str, found: object) -> None:
+    """Refuse a value by its key, with what was expected."""
+    if not fine:
+        raise ConfigError(f"{key}: expected {what}, got {found}")
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,17 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _require(self.lr > 0, f"optim.lr: expected a number above 0, got {self.lr}")
-        _require(self.weight_decay >= 0, "optim.weight_decay: expected 0 or more")
-        _require(all(0 <= beta < 1 for beta in self.betas), "optim.betas: expected two in [0, 1)")
-        _require(self.clip is None or self.clip > 0, "optim.clip: expected a number above 0")
-        _require(self.accumulate >= 1, "optim.accumulate: expected 1 or more")
-        _require(self.ema is None or 0 < self.ema < 1, "optim.ema: expected a number in (0, 1)")
+        _expect(self.lr > 0, "optim.lr", "a number above 0", self.lr)
+        decay = self.weight_decay
+        _expect(decay >= 0, "optim.weight_decay", "0 or more", decay)
+        fine = all(0 <= beta < 1 for beta in self.betas)
+        _expect(fine, "optim.betas", "two in [0, 1)", self.betas)
+        _expect(self.eps >= 0, "optim.eps", "0 or more", self.eps)
+        fine = self.clip is None or self.clip > 0
+        _expect(fine, "optim.clip", "a number above 0", self.clip)
+        _expect(self.accumulate >= 1, "optim.accumulate", "1 or more", self.accumulate)
+        fine = self.ema is None or 0 < self.ema < 1
+        _expect(fine, "optim.ema", "a number in (0, 1)", self.ema)
 
 
 @dataclass(frozen=True)
@@ -116,16 +122,15 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _require(0 < self.gamma <= 1, f"schedule.gamma: expected one in (0, 1], got {self.gamma}")
-        _require(0 < self.factor < 1, f"schedule.factor: expected one in (0, 1), got {self.factor}")
-        _require(self.patience >= 0, "schedule.patience: expected 0 or more")
-        _require(self.warmup_steps >= 0, "schedule.warmup_steps: expected 0 or more")
-        _require(self.warmup_epochs >= 0, "schedule.warmup_epochs: expected 0 or more")
-        _require(self.stage_two_lr > 0, "schedule.stage_two_lr: expected a number above 0")
-        _require(
-            self.stage_two_start is None or self.stage_two_start >= 0,
-            "schedule.stage_two_start: expected an epoch from 0",
-        )
+        _expect(0 < self.gamma <= 1, "schedule.gamma", "a number in (0, 1]", self.gamma)
+        _expect(0 < self.factor < 1, "schedule.factor", "a number in (0, 1)", self.factor)
+        for name in ("patience", "threshold", "lr_min", "warmup_steps", "warmup_epochs"):
+            value = getattr(self, name)
+            _expect(value >= 0, f"schedule.{name}", "0 or more", value)
+        rate, start = self.stage_two_lr, self.stage_two_start
+        _expect(rate > 0, "schedule.stage_two_lr", "a number above 0", rate)
+        fine = start is None or start >= 0
+        _expect(fine, "schedule.stage_two_start", "an epoch from 0", start)
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,9 @@ class BatchConfig:
         """Refuse values out of range."""
         if self.capacity != "auto":
             for name, value in self.capacities().items():
-                _require(value > 0, f"batch.capacity: expected more than 0 {name}, got {value}")
-            _require(bool(self.capacities()), "batch.capacity: expected a number of atoms")
-        _require(self.size >= 1, f"batch.size: expected 1 or more, got {self.size}")
+                _expect(value > 0, "batch.capacity", f"more than 0 {name}", value)
+            _expect(bool(self.capacities()), "batch.capacity", "a number of atoms", self.capacity)
+        _expect(self.size >= 1, "batch.size", "1 or more", self.size)
 
     def capacities(self) -> dict[str, int]:
         """Return the capacity by name of what is counted.
@@ -219,13 +224,12 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _require(self.workers is None or self.workers >= 0, "loader.workers: expected 0 or more")
-        _require(self.window >= 1, "loader.window: expected 1 or more")
-        _require(self.prefetch is None or self.prefetch >= 1, "loader.prefetch: expected 1 or more")
-        _require(
-            self.sample_timeout is None or self.sample_timeout > 0,
-            "loader.sample_timeout: expected more than 0 seconds",
-        )
+        workers, prefetch, seconds = self.workers, self.prefetch, self.sample_timeout
+        _expect(workers is None or workers >= 0, "loader.workers", "0 or more", workers)
+        _expect(self.window >= 1, "loader.window", "1 or more", self.window)
+        _expect(prefetch is None or prefetch >= 1, "loader.prefetch", "1 or more", prefetch)
+        fine = seconds is None or seconds > 0
+        _expect(fine, "loader.sample_timeout", "more than 0 seconds", seconds)
 
 
 @dataclass(frozen=True)
@@ -266,9 +270,10 @@ class CheckpointConfig:
         """Refuse values out of range."""
         for name in ("every_steps", "every_epochs", "every_minutes"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"checkpoint.{name}: expected more than 0")
-        _require(self.keep >= 1, "checkpoint.keep: expected 1 or more")
-        _require(self.best_seconds >= 0, "checkpoint.best_seconds: expected 0 or more")
+            _expect(value is None or value > 0, f"checkpoint.{name}", "more than 0", value)
+        seconds = self.best_seconds
+        _expect(self.keep >= 1, "checkpoint.keep", "1 or more", self.keep)
+        _expect(seconds >= 0, "checkpoint.best_seconds", "0 or more", seconds)
 
 
 @dataclass(frozen=True)
@@ -349,19 +354,16 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        _require(self.epochs >= 0, "train.epochs: expected 0 or more")
-        _require(0 <= self.seed < 2**63, "train.seed: expected 0 or more")
-        _require(self.evaluate_every >= 1, "train.evaluate_every: expected 1 or more")
-        _require(self.log_every >= 1, "train.log_every: expected 1 or more")
-        _require(self.threads is None or self.threads >= 1, "train.threads: expected 1 or more")
-        _require(
-            self.explode_factor is None or self.explode_factor > 1,
-            "train.explode_factor: expected more than 1",
-        )
-        _require(
-            self.autocast is None or self.dtype == "float32",
-            f"train.autocast: goes with train.dtype float32, not {self.dtype}",
-        )
+        _expect(self.epochs >= 0, "train.epochs", "0 or more", self.epochs)
+        _expect(0 <= self.seed < 2**63, "train.seed", "a whole number from 0 to 2^63", self.seed)
+        for name in ("evaluate_every", "log_every", "patience", "threads", "collect_every"):
+            value = getattr(self, name)
+            _expect(value is None or value >= 1, f"train.{name}", "1 or more", value)
+        factor, minutes = self.explode_factor, self.timeout_minutes
+        _expect(factor is None or factor > 1, "train.explode_factor", "more than 1", factor)
+        _expect(minutes > 0, "train.timeout_minutes", "more than 0", minutes)
+        if self.autocast is not None and self.dtype != "float32":
+            raise ConfigError(f"train.autocast: goes with train.dtype float32, not {self.dtype}")
 
 
 @dataclass(frozen=True)

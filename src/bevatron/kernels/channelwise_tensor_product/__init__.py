@@ -7,6 +7,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable, path_table
+from bevatron.kernels.one_type import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
@@ -96,7 +97,7 @@ def channelwise_tensor_product(
         If the irreps cannot be read, the harmonics hold several copies of a degree, or there is no
         such layout.
     ValueError
-        If a shape does not go with the irreps.
+        If a shape does not go with the irreps, or the types are not one.
 
     Examples
     --------
@@ -116,6 +117,8 @@ def channelwise_tensor_product(
             f"channelwise_tensor_product: weights has shape {tuple(weights.shape)}, expected "
             f"{(num_edges, table.num_weights)} for '{irreps_in}' times '{irreps_harmonics}'"
         )
+    given = {"x": x, "harmonics": harmonics, "weights": weights}
+    check_one_type("channelwise_tensor_product", given)
     run = registry.dispatch("channelwise_tensor_product", x)
     result: Tensor = run(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)

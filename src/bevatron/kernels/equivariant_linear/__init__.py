@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.one_type import check_one_type
 
 __all__ = ["equivariant_linear"]
 
@@ -54,7 +55,7 @@ def equivariant_linear(
     Raises
     ------
     ValueError
-        If a shape does not fit the others.
+        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------
@@ -75,6 +76,7 @@ def equivariant_linear(
             f"equivariant_linear: {[len(weight) for weight in weights]} channels cannot be in "
             f"{blocks} equal blocks"
         )
+    check_one_type("equivariant_linear", {"x": x, "weights": weights})
     run = registry.dispatch("equivariant_linear", x)
     result: Tensor = run(x, list(weights), blocks, scale)
     return result

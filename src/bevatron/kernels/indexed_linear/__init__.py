@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.one_type import check_one_type
 
 registry.register(
     "indexed_linear", "reference", "bevatron.kernels.indexed_linear.reference:indexed_linear"
@@ -49,7 +50,7 @@ def indexed_linear(
     Raises
     ------
     ValueError
-        If a shape does not fit the others.
+        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------
@@ -74,6 +75,7 @@ def indexed_linear(
             f"indexed_linear: the order is of {order.num_elements} elements, the weights of "
             f"{weights.shape[0]}"
         )
+    check_one_type("indexed_linear", {"x": x, "weights": weights})
     run = registry.dispatch("indexed_linear", x)
     result: Tensor = run(x, weights, order, scale)
     return result

@@ -10,6 +10,7 @@ from bevatron.kernels.channelwise_tensor_product import (
     only_32_and_64_bit,
     path_table,
 )
+from bevatron.kernels.one_type import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "radial_tensor_product"]
@@ -60,7 +61,7 @@ def radial_tensor_product(
     ConfigError
         If the irreps cannot be read or the harmonics hold several copies of a degree.
     ValueError
-        If a shape does not go with the irreps.
+        If a shape does not go with the irreps, or the types are not one.
 
     Examples
     --------
@@ -83,6 +84,8 @@ def radial_tensor_product(
             raise ValueError(
                 f"radial_tensor_product: {name} has shape {tuple(tensor.shape)}, expected {shape}"
             )
+    given = {"x": x, "harmonics": harmonics, "hidden": hidden, "last_weight": last_weight}
+    check_one_type("radial_tensor_product", given)
     run = registry.dispatch("radial_tensor_product", x)
     result: Tensor = run(
         x,

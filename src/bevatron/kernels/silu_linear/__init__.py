@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.one_type import check_one_type
 
 __all__ = ["silu_linear"]
 
@@ -31,7 +32,7 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
     Raises
     ------
     ValueError
-        If the shapes do not go together.
+        If the shapes do not go together, or the types are not one.
 
     Examples
     --------
@@ -43,5 +44,6 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
         raise ValueError(
             f"silu_linear: {tuple(x.shape)} do not go with a weight {tuple(weight.shape)}"
         )
+    check_one_type("silu_linear", {"x": x, "weight": weight})
     result: Tensor = registry.dispatch("silu_linear", x)(x, weight)
     return result

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.one_type import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 
@@ -70,7 +71,7 @@ def symmetric_contraction(
     ConfigError
         If the coefficients would be too large.
     ValueError
-        If a shape does not fit the others.
+        If a shape does not fit the others, or the types are not one.
 
     Examples
     --------
@@ -110,6 +111,8 @@ def symmetric_contraction(
             "symmetric_contraction: the weights, and the order of elements if it is given, are of "
             f"{', '.join(map(str, sorted(num_elements)))} elements; all must be of as many"
         )
+    of_all = [weight for of_degree in ordered for weight in of_degree]
+    check_one_type("symmetric_contraction", {"a": a, "weights": of_all})
     run = registry.dispatch("symmetric_contraction", a)
     result: Tensor = run(a, ordered, elements, tuple(couplings), as_layout(layout))
     return result

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bevatron.train.plots.style import FAINT, HEAT, INK, PALETTE, Values, colours, new_axes, say
 
@@ -92,6 +93,8 @@ def _error_histogram(ax: Axes, errors: npt.NDArray[Any], unit: str) -> None:
     bins = np.linspace(-bound, bound, 41 if len(errors) >= 200 else 21).tolist()
     share = np.full(len(errors), 1 / len(errors))
     ax.hist(np.clip(errors, -bound, bound), bins=bins, weights=share, color=PALETTE[0], alpha=0.85)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.margins(y=0.4)  # the figures stand above the bars
     ax.axvline(0, color=INK, linewidth=0.8)
     mae, rmse = np.mean(np.abs(errors)), np.sqrt(np.mean(errors**2))
     rows = {"MAE": mae, "RMSE": rmse, "max": np.abs(errors).max()}
@@ -104,7 +107,6 @@ def _error_histogram(ax: Axes, errors: npt.NDArray[Any], unit: str) -> None:
         va="top",
         fontsize=8.5,
         family="DejaVu Sans Mono",
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
     )
 
 

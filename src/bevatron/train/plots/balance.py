@@ -8,7 +8,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bevatron.train.plots.style import HEAT, Values, colours, new_axes
+from bevatron.train.plots.style import HEAT, LEGEND_COLUMNS, Values, colours, legend_below, new_axes
 
 
 def batch_balance(
@@ -31,7 +31,7 @@ def batch_balance(
     plans = {name: np.atleast_2d(np.asarray(value, dtype=float)) for name, value in costs.items()}
     top = max([capacity or 0.0, *(plan.max(initial=0.0) for plan in plans.values())]) or 1.0
     heights = [1.0] * len(plans) + [1.15]
-    with new_axes(8.6, 1.5 * len(plans) + 2.4, len(plans) + 1, 1, height_ratios=heights) as (
+    with new_axes(8.6, 1.5 * len(plans) + 2.7, len(plans) + 1, 1, height_ratios=heights) as (
         fig,
         axes,
     ):
@@ -77,4 +77,4 @@ def _waiting(ax: Axes, plans: Mapping[str, npt.NDArray[Any]]) -> None:
         ylabel="largest / mean",
     )
     ax.set_ylim(bottom=1 - 0.02 * (ax.get_ylim()[1] - 1))
-    ax.legend()
+    legend_below(ax, LEGEND_COLUMNS)

@@ -9,7 +9,17 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bevatron.train.plots.style import FAINT, INK, PALETTE, Values, colours, new_axes, say
+from bevatron.train.plots.style import (
+    FAINT,
+    INK,
+    LEGEND_COLUMNS,
+    PALETTE,
+    Values,
+    colours,
+    legend_below,
+    new_axes,
+    say,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,8 @@ def histogram(
     """
     counted = {name: _counted(values) for name, values in series.items()}
     everything = np.concatenate([np.empty(0), *(values for values, _ in counted.values())])
-    with new_axes(7.2, 3.4) as (figure, axes):
+    names = -(-len(series) // LEGEND_COLUMNS) if len(series) > 1 else 0
+    with new_axes(7.2, 3.4 + 0.22 * names) as (figure, axes):
         ax = axes[0, 0]
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if len(everything) == 0:
@@ -50,7 +61,7 @@ def histogram(
             ax.hist(values, histtype="stepfilled", alpha=0.22, **options)
             ax.hist(values, histtype="step", linewidth=1.6, label=name, **options)
         if len(counted) > 1:
-            ax.legend(fontsize=8.5)
+            legend_below(ax, LEGEND_COLUMNS)
     return figure
 
 

@@ -16,12 +16,17 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from bevatron.train.plots.style import FAINT, PALETTE, Values, colours, new_axes, say
+from bevatron.train.plots.style import (
+    FAINT,
+    LEGEND_COLUMNS,
+    PALETTE,
+    Values,
+    colours,
+    legend_below,
+    new_axes,
+    say,
+)
 
-LEGEND_WITHIN = 4
-"""Curves whose names still find room inside a panel; those of more stand below: once below all
-panels where these agree on them, otherwise below each."""
-LEGEND_COLUMNS = 3
 MARKERS = "osD"
 """By how often the palette has begun again."""
 
@@ -70,6 +75,9 @@ def curves(
 ) -> Figure:
     """Draw learning curves or any other lines, up to three panels in a row.
 
+    The names of several curves stand below, where they hide none: once below all panels if these
+    agree on them, otherwise below each.
+
     Parameters
     ----------
     panels
@@ -90,27 +98,27 @@ def curves(
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     most = max(len(panel.curves) for panel in panels)
-    below = most if most > LEGEND_WITHIN else 0
     common = _agree(panels)
-    lines = -(-below // LEGEND_COLUMNS) if common else rows * -(-below // 2)
-    height = 3.3 * rows + 0.22 * lines
+    names = 0 if most == 1 else -(-most // LEGEND_COLUMNS) if common else rows * -(-most // 2)
+    height = 3.3 * rows + 0.22 * names
     with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (
         figure,
         axes,
     ):
         for panel, ax in zip(panels, axes.flat, strict=False):
-            _draw_panel(ax, panel, xlabel, legend=not below)
+            _draw_panel(ax, panel, xlabel)
             if logarithmic_x:
                 _doubling(ax)
             for index, (place, words) in enumerate(events):
                 _mark(ax, place, words if ax is axes.flat[0] else "", index)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
-        if below and not common:
-            for ax in axes.flat[: len(panels)]:
-                ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
-        elif below:
+        if common and most > 1:
             _common_legend(figure, axes.flat[: len(panels)])
+        else:
+            for panel, ax in zip(panels, axes.flat, strict=False):
+                if len(panel.curves) > 1:
+                    legend_below(ax)
     return figure
 
 
@@ -131,7 +139,7 @@ def _common_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     figure.legend(found.values(), found.keys(), loc=place, ncols=min(len(found), LEGEND_COLUMNS))
 
 
-def _draw_panel(ax: Axes, panel: Panel, xlabel: str, *, legend: bool) -> None:
+def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
     smallest, longest, whole = np.inf, 0, True
     for number, (curve, colour) in enumerate(
         zip(panel.curves, colours(len(panel.curves)), strict=True)
@@ -154,9 +162,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str, *, legend: bool) -> None:
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
-    if legend and longest and len(panel.curves) > 1:
-        ax.legend(loc="best")
-    elif not longest:
+    if not longest:
         say(ax, "no values")
 
 

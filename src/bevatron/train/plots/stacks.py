@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import ScaledTranslation
 
-from bevatron.train.plots.style import FAINT, INK, colours, new_axes, say
+from bevatron.train.plots.style import FAINT, INK, colours, legend_below, new_axes, say
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ def stacks(panels: Sequence[Stacks], columns: int = 2) -> Figure:
     size = 6.2 * columns, min(sum(heights), 40.0)
     with new_axes(*size, len(grid), columns, height_ratios=heights) as (figure, axes):
         for panel, ax in zip(panels, axes.flat, strict=False):
-            _draw(figure, ax, panel)
+            _draw(ax, panel)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
     return figure
 
 
-def _draw(figure: Figure, ax: Axes, panel: Stacks) -> None:
+def _draw(ax: Axes, panel: Stacks) -> None:
     ax.set(title=panel.title, xlabel=panel.xlabel)
     if not panel.rows:
         say(ax, "no values")
@@ -81,10 +80,7 @@ def _draw(figure: Figure, ax: Axes, panel: Stacks) -> None:
         for place, value in zip(places.tolist(), reached.tolist(), strict=True):
             ax.text(value, place, f" {value:.3g}", va="center", fontsize=8.5, color=INK)
     else:
-        below = ax.transAxes + ScaledTranslation(0, -0.45, figure.dpi_scale_trans)
-        ax.legend(
-            ncols=2, fontsize=8.5, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below
-        )
+        legend_below(ax)
     ax.set_yticks(places, panel.rows)
     ax.set(xlim=(0, largest * (1.14 if alone else 1.0)), ylim=(len(places) - 0.4, -0.6))
     ax.grid(visible=False, axis="y")

@@ -13,6 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.transforms import ScaledTranslation
+
+from bevatron.files import write_bytes_atomically
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B")
 """Okabe and Ito's colours; black and yellow left out, which print badly as thin lines."""
@@ -54,6 +57,9 @@ HEAT = LinearSegmentedColormap.from_list(
 )
 
 
+LEGEND_COLUMNS = 3
+"""Names beside each other below a figure."""
+
 Values = npt.ArrayLike
 
 
@@ -67,9 +73,9 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, making the folder if need be."""
+    """Write a figure as PNG, making the folder if need be; a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(png(figure))
+    write_bytes_atomically(path, png(figure))
     return path
 
 
@@ -89,6 +95,20 @@ def new_axes(
 def colours(number: int) -> list[str]:
     """Return colours for so many curves, from the beginning again after seven."""
     return [PALETTE[k % len(PALETTE)] for k in range(number)]
+
+
+def legend_below(ax: Axes, columns: int = 2) -> None:
+    """Put the names of what is drawn below the axes' label, where they hide nothing."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    inches = ScaledTranslation(0, -0.45, figure.dpi_scale_trans)
+    ax.legend(
+        ncols=columns,
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=ax.transAxes + inches,
+        borderaxespad=0.2,
+    )
 
 
 def say(ax: Axes, words: str) -> None:

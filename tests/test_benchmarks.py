@@ -1,0 +1,44 @@
+"""What the benchmarks compute from measured rows; the measuring itself needs GPUs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def scaling(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import scaling_gpus
+
+    yield scaling_gpus
+    sys.modules.pop("scaling_gpus")
+
+
+def row(gpus, rate, **more):
+    plain = {"scaling": "strong", "case": "balanced:auto", "copies": 1, "ms/step": 20.0}
+    return {**plain, "GPUs": gpus, "atoms/s": rate, "settled ms": 16.0, "median": 10.0, **more}
+
+
+def test_efficiencies_by_all_settled_and_median_steps(scaling):
+    one = row(1, 100, **{"ms/step": 10.0, "settled ms": 10.0})
+    two = row(2, 100)
+    scaling.with_ratios([one, two])
+    assert two["efficiency %"] == 50.0
+    assert two["efficiency settled %"] == 62.5
+    assert two["efficiency by medians %"] == 100.0
+
+
+def test_one_copy_on_one_gpu_begins_weak_scaling_too(scaling):
+    rows = [row(1, 100), row(1, 90, case="algorithm1:auto"), row(2, 180, scaling="weak", copies=2)]
+    found = scaling.weak_on_one(rows)
+    assert found == [{**rows[0], "scaling": "weak"}]
+    assert not scaling.weak_on_one([*rows, *found])
+
+
+def test_the_first_steps_of_every_epoch_have_not_settled(scaling):
+    late = scaling.settled_steps([1] * 12 + [2] * 11)
+    assert late.nonzero()[0].tolist() == [10, 11, 22]
+    assert scaling.settled_steps([1] * 5).all()

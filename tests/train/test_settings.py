@@ -1,0 +1,58 @@
+"""Settings out of range are refused in one form: the key, what was expected, what was found."""
+
+import pytest
+
+from bevatron.config import from_dict
+from bevatron.errors import ConfigError
+from bevatron.train.settings import Settings
+
+WRONG = [
+    ("optim.lr", 0.0, "a number above 0"),
+    ("optim.weight_decay", -1.0, "0 or more"),
+    ("optim.betas", (0.9, 1.0), "two in [0, 1)"),
+    ("optim.eps", -1e-8, "0 or more"),
+    ("optim.clip", 0.0, "a number above 0"),
+    ("optim.accumulate", 0, "1 or more"),
+    ("optim.ema", 1.0, "a number in (0, 1)"),
+    ("schedule.gamma", 0.0, "a number in (0, 1]"),
+    ("schedule.factor", 1.0, "a number in (0, 1)"),
+    ("schedule.patience", -1, "0 or more"),
+    ("schedule.threshold", -0.1, "0 or more"),
+    ("schedule.lr_min", -0.1, "0 or more"),
+    ("schedule.warmup_steps", -1, "0 or more"),
+    ("schedule.warmup_epochs", -0.5, "0 or more"),
+    ("schedule.stage_two_lr", 0.0, "a number above 0"),
+    ("schedule.stage_two_start", -1, "an epoch from 0"),
+    ("batch.capacity", 0, "more than 0 atoms"),
+    ("batch.capacity", {}, "a number of atoms"),
+    ("batch.size", 0, "1 or more"),
+    ("loader.workers", -1, "0 or more"),
+    ("loader.window", 0, "1 or more"),
+    ("loader.prefetch", 0, "1 or more"),
+    ("loader.sample_timeout", 0.0, "more than 0 seconds"),
+    ("checkpoint.every_steps", 0, "more than 0"),
+    ("checkpoint.every_minutes", 0.0, "more than 0"),
+    ("checkpoint.keep", 0, "1 or more"),
+    ("checkpoint.best_seconds", -1.0, "0 or more"),
+    ("train.epochs", -1, "0 or more"),
+    ("train.seed", -1, "a whole number from 0 to 2^63"),
+    ("train.evaluate_every", 0, "1 or more"),
+    ("train.patience", 0, "1 or more"),
+    ("train.threads", 0, "1 or more"),
+    ("train.collect_every", 0, "1 or more"),
+    ("train.explode_factor", 1.0, "more than 1"),
+    ("train.timeout_minutes", 0.0, "more than 0"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), WRONG, ids=[key for key, *_ in WRONG])
+def test_a_value_out_of_range_is_named_with_what_was_expected(key, value, expected):
+    group, name = key.split(".")
+    with pytest.raises(ConfigError) as caught:
+        from_dict(Settings, {group: {name: value}})
+    assert str(caught.value) == f"{key}: expected {expected}, got {value}"
+
+
+def test_no_number_at_all_is_out_of_every_range():
+    with pytest.raises(ConfigError, match=r"^optim.lr: expected a number above 0, got nan$"):
+        from_dict(Settings, {"optim": {"lr": float("nan")}})
