@@ -6,12 +6,13 @@
 What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
 ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
 first ten (launched one by one). Shapes of batches may still be recorded at the begin of an epoch:
-"efficiency" counts every step (as run), "settled" leaves out the first ten of each epoch. A case
-is ``batching:kernels``; ``reference`` is plain PyTorch with every step launched one by one, which
-is how e3nn works, ``auto`` the fast kernels with captured steps. Batches of a fixed count hold as
-many structures as fill the capacity on average. Strong: the same data on all numbers of GPUs
-(plain PyTorch: one of ``--thin-reference`` structures); ``weak:batching:kernels``: one copy of the
-data for each GPU, on one GPU the same as strong.
+"efficiency" counts every step (as run; "recording s" is the part of all of them that went into
+that), "settled" leaves out the first ten of each epoch. A case is ``batching:kernels``;
+``reference`` is plain PyTorch with every step launched one by one, which is how e3nn works,
+``auto`` the fast kernels with captured steps. Batches of a fixed count hold as many structures as
+fill the capacity on average. Strong: the same data on all numbers of GPUs (plain PyTorch: one of
+``--thin-reference`` structures); ``weak:batching:kernels``: one copy of the data for each GPU, on
+one GPU the same as strong.
 
 The pictures show what Figures 6 (strong scaling), 7 (weak scaling) and 10 (what batching and
 kernels give, by themselves and together) of Firoz et al. (arXiv:2504.10700) show.
@@ -123,6 +124,7 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
     if epochs > 1:
         settled = seconds[settled_steps([record["epoch"] for record in steady])]
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
+    recording = sum(r["time"].get("recording", 0.0) for r in steady)
     atoms = int(run.sizes["atoms"].sum())
     batch = run.settings.batch
     cost = batch.cost_nodes * run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
@@ -149,6 +151,7 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         "settled ms": round(1e3 * float(settled.mean()), 2),
         "median": round(1e3 * float(np.median(seconds)), 2),
         "epoch s": round(epoch_seconds, 3),
+        "recording s": round(recording, 2),
         "atoms/s": round(atoms / epoch_seconds),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
         "slowest/mean": round(float(plan.imbalance), 3),

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from bevatron.cli import main
+from bevatron.train.run import FitResult
 
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
 CUTOFF = "3.0"
@@ -186,6 +187,13 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     for word in ("steps", "memory", "fill", "validation samples"):
         assert word in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_stopped_run_says_how_it_goes_on(train, tmp_path, monkeypatch, capsys):
+    stopped = FitResult(tmp_path, None, "SIGINT", 0, 1, {}, None, 0, 1.0)
+    monkeypatch.setattr("bevatron.recipes.training.fit", lambda run: stopped)
+    assert train("--output", tmp_path / "run") == 130
+    assert "--resume auto goes on" in capsys.readouterr().out
 
 
 def test_resume_must_auto_and_never(train, refused, structures, shelf, tmp_path):
@@ -425,8 +433,8 @@ MISTAKES = {
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
     "no model, option": (["predict", "no-model", "a", "b", "--mode", "3d"], "no such run or model"),
     "no model in": (["predict", ".", "a.xyz", "b.xyz"], "is not a model folder"),
+    "no model in, option": (["evaluate", ".", "a.csv", "--mode", "3d"], "is not a model folder"),
     "no store": (["inspect", "no-store"], "there is no such store"),
-    "no files": (["evaluate", "."], "expected at least one file"),
 }
 
 
@@ -434,6 +442,10 @@ MISTAKES = {
 def test_mistakes_are_told_in_one_sentence(case, refused):
     arguments, sentence = MISTAKES[case]
     assert re.search(sentence, refused(*arguments))
+
+
+def test_evaluate_without_files_asks_for_one(shelf, refused):
+    assert "expected at least one file" in refused("evaluate", shelf / "run")
 
 
 BAD_YAML = {

@@ -151,8 +151,9 @@ def test_old_heads_predict_as_before_beside_a_new_one(run, acac_store, converted
     )
     np.testing.assert_allclose(kept, old, rtol=0, atol=1e-6)
     assert {int(sample["head"]) for sample in samples_of(made)} == {1}
-    errors = evaluate_dataset(Potential(made.model, head=name), made.train).total
-    assert errors["energy_per_atom_rmse"] < 0.02
+    evaluation = evaluate_dataset(Potential(made.model, head=name), made.train)
+    assert evaluation.total["energy_per_atom_rmse"] < 0.02
+    assert list(evaluation.tables["head"]) == [name]
 
 
 def test_old_and_new_data_train_heads_of_their_own_in_one_run(run, acac_store, write):

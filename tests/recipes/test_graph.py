@@ -52,7 +52,7 @@ def test_a_run_learns_and_tells(trained):
     assert list(table) == ["train", "valid", "test", "all labelled"]
     assert table["test"]["accuracy"] > 0.7
     page = (run / "report.html").read_text()
-    assert "test accuracy" in page
+    assert "accuracy, test" in page
     assert "recall" in page
     assert {p.name for p in (run / "plots").iterdir()} == {"confusion.png", "learning_curves.png"}
     assert json.loads((run / "graph_options.json").read_text())["features"] == "rows"

@@ -81,6 +81,10 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
     data = load_molecules(MoleculeDataConfig(train=(store.path,), valid_size=1), Path("unused"))
     assert sorted(names(data.train) + names(data.valid)) == ["CCO", "[He]", "c1ccccc1"]
     assert data.targets == ("y",)
+    assert any(
+        line.startswith("1 molecules without any label are left out") and "m.csv, row 2" in line
+        for line in data.report
+    )
 
 
 def test_a_store_trains_batches(store):
@@ -132,6 +136,16 @@ def test_scaffolds_stay_together(many):
     assert not scaffolds[0] & scaffolds[2]
     assert not scaffolds[1] & scaffolds[2]
     assert len(data.train) + len(data.valid) + len(data.test) == len(MANY)
+
+
+def test_data_items_that_may_be_targets_are_named(tmp_path):
+    molecule = Chem.MolFromSmiles("CO")
+    molecule.SetProp("gap", "1.5")
+    with Chem.SDWriter(str(tmp_path / "m.sdf")) as file:
+        file.write(molecule)
+    config = MoleculeDataConfig(train=(tmp_path / "m.sdf",), prepare_workers=0)
+    with pytest.raises(DataError, match=r"m\.sdf: .*may name gap\); training needs a target"):
+        load_molecules(config, tmp_path / "prepared")
 
 
 def test_the_files_own_division_is_kept(tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bevatron.data.preparation import Preparation
+from bevatron.data.processes import own_cpus
 from bevatron.data.progress import progress as show_progress
 from bevatron.data.samples import Field
 from bevatron.data.shard_jobs import Advance, run_jobs
@@ -325,13 +326,6 @@ def place(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
     return rank, world
 
 
-def available_cpus() -> int:
-    """Count the CPUs that this process may use, a share of them under torchrun."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def _begin(
     reader: SampleReader,
     out: str | Path,
@@ -392,7 +386,7 @@ def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progres
 
 
 def _crew(workers: int | None, todo: Sequence[int]) -> int:
-    return min(available_cpus() if workers is None else workers, len(todo))
+    return min(own_cpus() if workers is None else workers, len(todo))
 
 
 def _begin_here(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:

@@ -1,8 +1,21 @@
-"""Starting worker processes without running the user's script again."""
+"""How many worker processes suit, and starting them without running the user's script again."""
 
+import os
 from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+
+def usable_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def own_cpus() -> int:
+    """Count the CPUs for this process among those that torchrun has started on this machine."""
+    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    return max(usable_cpus() // ranks, 1)
 
 
 def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:

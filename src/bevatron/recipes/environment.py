@@ -79,11 +79,12 @@ def _version(name: str) -> str | None:
 def _devices() -> Iterator[tuple[str, str]]:
     import torch
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    from bevatron.data.processes import usable_cpus
+
     memory = _memory_gib()
     yield (
         "cpu",
-        f"{cpus} usable cores, {torch.get_num_threads()} threads"
+        f"{usable_cpus()} usable cores, {torch.get_num_threads()} threads"
         + (f", {memory:.1f} GiB of memory" if memory else ""),
     )
     if torch.version.cuda is None and torch.version.hip is None:

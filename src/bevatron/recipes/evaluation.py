@@ -180,18 +180,25 @@ def evaluate_dataset(
         head=[heads[i] for i in head_index],
         **arrays,
     )
-    return summarise({name: torch.cat(values) for name, values in rows.items()}, predictions)
+    joined = {name: torch.cat(values) for name, values in rows.items()}
+    return summarise(joined, predictions, name_head=len(heads) > 1)
 
 
-def summarise(rows: Mapping[str, torch.Tensor], predictions: Predictions) -> Evaluation:
-    """Make tables of the errors of single structures (rows of `error_rows` by quantity)."""
+def summarise(
+    rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
+) -> Evaluation:
+    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+
+    With ``name_head`` there is a table by head even if all structures went to one: which, is not
+    what everybody expects of structures that name none.
+    """
     total = ErrorSums(list(rows))
     total.add(rows)
     tables: dict[str, Mapping[str, Errors]] = {}
     for kind in ("group", "file", "head"):
         labels = getattr(predictions, kind)
         groups = list(dict.fromkeys(labels))
-        if len(groups) > 1:
+        if len(groups) > 1 or (kind == "head" and name_head):
             index = np.array([groups.index(label) for label in labels], dtype=np.int64)
             tables[kind] = group_errors(rows, groups, index)
     elements = element_errors(predictions)

@@ -17,7 +17,7 @@ from bevatron.recipes.gpspp_targets import labels_of
 from bevatron.recipes.molecules import MoleculeData, molecule_sizes
 from bevatron.train import plots
 from bevatron.train.evaluate import predict
-from bevatron.train.journal import read_journal
+from bevatron.train.journal import column, epochs_of, read_journal
 from bevatron.train.plots import Curve, Panel
 from bevatron.train.report import Cell, Report
 from bevatron.train.run import FitResult
@@ -188,20 +188,13 @@ def _curves(
     targets: Sequence[Target],
     modes: Sequence[Mode],
 ) -> None:
-    last = {record["epoch"]: record for record in records if record.get("kind") == "epoch"}
-    epochs = list(last.values())
+    epochs = epochs_of(records)
     if not epochs:
         return
-    x = [record["epoch"] + 1 for record in epochs]
+    x = column(epochs, "epoch") + 1
 
-    def values(*keys: str) -> list[float]:
-        found = []
-        for record in epochs:
-            value: Any = record
-            for key in keys:
-                value = value.get(key) if isinstance(value, Mapping) else None
-            found.append(np.nan if value is None else float(value))
-        return found
+    def values(*keys: str) -> FloatArray:
+        return column(epochs, *keys)
 
     terms = sorted({name for record in epochs for name in record.get("terms", {})})
     panels = [

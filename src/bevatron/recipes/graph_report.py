@@ -17,7 +17,7 @@ from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph_data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
-from bevatron.train.journal import read_journal
+from bevatron.train.journal import column, epochs_of, read_journal
 from bevatron.train.plots import Curve, Panel, curves
 from bevatron.train.plots.style import HEAT, new_axes
 from bevatron.train.precision import dtype_of
@@ -27,6 +27,9 @@ from bevatron.train.settings import Settings
 from bevatron.typing import IntArray
 
 MOST_CLASSES_DRAWN = 40
+
+WORDS = {"train": "training", "valid": "validation", "test": "test"}
+"""Role of vertices -> its name in a report."""
 
 
 @dataclass(frozen=True)
@@ -102,20 +105,23 @@ def report_of_run(
     report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
     report.section("Result").highlights(
         {
-            **{f"{chosen} {name}": value for name, value in metrics.get(chosen, {}).items()},
+            **{
+                f"{name.replace('_', ' ')}, {WORDS[chosen]}": value
+                for name, value in metrics.get(chosen, {}).items()
+            },
             "epochs": result.epochs,
             "best epoch": result.best_epoch + 1 if result.best is not None else None,
             "parameters": sum(p.numel() for p in model.parameters()),
         }
     )
     names = list(dict.fromkeys(name for each in metrics.values() for name in each))
-    rows = [[role, *(each.get(name) for name in names)] for role, each in metrics.items()]
+    rows = [[WORDS[role], *(each.get(name) for name in names)] for role, each in metrics.items()]
     report.table(["part", *names], rows)
     _learning_curves(report, records)
     if data.questions == "classes" and chosen in measured:
         _classes(report, measured[chosen].confused, chosen)
     report.section("Data").details("What was found in the files", "\n".join(data.report))
-    report.section("How it was made").config(config).versions(("bevatron", "torch", "numpy"))
+    report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")
 
 
@@ -146,28 +152,21 @@ def _measure(
 
 def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> None:
     """Draw loss and accuracy over epochs."""
-    epochs = [record for record in records if record.get("kind") == "epoch"]
+    epochs = epochs_of(records)
     if not epochs:
         return
-    number = [record["epoch"] + 1 for record in epochs]
-
-    def values(group: str, name: str) -> list[float]:
-        found = [(record.get(group) or {}).get(name) for record in epochs]
-        return [np.nan if value is None else value for value in found]
-
-    training = [record.get("loss") for record in epochs]
-    drawn = [np.nan if value is None else value for value in training]
+    x = column(epochs, "epoch") + 1
     losses = (
-        Curve("training (with dropout)", number, drawn),
-        Curve("validation", number, values("valid", "loss")),
+        Curve("training (with dropout)", x, column(epochs, "loss")),
+        Curve("validation", x, column(epochs, "valid", "loss")),
     )
     panels = [Panel("Loss", "cross entropy", losses)]
     for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC")):
-        found = values("valid", name)
+        found = column(epochs, "valid", name)
         if not np.isnan(found).all():
-            panel = Panel(title, name.replace("_", " "), (Curve("validation", number, found),))
-            panels.append(Panel(panel.title, panel.ylabel, panel.curves, logarithmic=False))
-    report.section("Learning").figure(curves(panels), "Over the epochs.", "learning_curves")
+            lines = (Curve("validation", x, found),)
+            panels.append(Panel(title, f"validation {title}", lines, logarithmic=False))
+    report.section("Learning curves").figure(curves(panels), "", "learning_curves")
 
 
 def _classes(report: Report, confused: IntArray, role: str) -> None:
@@ -181,7 +180,7 @@ def _classes(report: Report, confused: IntArray, role: str) -> None:
         for c in range(len(confused))
     ]
     report.section("Classes").table(
-        ["class", "vertices", "recall", "precision"], rows, f"On the {role} vertices."
+        ["class", "vertices", "recall", "precision"], rows, f"On the {WORDS[role]} vertices."
     )
     if len(confused) <= MOST_CLASSES_DRAWN:
         words = "Share of the vertices of each class (row) that are taken for which (column)."
@@ -201,7 +200,7 @@ def confusion(counts: IntArray) -> Figure:
         ax = axes[0, 0]
         image = ax.imshow(shares, cmap=HEAT, vmin=0, vmax=1)
         ax.grid(visible=False)
-        ax.set(xlabel="said", ylabel="true", title="Classes")
+        ax.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
         ax.set_xticks(range(size))
         ax.set_yticks(range(size))
         if size <= 15:

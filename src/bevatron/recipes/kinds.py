@@ -20,8 +20,8 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     Raises
     ------
     CheckpointError
-        If the first argument is no option and nothing has that name: which options there are
-        depends on the model, so the command would complain of one of them instead.
+        If the first argument is no option and no file or folder with a model has that name: which
+        options there are depends on the model, so the command would complain of one instead.
 
     Examples
     --------
@@ -32,8 +32,11 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
         for folder in (Path(argument), Path(argument) / "best"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 return str(json.loads((folder / MODEL_FILE).read_text())["kind"])
-    if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).exists():
-        raise CheckpointError(f"{arguments[0]}: there is no such run or model folder")
+    if arguments and not arguments[0].startswith("-"):
+        if not Path(arguments[0]).exists():
+            raise CheckpointError(f"{arguments[0]}: there is no such run or model folder")
+        if Path(arguments[0]).is_dir():
+            raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from bevatron.models.mace import (
 )
 from bevatron.models.mace.storage import KIND
 from bevatron.recipes.finetuning import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.frozen import freeze
 from bevatron.recipes.potential import trained_model
 from bevatron.recipes.step_cost import StepMeter, capacity_of_run
 from bevatron.recipes.structures import (
@@ -183,7 +183,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     for dataset, what in ((data.valid, "validation"), (data.test, "test")):
         check_elements(dataset, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
-    _freeze(model, config.finetune.frozen)
+    freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)
     task = MaceTask(config.loss, model.config.heads)
     config = _with_capacity(config, model, task, train)
@@ -343,22 +343,6 @@ def _check_labels(config: MaceRun, data: StructureData) -> None:
 def _any_stress(train: Dataset) -> bool:
     """Whether any structure has a label for stress."""
     return any(not np.isnan(train[i]["stress"]).any() for i in range(len(train)))
-
-
-def _freeze(model: MACE, patterns: tuple[str, ...]) -> None:
-    """Stop the training of parameters whose names match."""
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ConfigError(
-                f"finetune.frozen: no parameter matches '{pattern}' (there are: "
-                f"{', '.join(sorted({name.split('.')[0] for name in names}))}.*)"
-            )
-    for name, parameter in model.named_parameters():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-            parameter.requires_grad = False
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError("finetune.frozen: all parameters are frozen, nothing would be learnt")
 
 
 def _monitor(config: MaceRun, data: StructureData) -> str:

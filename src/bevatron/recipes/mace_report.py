@@ -20,7 +20,6 @@ from bevatron.recipes.evaluation import Evaluation, evaluate_dataset
 from bevatron.recipes.mace_report_errors import headline, show_data, show_errors, show_parity
 from bevatron.recipes.mace_report_training import (
     events_in_words,
-    last_of_each,
     show_balance,
     show_learning_curves,
     show_timing,
@@ -28,7 +27,7 @@ from bevatron.recipes.mace_report_training import (
 from bevatron.recipes.potential import Potential
 from bevatron.recipes.structures import StructureData, batch_sizes, isolated_atoms
 from bevatron.train.epochs import pack_samples
-from bevatron.train.journal import read_journal
+from bevatron.train.journal import epochs_of, read_journal
 from bevatron.train.report import Cell, Report
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
@@ -142,7 +141,7 @@ def write_report(
         report.html
     """
     records = list(read_journal(folder / "metrics.jsonl"))
-    epochs = last_of_each([record for record in records if record["kind"] == "epoch"])
+    epochs = epochs_of(records)
     config = read_config(folder)
     report = Report(f"MACE: {folder.resolve().name}", str(folder), figures=folder / "plots")
     first = next(iter(evaluations.items()), None)

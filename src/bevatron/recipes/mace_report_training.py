@@ -7,18 +7,14 @@ import numpy as np
 
 from bevatron.data.packing import Plan
 from bevatron.train import plots
+from bevatron.train.journal import column
 from bevatron.train.plots import Curve, Panel
 from bevatron.train.report import Report
 from bevatron.train.settings import BatchConfig
 from bevatron.typing import FloatArray
 
-Record = dict[str, Any]
+Record = Mapping[str, Any]
 """A line of metrics.jsonl."""
-
-
-def last_of_each(epochs: Sequence[Record]) -> list[Record]:
-    """Keep the last record of every epoch: a resumed run repeats some."""
-    return list({record["epoch"]: record for record in epochs}.values())
 
 
 def events_in_words(records: Sequence[Record]) -> Iterator[str]:
@@ -44,8 +40,7 @@ def show_learning_curves(
     x = [record["epoch"] + 1 for record in epochs]
 
     def values(*keys: str, factor: float = 1.0) -> FloatArray:
-        found = [_value(record, keys) for record in epochs]
-        return factor * np.array([np.nan if v is None else v for v in found], dtype=np.float64)
+        return factor * column(epochs, *keys)
 
     loss = [Curve("training", x, values("loss")), Curve("validation", x, values("valid", "loss"))]
     panels = [Panel("Loss", "loss", _shown(loss))]
@@ -81,13 +76,6 @@ def show_learning_curves(
 
 def _shown(curves: Sequence[Curve]) -> list[Curve]:
     return [curve for curve in curves if np.isfinite(np.asarray(curve.y, dtype=float)).any()]
-
-
-def _value(record: Record, keys: Sequence[str]) -> float | None:
-    value: Any = record
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return None if value is None else float(value)
 
 
 def _events(records: Sequence[Record], config: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
@@ -133,13 +121,10 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig | None) -> None:
 
 def show_timing(report: Report, epochs: Sequence[Record]) -> None:
     """Show where the time of each epoch went."""
-    seconds = np.array([record["time"]["seconds"] for record in epochs])
-    waited = seconds * np.array([record["time"]["wait_share"] for record in epochs])
-    validation = np.array([record["time"]["validation_seconds"] for record in epochs])
-    atoms = np.array([record["time"].get("atoms_per_s", np.nan) for record in epochs], dtype=float)
-    graphs = np.array(
-        [record["time"].get("graphs_per_s", np.nan) for record in epochs], dtype=float
-    )
+    seconds = column(epochs, "time", "seconds")
+    waited = seconds * column(epochs, "time", "wait_share")
+    validation = column(epochs, "time", "validation_seconds")
+    atoms, graphs = column(epochs, "time", "atoms_per_s"), column(epochs, "time", "graphs_per_s")
     report.table(
         ("", "seconds", "share (%)"),
         [

@@ -168,6 +168,7 @@ def load_molecules(
         config.train_size,
         report,
     )
+    report += _without_label(train, np.concatenate([parts["train"], *division.values()]))
     datasets = {role: Subset(train, rows) for role, rows in division.items() if len(rows)}
     for role in ("valid", "test"):
         data = whole[role]
@@ -240,9 +241,10 @@ def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
                 f"{', '.join(named[0][1])}; name the same for all"
             )
     if not named[0][1]:
+        found = "; ".join(stores[0].manifest.get("report", ())) or str(named[0][0])
         raise DataError(
-            f"{named[0][0]}: has no targets to train on; name them by data.columns.targets (if it "
-            f"is a store, by columns.targets when it is prepared)"
+            f"{found}; training needs a target, name it by data.columns.targets (of a store by "
+            "--columns.targets when it is prepared)"
         )
     return named[0][1]
 
@@ -251,6 +253,15 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
     if not stores:
         return None
     return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
+    """Say how many molecules are left out because no target has a label for them."""
+    left = np.setdiff1d(np.flatnonzero(dataset.lengths("atom_features") > 0), taken)
+    if not len(left):
+        return []
+    first = dataset.describe(int(left[0]))
+    return [f"{len(left)} molecules without any label are left out (the first: {first})"]
 
 
 def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from bevatron.data.samples import StructureBatch, collate_structures
-from bevatron.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
-from bevatron.models.common.model_folder import MODEL_FILE
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, load_model
 from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.kinds import newest_model
 from bevatron.train.captured_inference import CapturedInference, Outputs, obstacle
 from bevatron.train.cuda_graphs import NotRecordableError
 from bevatron.typing import Arrays
@@ -204,15 +204,9 @@ def trained_model(path: Path | str) -> MACE:
     CheckpointError
         If there is none, or a file is given, which has to be converted first.
     """
-    path = Path(path)
-    if path.is_file():
-        raise CheckpointError(
-            f"{path}: is a file, expected a run or a model folder; "
-            f"`bevatron convert mace-torch {path} FOLDER --trust` makes one of a mace-torch model"
-        )
-    best = path / "best"
-    unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
-    return load_model(best if unfinished else path)
+    convert = f"bevatron convert mace-torch {path} FOLDER --trust"
+    hint = f"; `{convert}` makes one of a mace-torch model"
+    return load_model(newest_model(Path(path), hint))
 
 
 def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arrays]]:

@@ -11,7 +11,7 @@ from bevatron.errors import CheckpointError, ConfigError
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import RECIPES, recipe
 from bevatron.train.loop import fit
-from bevatron.train.run import Run, describe
+from bevatron.train.run import FitResult, Run, describe
 
 
 def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
@@ -79,8 +79,8 @@ def start(
         _print_description(run)
         return 0
     result = fit(run)
-    if result.finished is not None and ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result.folder)
+    if ranks_from_environment(os.environ)[0] == 0:
+        _print_what_next(result)
     return result.exit_code
 
 
@@ -93,8 +93,12 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _print_what_next(folder: Path) -> None:
-    """Print where the report is and which commands use the model."""
+def _print_what_next(result: FitResult) -> None:
+    """Print where the report is and which commands use the model, or how a stopped run goes on."""
+    folder = result.folder
+    if result.finished is None:
+        print("the same command with --resume auto goes on")  # noqa: T201
+        return
     if (folder / "report.html").is_file():
         print(f"report: {folder / 'report.html'}")  # noqa: T201
     print(  # noqa: T201

@@ -7,12 +7,15 @@ and resumed run equals that of an uninterrupted one.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bevatron.errors import CheckpointError
 from bevatron.files import explained
+from bevatron.typing import FloatArray
 
 
 class Journal:
@@ -69,6 +72,28 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def epochs_of(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the record of every epoch, in order; of one that stands twice the last."""
+    return list({r["epoch"]: r for r in records if r.get("kind") == "epoch"}.values())
+
+
+def column(records: Iterable[Mapping[str, Any]], *keys: str) -> FloatArray:
+    """Return one figure of every record, [n]; NaN where it is missing.
+
+    Examples
+    --------
+    >>> column([{"valid": {"mae": 0.5}}, {"valid": {}}, {"valid": {"mae": None}}], "valid", "mae")
+    array([0.5, nan, nan])
+    """
+    found = []
+    for record in records:
+        value: Any = record
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found.append(np.nan if value is None else float(value))
+    return np.array(found, dtype=np.float64)
 
 
 def _finite(value: Any) -> Any:

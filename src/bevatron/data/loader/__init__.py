@@ -1,6 +1,5 @@
 """Batches of a plan, made ahead of time by worker processes."""
 
-import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from bevatron.data.loader.worker import (
     failure_of,
     make_batch,
 )
+from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
@@ -227,9 +227,4 @@ def default_workers() -> int:
 
     One CPU is left to the training process; at most 16.
     """
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cpus = os.cpu_count() or 1
-    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    return max(min(cpus // ranks - 1, 16), 1)
+    return max(min(own_cpus() - 1, 16), 1)

@@ -15,24 +15,15 @@ def accumulator(tensor: torch.Tensor) -> tl.dtype:
 
 
 @triton.jit
-def load_parts(row, start, length, slot, first, count, R: tl.constexpr):
-    """Load this program's parts of rows: row, first entry, length, slot, and whether they are."""
-    part = first + tl.program_id(0) * R + tl.arange(0, R)
-    live = part < first + count
-    return (
-        tl.load(row + part, mask=live, other=0).to(tl.int64),
-        tl.load(start + part, mask=live, other=0),
-        tl.load(length + part, mask=live, other=0),
-        tl.load(slot + part, mask=live, other=-1).to(tl.int64),
-        live,
-    )
+def load_parts(row, start, length, slot, first, count, R: tl.constexpr, DEAL: tl.constexpr = False):
+    """Load this program's parts of rows: row, first entry, length, slot, and whether they are.
 
-
-@triton.jit
-def load_lanes(row, start, length, slot, first, count, R: tl.constexpr, DEAL: tl.constexpr):
-    """Load as `load_parts`, or one part R times: lane r takes its entries r, r + R, ..."""
-    lane = tl.arange(0, R)
-    part = first + tl.program_id(0) + lane * 0 if DEAL else first + tl.program_id(0) * R + lane
+    Dealt out it is one part R times: lane r takes its entries r, r + R, ...
+    """
+    if DEAL:
+        part = first + tl.program_id(0) + tl.arange(0, R) * 0
+    else:
+        part = first + tl.program_id(0) * R + tl.arange(0, R)
     live = part < first + count
     return (
         tl.load(row + part, mask=live, other=0).to(tl.int64),

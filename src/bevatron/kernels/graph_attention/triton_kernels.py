@@ -21,7 +21,6 @@ from bevatron.kernels.csr.triton_parts import (
     head_key,
     is_kept,
     load_index,
-    load_lanes,
     load_parts,
     places_of,
 )
@@ -92,7 +91,7 @@ def forward_kernel(  # noqa: C901, PLR0912, PLR0915  a kernel is one piece
 ):  # fmt: skip
     """Score, softmax and sum in one pass over the entries of some rows."""
     head, c = channels_of(BLOCK_C, SLICES)
-    row, start, length, slot, live = load_lanes(
+    row, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R, DEAL
     )
     mine = tl.load(row_score + row * H + head, mask=live, other=0.0).to(ACC)
@@ -277,7 +276,7 @@ def backward_kernel(  # noqa: PLR0915  a kernel is one piece
 ):  # fmt: skip
     """Gather gradients of rows into some columns; no scalar product of an entry is needed."""
     head, c = channels_of(BLOCK_C, SLICES)
-    col, start, length, slot, live = load_lanes(
+    col, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R, DEAL
     )
     mine = tl.load(col_score + col * H + head, mask=live, other=0.0).to(ACC)
