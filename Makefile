@@ -48,7 +48,8 @@ imports: $(VENV)/.test-ready
 
 # One thread a test process: the workers of pytest-xdist share the cores.
 tests: $(VENV)/.test-ready
-	@OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	@OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+		--durations 20 --durations-min 10
 
 parity: $(VENV)/.test-ready
 	@$(BIN)/python tools/parity_mace.py

@@ -189,6 +189,13 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_what_the_data_decide_is_not_told_as_it_was_before_them(shelf):
+    kept = yaml.safe_load((shelf / "run" / "config.yaml").read_text())
+    assert kept["model"]["num_channels"] == 4
+    assert not {"avg_num_neighbors", "scale", "atomic_numbers"} & kept["model"].keys()
+    assert json.loads((shelf / "run" / "model.json").read_text())["config"]["avg_num_neighbors"] > 1
+
+
 def test_a_stopped_run_says_how_it_goes_on(train, tmp_path, monkeypatch, capsys):
     stopped = FitResult(tmp_path, None, "SIGINT", 0, 1, {}, None, 0, 1.0)
     monkeypatch.setattr("bevatron.recipes.training.fit", lambda run: stopped)

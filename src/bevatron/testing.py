@@ -64,6 +64,15 @@ def assert_close(
     Where all of ``expected`` is smaller than 1e-30 the error is absolute. Infinities and NaN must
     stand in the same places.
 
+    Parameters
+    ----------
+    actual, expected
+        Of one shape, on any device.
+    tolerance
+        Largest error, as a share of the largest magnitude of ``expected``.
+    name
+        For the message.
+
     Raises
     ------
     AssertionError

@@ -145,17 +145,18 @@ def test_names_stand_once_below_the_panels_where_these_agree_on_them():
 
 
 @pytest.mark.parametrize(
-    "figure",
+    "draw",
     [
-        plots.curves([panel_of(3), panel_of(3)]),
-        plots.curves([panel_of(6), panel_of(3, first=1)]),
-        plots.histogram({name: RNG.normal(size=50) for name in "abc"}, "energy (eV)"),
-        plots.batch_balance({name: RNG.uniform(size=(9, 4)) for name in ("ours", "theirs")}),
-        plots.stacks([plots.Stacks("GPU", "share", ["0"], {"busy": [0.9], "idle": [0.1]})], 1),
+        lambda: plots.curves([panel_of(3), panel_of(3)]),
+        lambda: plots.curves([panel_of(6), panel_of(3, first=1)]),
+        lambda: plots.histogram({name: RNG.normal(size=50) for name in "abc"}, "energy (eV)"),
+        lambda: plots.batch_balance({name: RNG.uniform(size=(9, 4)) for name in ("a", "b")}),
+        lambda: plots.stacks([plots.Stacks("GPU", "share", ["0"], {"a": [0.9], "b": [0.1]})], 1),
     ],
     ids=["common", "apart", "histogram", "balance", "stacks"],
 )
-def test_legends_lie_on_no_axes_and_within_the_figure(figure):
+def test_legends_lie_on_no_axes_and_within_the_figure(draw):
+    figure = draw()
     figure.draw_without_rendering()
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
     boxes = [legend.get_window_extent() for legend in legends if legend is not None]

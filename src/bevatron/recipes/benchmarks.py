@@ -161,6 +161,11 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     Returns
     -------
     The measured steps with what the fit says of them, and lines on how to use it.
+
+    Raises
+    ------
+    ConfigError
+        If batches of ``most`` atoms or fewer are too few for a fit.
     """
     costs = _measured(meter, most, seconds_at_most=20.0)
     sizes = [cost.sizes["atoms"] for cost in costs]

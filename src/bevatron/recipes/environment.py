@@ -30,6 +30,8 @@ REQUIRED_PACKAGES = (
     "ase",
     "rich",
     "tyro",
+    "pyyaml",
+    "jaxtyping",
     "matplotlib",
 )
 

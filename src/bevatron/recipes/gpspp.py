@@ -211,7 +211,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         valid_sizes=None if data.valid is None else molecule_sizes(data.valid),
         folder=config.output,
         settings=settings,
-        config={"recipe": config.recipe, **to_dict(config)},
+        config={"recipe": config.recipe, **_as_set(config)},
         identity={
             "model": to_dict(model.config),
             "loss": to_dict(config.loss),
@@ -236,6 +236,13 @@ class _Saver:
 
     def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         model_folder.save_model(folder, KIND, to_dict(self.config), state)
+
+
+def _as_set(config: GpsppRun) -> dict[str, Any]:
+    """Give the configuration as it is kept: targets come from the data and are in model.json."""
+    values = to_dict(config)
+    del values["model"]["targets"]
+    return values
 
 
 def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:

@@ -51,6 +51,12 @@ from bevatron.train.settings import (
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """What the console tells of after an epoch, in eV and eV/Å."""
 
+FROM_DATA = (
+    *("atomic_numbers", "heads", "atomic_energies"),
+    *("avg_num_neighbors", "scale", "shift"),
+)
+"""What of the model the data decide, unless a configuration does."""
+
 SUSPECT_FORCE = 10.0
 """eV/Å; an RMS above is warned of. In kcal/mol/Å numbers are 23 times as large."""
 
@@ -179,7 +185,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         model = MACE(complete, torch.float64)
     else:
         model, rows = initialise(source, config.finetune, data, found)
-        notes += rows
+        fitted = {row.partition(":")[0] for row in rows if row.startswith("E0 of head")}
+        notes = [note for note in notes if note.partition(":")[0] not in fitted] + rows
     for dataset, what in ((data.valid, "validation"), (data.test, "test")):
         check_elements(dataset, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
@@ -197,7 +204,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         valid_sizes=None if data.valid is None else batch_sizes(data.valid),
         folder=config.output,
         settings=config.settings,
-        config={"recipe": config.recipe, **to_dict(config)},
+        config={"recipe": config.recipe, **_as_set(config)},
         identity={
             # First, so that other data are called so and not by the E0 that come of them.
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
@@ -212,6 +219,17 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         on_end=_report(config, data) if config.report else None,
         notes=notes,
     )
+
+
+def _as_set(config: MaceRun) -> dict[str, Any]:
+    """Give the configuration as it is kept: what the data decide is in model.json, not here."""
+    values, plain = to_dict(config), to_dict(MaceConfig())
+    values["model"] = {
+        name: value
+        for name, value in values["model"].items()
+        if name not in FROM_DATA or value != plain[name]
+    }
+    return values
 
 
 def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:

@@ -107,6 +107,25 @@ def relax_file(
     that the input has under common names (``REF_energy``, ``forces``) are left out: they belong to
     the structures before, and nobody shall train on them by mistake.
 
+    Parameters
+    ----------
+    model
+        A model, a model folder or a run.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    fmax : eV/Å
+        Converged once no atom feels more.
+    steps
+        At most.
+    cell
+        Relax the cells too.
+    head
+        Read-out of a model with several.
+    device, dtype
+        Where and in which precision to compute.
+
     Raises
     ------
     DataError

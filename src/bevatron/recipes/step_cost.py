@@ -241,7 +241,17 @@ def smallest_measured(meter: StepMeter, first: int = FIRST) -> int:
 def saturation(
     meter: StepMeter, first: int = FIRST, most: int = 65536, seconds_at_most: float = 60.0
 ) -> Iterator[StepCost]:
-    """Measure steps of growing batches until memory, ``most`` atoms or a step's time ends it."""
+    """Measure steps of growing batches until memory, ``most`` atoms or a step's time ends it.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    first, most
+        Atoms of the smallest and of the largest batch.
+    seconds_at_most
+        No batch is measured that eight steps of the one before would not fit into.
+    """
     capacity = smallest_measured(meter, first)
     while capacity <= most:
         try:
@@ -324,7 +334,27 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 
 
 def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
-    """Find the largest batches for which training needs no more than so many bytes."""
+    """Find the largest batches for which training needs no more than so many bytes.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    available
+        Bytes.
+    most
+        Atoms at most.
+
+    Returns
+    -------
+    dict
+        ``atoms`` and ``edges``, never less than the largest structure has.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
     atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
     largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}
     per_atom = float(edges.sum()) / max(float(atoms.sum()), 1.0)

@@ -206,7 +206,28 @@ def prepare_structures(
     workers: int | None = None,
     overwrite: bool = False,
 ) -> Store:
-    """Prepare files of structures: labels checked, neighbours within ``cutoff`` Å, one store."""
+    """Check the labels of structures and find their neighbours once, in parallel, into a store.
+
+    Parameters
+    ----------
+    files
+        What the readers of structures read.
+    out
+        Folder of the store.
+    cutoff : Å
+        Of the neighbours.
+    labels
+        Under which names the labels are found.
+    samples_per_shard, workers, overwrite
+        As in `bevatron.data.prepare.prepare`.
+
+    Raises
+    ------
+    ConfigError
+        For a cutoff that is no length.
+    DataError, StoreError
+        If a file holds what must not be trained on, or ``out`` holds something else.
+    """
     if not cutoff > 0:
         raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
     reader = open_reader([Path(file) for file in files], labels or LabelOptions())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bevatron.train.evaluate import Interrupted
-from bevatron.train.journal import read_journal
+from bevatron.train.journal import epochs_of, read_journal
 from bevatron.train.loop import Trainer, fit
 from bevatron.train.run import FitResult, Run
 
@@ -82,6 +82,11 @@ def fit_within(run: Run, budget: Budget) -> Timed:
         With a new folder.
     budget
         Time or epochs.
+
+    Raises
+    ------
+    ValueError
+        For a budget of neither.
     """
     if budget.seconds is None and budget.epochs is None:
         raise ValueError("a budget needs seconds or epochs")
@@ -91,12 +96,8 @@ def fit_within(run: Run, budget: Budget) -> Timed:
         return _TimedTrainer(budget, ends, *parts)
 
     result = fit(run, trainer)
-    records = {
-        record["epoch"]: record
-        for record in read_journal(run.folder / "metrics.jsonl")
-        if record["kind"] == "epoch"
-    }
-    curve = [{**record, "elapsed": ends[epoch]} for epoch, record in records.items()]
+    records = epochs_of(read_journal(run.folder / "metrics.jsonl"))
+    curve = [{**record, "elapsed": ends[record["epoch"]]} for record in records]
     return Timed(curve, result)
 
 

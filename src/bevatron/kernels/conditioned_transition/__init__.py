@@ -41,9 +41,10 @@ def conditioned_transition(
         n &= \sigma(W_s \bar s + b_s) \odot \operatorname{LayerNorm}(x) + W_t \bar s \\
         y &= \sigma(W_o s + b_o) \odot W_d \big( \operatorname{silu}(W_g n) \odot W_u n \big)
 
-    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. Of
-    all intermediate rows only the statistics of both norms are kept for the backward pass, four
-    float32 numbers per row: this is the largest memory of the diffusion module.
+    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. Kept
+    for the backward pass are the inputs, the statistics of both norms (four float32 numbers per
+    row) and the result, which must not be changed in place before; no intermediate rows: this is
+    the largest memory of the diffusion module.
 
     Parameters
     ----------

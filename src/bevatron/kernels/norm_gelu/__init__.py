@@ -85,7 +85,13 @@ def norm_gelu(
 
 
 def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
-    """Refuse vectors that are not as long as a row of ``x``."""
+    """Refuse vectors that are not as long as a row of ``x``.
+
+    Raises
+    ------
+    ValueError
+        Naming operator, vector and both shapes.
+    """
     for name, vector in vectors.items():
         if vector is not None and vector.shape != x.shape[-1:]:
             raise ValueError(
@@ -97,7 +103,22 @@ def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
 def check_rows(
     operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
 ) -> None:
-    """Refuse rows of segments that fit neither ``x`` nor the segments."""
+    """Refuse rows of segments that fit neither ``x`` nor the segments.
+
+    Parameters
+    ----------
+    operator
+        For the message.
+    x : [N, C]
+    rows : [S, C] of the type of ``x``, one of each segment; None = none
+    index : [N] the segment of each row of ``x``
+    ptr : [S + 1] where each segment begins
+
+    Raises
+    ------
+    ValueError
+        If only some of the three are given, or shape or type of ``rows`` is another.
+    """
     if len({rows is None, index is None, ptr is None}) > 1:
         raise ValueError(f"{operator}: rows of segments go with an index and a ptr")
     if rows is None or index is None or ptr is None:
