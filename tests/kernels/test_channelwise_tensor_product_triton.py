@@ -93,8 +93,32 @@ def test_result_and_derivatives_are_right_on_awkward_graphs(graph, dtype):
 
 @pytest.mark.parametrize("graph", GRAPHS[:1] + GRAPHS[4:], ids=lambda graph: graph.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_made_in_chunks_give_the_same(graph, dtype, small_chunks):
+@pytest.mark.parametrize("kept", [0, 4], ids=["none kept", "one chunk kept"])
+def test_weights_made_in_chunks_give_the_same(graph, dtype, kept, small_chunks, monkeypatch):
+    radial = module("radial_tensor_product.triton")
+    monkeypatch.setattr(radial, "KEPT_BYTES", kept * paths(*SMALL).num_weights * dtype.itemsize)
     check(SMALL, make(SMALL, graph, dtype, hidden=5))
+
+
+@pytest.mark.parametrize(("kept", "made"), [(0, 6), (4, 4), (8, 2)])
+def test_weights_that_are_kept_are_not_made_again(kept, made, small_chunks, monkeypatch):
+    """Five edges are two chunks: made for the result, its gradient and that gradient's."""
+    inputs = make(SMALL, TINY, hidden=3)
+    radial = module("radial_tensor_product.triton")
+    bytes_of_edge = paths(*SMALL).num_weights * inputs["x"].itemsize
+    monkeypatch.setattr(radial, "KEPT_BYTES", kept * bytes_of_edge)
+    expanded, expand = [], radial.Layer.expand
+    monkeypatch.setattr(
+        radial.Layer, "expand", lambda *given, **how: expanded.append(how) or expand(*given, **how)
+    )
+    call, _ = product(SMALL, inputs)
+    tensors = {k: v.requires_grad_() if k != "edges" else v for k, v in inputs.items()}
+    with kernels.use("triton"):
+        (by_x,) = torch.autograd.grad(call(**tensors).sum(), tensors["x"], create_graph=True)
+        torch.autograd.grad(by_x.square().sum(), tensors["harmonics"])
+        with torch.no_grad():
+            call(**tensors)
+    assert len(expanded) == made + 2  # without gradients nothing is kept
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -262,13 +286,15 @@ def test_operators_are_registered_as_torch_wants_them(hidden):
     index = launch.Index.of(edges, 4)
     if hidden:
         operators, index = module("radial_tensor_product.triton"), (*index[:2], *index[3:])
-        arguments = (*tensors, *index, irreps, 4)
+        given, arguments = (*tensors, *index), (*tensors, *index, irreps, 4, 0)
+        later = (*given, inputs["hidden"].new_empty(0, inputs["last_weight"].shape[1]), irreps, 4)
     else:
         operators = module("channelwise_tensor_product.triton")
-        arguments = (*tensors, *index, irreps)
-    gradient = torch.randn_like(operators._forward(*arguments)).requires_grad_()
+        arguments = later = (*tensors, *index, irreps)
+    result = operators._forward(*arguments)
+    gradient = torch.randn_like(result[0] if hidden else result).requires_grad_()
     torch.library.opcheck(operators._forward, arguments)
-    torch.library.opcheck(operators._backward, (gradient, *arguments, [True] * len(tensors)))
+    torch.library.opcheck(operators._backward, (gradient, *later, [True] * len(tensors)))
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
