@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import yaml
-from report import RESULTS, hardware, versions, write_result
+from report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp.storage import save_model
@@ -232,7 +232,7 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
         folder=out,
         measured_on=runs[0],
     )
-    plots.save(draw(groups), path.with_suffix(".png"))
+    add_picture(draw(groups), path)
 
 
 def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None) -> None:
@@ -269,8 +269,8 @@ def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None
         folder=out,
         measured_on=measured_on,
     )
-    plots.save(draw_ablation(runs, "epoch"), path.with_suffix(".png"))
-    plots.save(draw_ablation(runs, "minutes"), path.with_name(f"{path.stem}_time.png"))
+    add_picture(draw_ablation(runs, "epoch"), path)
+    add_picture(draw_ablation(runs, "minutes"), path, "time")
 
 
 def plus_minus(row: dict[str, Any], key: str) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from graph_recipes import RUNS, Recipe
-from report import RESULTS, hardware, versions, write_result
+from report import RESULTS, add_picture, hardware, versions, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +34,7 @@ from bevatron.files import write_text_atomically
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.metrics import counted_classes
 from bevatron.train.cuda_graphs import NotRecordableError, Recorder
-from bevatron.train.plots.style import new_axes, save
+from bevatron.train.plots.style import new_axes
 
 BETWEEN = 50
 """Epochs between two looks at the figures, which wait for the device."""
@@ -479,7 +479,7 @@ def collect(folder: Path, out: Path, note: str) -> None:
         folder=out,
         measured_on=next(iter(ordered.values()))[0],
     )
-    save(draw(ordered), path.with_suffix(".png"))
+    add_picture(draw(ordered), path)
 
 
 def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import write_result
+from report import add_picture, write_result
 
 from bevatron.recipes import recipe
 from bevatron.recipes.mace import build
@@ -118,7 +118,7 @@ def collect(folder: Path, device: str, further: str = "") -> None:
     path = write_result(
         "kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
     )
-    plots.save(picture(curves), path.with_suffix(".png"))
+    add_picture(picture(curves), path)
 
 
 def picture(curves: Sequence[tuple[int, Any, Any, Any]]) -> Any:

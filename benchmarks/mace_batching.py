@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import write_result
+from report import add_picture, write_result
 
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
@@ -186,7 +186,7 @@ def collect(arguments: argparse.Namespace) -> None:
     notes = f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} {arguments.notes}".strip()
     device = arguments.device if arguments.device == "cpu" else "cuda"
     path = write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
-    plots.save(picture(grouped), path.with_suffix(".png"))
+    add_picture(picture(grouped), path)
 
 
 def beside(own: Sequence[Any], fixed: Sequence[Any]) -> str:

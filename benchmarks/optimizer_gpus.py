@@ -119,7 +119,8 @@ def overlap(step: Callable[[int], None]) -> dict[str, float]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
             step(i)
             torch.cuda.synchronize()
-        events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        on_device = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        events = [e for e in on_device if not e.is_user_annotation]
         travel = [e for e in events if "nccl" in e.name.lower()]
         last = max(e.time_range.end for e in travel)
         main = {e.device_resource_id for e in events if "gemm" in e.name or "nvjet" in e.name}

@@ -131,8 +131,10 @@ def conditioned_cases() -> list[Case]:
 
 def triangle_cases() -> list[Case]:
     found = []
-    sizes = [(384, 128, 0.9), (768, 128, 2.6), (250, 64, 0.0)]
-    for N, C, to_reach in (*sizes, *((N, 128, 0.0) for N in (64, 128, 256, 512, 1024, 1536, 2048))):
+    sizes = [(384, 128, 0.9), (768, 128, 2.6)]
+    sizes += [(N, 128, 0.0) for N in (256, 512, 1024, 64, 128, 2048, 1536)]
+    sizes += [(N, 64, 0.0) for N in (250, 256, 512, 1024, 64, 128, 2048)]
+    for N, C, to_reach in sizes:
         shapes: dict[str, Shape] = {"z": (N, N, C)}
         shapes |= {"norm_in_weight": (C,), "norm_in_bias": (C,)}
         shapes |= {f"{k}{g}_weight": (C, C) for k in "ab" for g in ("", "_gate")}

@@ -95,7 +95,9 @@ def _refused(case: Case, name: str, error: float, theirs: float) -> SystemExit:
 def errors(
     case: Case, inputs: dict[str, Tensor | None], along: Tensor
 ) -> dict[str, tuple[float, float, int]]:
-    """Compare the result and all gradients with float64.
+    """Compare the result and all gradients with those in float64, for which memory may not do.
+
+    16-bit types are then compared with float32, whose errors are a thousandth of theirs.
 
     Returns
     -------
@@ -109,11 +111,23 @@ def errors(
             for name, t in inputs.items()
         }
         along = along[:, : case.few_rows]
-    exact = {
-        name: t.detach().double().requires_grad_() if t is not None and t.requires_grad else t
+    try:
+        return _errors(case, inputs, along, torch.float64)
+    except torch.OutOfMemoryError:
+        if along.dtype == torch.float32:
+            raise
+    torch.cuda.empty_cache()  # behind the handler, which holds what was made
+    return _errors(case, inputs, along, torch.float32)
+
+
+def _errors(
+    case: Case, inputs: dict[str, Tensor | None], along: Tensor, exact: torch.dtype
+) -> dict[str, tuple[float, float, int]]:
+    exactly = {
+        name: t.detach().to(exact).requires_grad_() if t is not None and t.requires_grad else t
         for name, t in inputs.items()
     }
-    want = step(case.plain, exact, along.double())()
+    want = step(case.plain, exactly, along.to(exact))()
     ours, plain = (step(f, inputs, along)() for f in (case.ours, case.plain))
     names = ["result", *(name for name, t in inputs.items() if t is not None and t.requires_grad)]
     largest = along.dtype == torch.float32
@@ -122,7 +136,7 @@ def errors(
         return float(tensor.abs().max() if largest else tensor.norm())
 
     return {
-        name: (*(size(t.double() - e) / max(size(e), 1e-30) for t in (got, eager)), e.numel())
+        name: (*(size(t.to(exact) - e) / max(size(e), 1e-30) for t in (got, eager)), e.numel())
         for name, got, eager, e in zip(names, ours, plain, want, strict=True)
     }
 
@@ -186,7 +200,8 @@ def timed(case: Case, operator: Operator, dtype: torch.dtype) -> dict[str, Any]:
     torch.cuda.synchronize()
     found: dict[str, Any] = {"MiB": round((torch.cuda.max_memory_allocated() - before) / MIB)}
     found["eager ms"] = median_ms(function)
-    found["longest kernel"] = longest_kernel(function)
+    if operator is not case.ours and operator is not case.plain:
+        found["longest kernel"] = longest_kernel(function)
     try:
         found["ms"] = median_ms(captured(function))
     except RuntimeError as error:
@@ -209,9 +224,11 @@ def _beside(case: Case, names: Sequence[str] | None) -> dict[str, Operator]:
     found: dict[str, Operator] = {"bevatron": case.ours}
     if names is None:
         return found
-    torch.compiler.reset()  # after eight shapes a compiled function would silently run as written
-    compiled = torch.compile(case.plain, dynamic=False)
-    peers = {"eager": case.plain, "compile": compiled, **case.peers}
+    peers: dict[str, Operator] = {"eager": case.plain}
+    if "compile" in names or not names:
+        torch.compiler.reset()  # after eight shapes a compiled function would run as written
+        peers["compile"] = torch.compile(case.plain, dynamic=False)
+    peers |= case.peers
     return found | {name: peer for name, peer in peers.items() if name in names or not names}
 
 
@@ -224,46 +241,67 @@ def run(
 ) -> None:
     """Check and time the cases of operators, all usual ones or those named; write the results.
 
-    Cases that are named, or ``other`` for all unusual ones, go into a file of shapes.
+    Cases that are named, or ``other`` for all unusual ones, go into a file of shapes. What was
+    measured is written even where a case is refused, which ends the command with an error, or
+    somebody interrupts it.
     """
-    copy_rate, matrix_rate = ceilings()
-    rows = []
-    for op in ops:
-        for case in CASES[op]():
-            usual = op not in {"pair_attention", "triangle_multiply"} or bool(case.to_reach)
-            if not (case.name in wanted or (not usual and "other" in wanted) if wanted else usual):
-                continue
-            try:
-                with kernels.use("triton"):
-                    errors = check(case, dtype)
-            except torch.OutOfMemoryError:  # of float64; what is not checked is not timed
-                rows.append({"op": op, "case": case.name, "note": "no memory to check it"})
-                torch.cuda.empty_cache()
-                continue
-            floors = (case.moved * dtype.itemsize / 2 / copy_rate, case.operations / matrix_rate)
-            floor = 1e3 * max(*floors, case.exponentials / EXPONENTIALS)
-            for who, operator in _beside(case, peers).items():
-                row = {"op": op, "case": case.name, "who": who, "ms": 0.0, "eager ms": 0.0}
-                row |= {"MiB": 0, "to reach": case.to_reach or "", "floor ms": floor}
+    rates, rows, refused = ceilings(), [], []
+    try:
+        for op in ops:
+            for case in CASES[op]():
+                usual = op not in {"pair_attention", "triangle_multiply"} or bool(case.to_reach)
+                named = case.name in wanted or (not usual and "other" in wanted)
+                if not (named if wanted else usual):
+                    continue
                 try:
-                    with kernels.use("triton"):
-                        row |= timed(case, operator, dtype)
-                except torch.OutOfMemoryError:
-                    row |= {"note": "out of memory"}
-                except ModuleNotFoundError as error:
-                    row |= {"note": f"{error.name} is not installed"}
-                if who == "bevatron":
-                    row["worst error"] = max(errors.values())
-                rows.append(row)
-                print(row, flush=True)
+                    rows += measured(case, dtype, peers, rates)
+                except SystemExit as refusal:
+                    refused.append(str(refusal))
+                    rows.append({"op": op, "case": case.name, "note": f"refused: {refusal}"})
                 torch.cuda.empty_cache()
-    notes = (
+    finally:
+        named_ops = ops if set(ops) != set(CASES) else ["pair"]
+        name = "-".join(["kernels", *named_ops, *(["shapes"] if wanted else [])])
+        report.write_result(name, rows, _notes(dtype, rates), device="cuda", folder=out)
+    if refused:
+        raise SystemExit("\n".join(refused))
+
+
+def measured(
+    case: Case, dtype: torch.dtype, peers: Sequence[str] | None, rates: tuple[float, float]
+) -> list[dict[str, Any]]:
+    """Check a case, then time our operator and peers; exit if the check fails."""
+    try:
+        with kernels.use("triton"):
+            ratios = check(case, dtype)
+    except torch.OutOfMemoryError:  # what is not checked is not timed
+        return [{"op": case.op, "case": case.name, "note": "no memory to check it"}]
+    floors = (case.moved * dtype.itemsize / 2 / rates[0], case.operations / rates[1])
+    floor, rows = 1e3 * max(*floors, case.exponentials / EXPONENTIALS), []
+    for who, operator in _beside(case, peers).items():
+        row = {"op": case.op, "case": case.name, "who": who, "ms": 0.0, "eager ms": 0.0}
+        row |= {"MiB": 0, "to reach": case.to_reach or "", "floor ms": floor}
+        try:
+            with kernels.use("triton"):
+                row |= timed(case, operator, dtype)
+        except torch.OutOfMemoryError:
+            row |= {"note": "out of memory"}
+        except ModuleNotFoundError as error:
+            row |= {"note": f"{error.name} is not installed"}
+        if who == "bevatron":
+            row["worst error"] = max(ratios.values())
+        rows.append(row)
+        print(row, flush=True)
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _notes(dtype: torch.dtype, rates: tuple[float, float]) -> str:
+    return (
         f"{str(dtype).removeprefix('torch.')}, forward and backward with all gradients; checked "
-        "against float64 at these shapes, two runs with equal bits. ms: CUDA-graph replays, L2 "
-        "flushed; MiB: peak beyond the inputs; worst error: ours over that of plain PyTorch in "
-        f"this type. In this run a copy moved {copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 "
-        f"product ran at {matrix_rate / 1e12:.0f} TFLOP/s."
+        "against float64 at these shapes (float32 where memory does not do), two runs with equal "
+        "bits. ms: CUDA-graph replays, L2 flushed; MiB: peak beyond the inputs; worst error: ours "
+        "over that of plain PyTorch in this type. In this run a copy moved "
+        f"{rates[0] / 1e12:.2f} TB/s and an 8192^3 bf16 product ran at {rates[1] / 1e12:.0f} "
+        "TFLOP/s."
     )
-    named = ops if set(ops) != set(CASES) else ["pair"]
-    name = "-".join(["kernels", *named, *(["shapes"] if wanted else [])])
-    report.write_result(name, rows, notes, device="cuda", folder=out)

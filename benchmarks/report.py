@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bevatron.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = (
@@ -97,6 +100,28 @@ def write_result(
     page = f"# {name}\n\n{machine}, {now:%Y-%m-%d}, {listed}\n\n{text}\n\n{notes}".rstrip() + "\n"
     write_text_atomically(folder / f"{stem}.md", page)
     print(f"{text}\n\n{path}")
+    return path
+
+
+def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
+    """Write a figure beside a result and show it on the result's page.
+
+    Parameters
+    ----------
+    figure
+        What is drawn.
+    result
+        The JSON file that `write_result` returned.
+    name
+        Tells several pictures of one result apart.
+    """
+    from bevatron.train import plots
+
+    path = result.with_name("_".join([result.stem, *filter(None, [name])]) + ".png")
+    plots.save(figure, path)
+    page = result.with_suffix(".md")
+    shown = f"![{name.replace('_', ' ') or 'the rows drawn'}]({path.name})"
+    write_text_atomically(page, f"{page.read_text()}\n{shown}\n")
     return path
 
 

@@ -132,7 +132,7 @@ def prepare(case: Case, dtype: torch.dtype) -> Iterator[tuple[dict[str, Any], Ca
             function = pair_timing.step(operator, inputs, along)
             function()
             function()
-            row["MiB"] = peak(function)
+            row |= {"MiB": peak(function), "kept MiB": kept(operator, inputs)}
             replay = partial(replayed, pair_timing.captured(function), function)
         if who == "bevatron":
             row["worst error"] = worst
@@ -163,6 +163,14 @@ def peak(function: Callable[[], Any]) -> int:
     function()
     torch.cuda.synchronize()
     return round((torch.cuda.max_memory_allocated() - before) / pair_timing.MIB)
+
+
+def kept(operator: Callable[..., Tensor], inputs: dict[str, Any]) -> float:
+    """Return the MiB that lie between the passes, beyond the inputs and the result."""
+    before = torch.cuda.memory_allocated()
+    result = operator(**inputs)
+    held = torch.cuda.memory_allocated() - before - result.nbytes
+    return round(held / pair_timing.MIB, 1)
 
 
 def main() -> None:
@@ -209,7 +217,8 @@ def main() -> None:
         torch.cuda.empty_cache()
     notes = (
         "Forward and backward with all gradients, checked against float64; CUDA-graph "
-        "replays, L2 flushed; MiB: peak beyond the inputs. In this run a copy moved "
+        "replays, L2 flushed; MiB: peak beyond the inputs; kept: between the passes, without "
+        "the result. In this run a copy moved "
         f"{copy_rate / 1e12:.2f} TB/s and an 8192^3 bf16 product ran at "
         f"{matrix_rate / 1e12:.0f} TFLOP/s (the floor of products, "
         "also of float32)."
@@ -224,7 +233,7 @@ def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         key = {name: row[name] for name in ("op", "case", "type")}
         one = found.setdefault(tuple(key.values()), key)
-        one |= {f"{row['who']} ms": row["ms"], f"{row['who']} MiB": row["MiB"]}
+        one |= {f"{row['who']} {what}": row[what] for what in ("ms", "MiB", "kept MiB")}
         one |= {k: row[k] for k in ("floor ms", "worst error") if k in row}
     for one in found.values():
         peer = min(one["eager ms"], one["compile ms"])

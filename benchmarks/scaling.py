@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import write_result
+from report import add_picture, write_result
 
 from bevatron.data.packing import Plan, pack
 from bevatron.models.mace import MACE, MaceConfig
@@ -174,7 +174,7 @@ def main() -> None:
         + PAPER
     )
     path = write_result("scaling_simulation", rows, notes=notes)
-    plots.save(picture(rows), path.with_suffix(".png"))
+    add_picture(picture(rows), path)
 
 
 def picture(rows: list[dict[str, Any]]) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import RESULTS, write_result
+from report import RESULTS, add_picture, write_result
 
 from bevatron import kernels
 from bevatron.data.dataset import Dataset, Subset
@@ -233,7 +233,7 @@ def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> N
         extra={"costs": costs}, folder=results,
     )  # fmt: skip
     for name, figure in pictures(rows).items():
-        plots.save(figure, written.with_name(f"{written.stem}_{name}.png"))
+        add_picture(figure, written, name)
 
 
 def weak_on_one(rows: Rows) -> Rows:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import RESULTS, hardware, versions, write_result
+from report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.recipes.benchmarks import capacity_picture, saturated_from, step_meter
 from bevatron.recipes.step_cost import (
@@ -28,7 +28,6 @@ from bevatron.recipes.step_cost import (
     fit_cost,
     saturation,
 )
-from bevatron.train import plots
 
 FITTED = 4096
 """Atoms of the largest batch that the cost model is fitted to."""
@@ -117,7 +116,7 @@ def collect(folder: Path, out: Path) -> None:
         folder=out,
         measured_on={"hardware": first["hardware"], "versions": first["versions"]},
     )
-    plots.save(capacity_picture(curves), path.with_suffix(".png"))
+    add_picture(capacity_picture(curves), path)
 
 
 def costs(values: Sequence[Any]) -> list[StepCost]:

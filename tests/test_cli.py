@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
-from itertools import islice
+from itertools import islice, pairwise
 
 import ase.io
 import numpy as np
@@ -261,6 +261,14 @@ def test_predict_keeps_order_and_columns_and_adds_results(shelf, tmp_path):
     assert np.abs(errors).max() < 5
 
 
+def test_what_is_written_has_the_name_of_its_format(shelf, tmp_path, refused):
+    source, run = shelf / "data.xyz", shelf / "run"
+    for command in ("predict", "relax"):
+        said = refused(command, run, source, tmp_path / "out.csv")
+        assert "extended XYZ is written; name it out.extxyz" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_committee_adds_its_spread(shelf, train, tmp_path):
     assert train("--train.seed", "1", data=shelf / "store") == 0
     out, other = tmp_path / "out.xyz", tmp_path / "run"
@@ -319,6 +327,13 @@ def test_env_says_what_runs_and_why_not(capsys):
         assert word in said
 
 
+def test_env_tells_a_reason_once(capsys):
+    assert main(["env"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("where Triton needs") <= 1
+    assert "rdkit" in said
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["predict", "--help"]])
 def test_help_and_version_are_printed(arguments, capsys):
     assert main(arguments) == 0
@@ -357,6 +372,24 @@ def test_bad_data_are_refused_with_file_and_frame(case, frames, tmp_path, refuse
     assert re.search(sentence.replace("--labels", "--data.labels"), said)
 
 
+def test_one_structure_is_too_few_to_set_one_aside(frames, tmp_path, refused, capsys):
+    path, run = tmp_path / "one.xyz", ["--output", str(tmp_path / "run"), *TINY]
+    path.write_text(frames[0])
+    said = refused("train", "mace", "--data", path, *run)
+    assert "too few to set some aside; give --data.valid, or --data.valid-fraction 0" in said
+    assert main(["train", "mace", "--data", str(path), *run, "--data.valid-fraction", "0"]) == 0
+    assert f"bevatron predict {tmp_path / 'run'} FILE OUT" in capsys.readouterr().out
+
+
+def test_suspect_data_are_warned_of(frames, tmp_path, capsys):
+    path, run = tmp_path / "kcal.xyz", ["--output", str(tmp_path / "run"), *TINY]
+    path.write_text("".join([*frames[:3], re.sub(r"(\nO( +\S+){3} +)\S+", r"\g<1>9e3", frames[3])]))
+    assert main(["train", "mace", "--data", str(path), "--data.valid", str(path), *run]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"warning: forces have an RMS of .* 9e\+03 in .*kcal.xyz, frame 3", said)
+    assert re.search(r"warning: .*kcal.xyz is among the training data too", said)
+
+
 def test_two_atoms_on_one_spot_are_refused(frames, tmp_path, refused):
     path = tmp_path / "bad.xyz"
     lines = frames[1].splitlines()
@@ -381,6 +414,12 @@ MISTAKES = {
     "whole number": (["train", "mace", "--train.epochs", "2.5"], "expected a whole number"),
     "stray word": (["train", "mace", "stray"], "'stray'"),
     "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
+    "number or none": (
+        ["prepare", "a.xyz", "--out", "s", "--cutoff", "x"],
+        "--cutoff: expected a number, got 'x'",
+    ),
+    "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
+    "no recipe": (["train"], r"goes on with a recipe \(gpspp, graph, mace\) or a YAML file"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
@@ -586,6 +625,31 @@ def test_importing_the_package_is_light():
     code = "import sys, bevatron; print([m for m in ('torch', 'numpy', 'ase') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    code = "import sys; from bevatron.cli import main; main(['--help']); main(['--version']); "
+    code += "print([m for m in ('torch', 'numpy', 'tyro') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+COMMANDS = (
+    *("prepare", "evaluate", "predict", "relax", "embed", "inspect", "env", "demo"),
+    *("train mace", "train gpspp", "train graph", "convert mace-torch", "convert to-mace-torch"),
+    *("bench store", "bench loader", "bench packing", "bench cost", "bench capacity"),
+    *("bench profile", "bench graph", "bench gpspp-ablation"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    for option, below in pairwise(lines):
+        if option.startswith("--"):
+            words = option.partition("  ")[2] or below
+            assert not words.strip().startswith(("(default", "(required")), option
 
 
 def test_every_command_of_the_usage_is_there(capsys):

@@ -146,6 +146,9 @@ def as_typed(message: str, options: str) -> str:
     )
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
     text = text.replace("oversized='alone'", "--batch.oversized alone")
+    text = text.replace("overwrite=True", "--overwrite")
+    before = options.removesuffix("labels.")
+    text = re.sub(r"(?<![\w.-])(?:data\.)?(columns\.[a-z]+)", rf"{before}\1", text)
     if options.startswith("--data."):
         text = re.sub(r"(?<=[ (])data\.[a-z_.]*[a-z]", _dashed, text)
         text = re.sub(r"\bduplicates='(\w+)'", r"--data.read.duplicates \1", text)
@@ -159,6 +162,8 @@ _WORDING = (
     (r"invalid literal for int\(\) with base 10: (.*)", r"expected a whole number, got \1"),
     (r"could not convert string to float: (.*)", r"expected a number, got \1"),
     (r"no type matching (.*) could be instantiated from \[(.*)\]", r"expected \1, got \2"),
+    (r"expected \{None\}\|FLOAT,", "expected a number,"),
+    (r"expected \{None\}\|INT,", "expected a whole number,"),
     (
         r"^.*?invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
         r"\2: expected one of \3, got \1",

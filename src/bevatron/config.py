@@ -81,6 +81,22 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change plain values: what holds keys on both sides key by key, everything else as a whole.
+
+    Examples
+    --------
+    >>> merged({"optim": {"lr": 0.1, "ema": 0.99}, "seed": 0}, {"optim": {"lr": 0.2}})
+    {'optim': {'lr': 0.2, 'ema': 0.99}, 'seed': 0}
+    """
+    changed = dict(base)
+    for key, value in changes.items():
+        old = changed.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        changed[key] = merged(old, value) if nested else value  # type: ignore[arg-type]
+    return changed
+
+
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of keys and values.
 

@@ -58,6 +58,17 @@ def test_edge_values_of_some_graphs_are_one_in_the_others():
     assert collate_graphs([sample()], np.arange(1), [1.0]).graph.edge_values is None
 
 
+def test_edge_values_that_are_doubles_stay_doubles():
+    exact = sample(edge_values=np.array([0.1, 0.2, 0.3]))
+    single = sample(edge_values=np.array([0.1, 0.2, 0.3], dtype=np.float32))
+    batch = collate_graphs([exact, sample(), single], np.arange(3), [1.0, 1.0, 1.0])
+    assert batch.graph.edge_values.dtype == torch.float64
+    assert batch.graph.edge_values[:4].tolist() == [0.1, 0.2, 0.3, 1.0]
+    half = batch.to("cpu", torch.float32)
+    assert half.graph.edge_values.dtype == torch.float32
+    assert collate_graphs([single], np.arange(1), [1.0]).graph.edge_values.dtype == torch.float32
+
+
 def test_a_whole_graph_is_one_object_in_every_step_and_part():
     whole = WholeGraph(sample())
     train, valid = whole.part("train"), whole.part("valid")

@@ -307,7 +307,7 @@ def test_batches_of_one_epoch_come_in_another_order_and_company_in_the_next():
 def test_a_sample_above_the_capacity_is_refused_by_name():
     with pytest.raises(DataError, match=r"train\.xyz, frame 2 costs 11, more than .* \(10\)"):
         pack([3, 4, 11, 2], 10, 1, names=lambda i: f"train.xyz, frame {i}")
-    with pytest.raises(DataError, match=r"sample 1 costs 8 in column 1.* and 1 more"):
+    with pytest.raises(DataError, match=r"sample 1 costs 8 in column 1.*, like 1 more"):
         pack([[1, 2], [1, 8], [1, 9]], [10, 7], 1)
 
 

@@ -13,6 +13,7 @@ from bevatron.data.size_buckets import (
     MAX_NEIGHBOURS,
     choose_shapes,
     geometric_shape,
+    grow_shapes,
     smallest_shape,
     waste,
 )
@@ -146,6 +147,27 @@ def test_batches_that_fit_nowhere_are_told_apart():
     assert waste(np.array([[101, 9, 2]]), shapes) == (0.0, 0.0)
     with pytest.raises(ValueError, match="no batches"):
         choose_shapes(np.zeros((0, 3), dtype=np.int64))
+
+
+def many_batches(scale=1):
+    """Edges, atoms and structures of batches of many sizes."""
+    edges = np.sort(np.random.default_rng(1).integers(40_000, 60_000, 80))
+    return np.stack([scale * edges, edges // 20, 4 + edges % 9], axis=1)
+
+
+def test_a_larger_batch_changes_one_shape():
+    shapes = choose_shapes(many_batches()).shapes
+    larger = np.concatenate([many_batches(), [[61_500, 3080, 9]]])
+    grown = grow_shapes(shapes, larger).shapes
+    assert all(smallest_shape(grown, size) for size in larger.tolist())
+    assert len(set(grown) - set(shapes)) == 1
+    assert len(set(choose_shapes(larger).shapes) - set(shapes)) == 3  # the best would be new ones
+
+
+def test_batches_of_another_kind_get_the_best_shapes():
+    shapes = choose_shapes(many_batches()).shapes
+    others = many_batches(scale=4)
+    assert grow_shapes(shapes, others) == choose_shapes(others)
 
 
 SIZES = st.tuples(st.integers(0, 10**7), st.integers(1, 10**5), st.integers(1, 5000))

@@ -16,6 +16,7 @@ import pytest
 
 from bevatron import files
 from bevatron.data.prepare import place, prepare, prepare_share
+from bevatron.data.progress import progress
 from bevatron.data.samples import STRUCTURE_FIELDS
 from bevatron.data.store import Store
 from bevatron.data.summary import summarise_structures
@@ -88,6 +89,26 @@ def test_store_holds_the_featurized_samples_in_order(tmp_path):
 def test_workers_write_the_same_bytes(tmp_path, expected):
     store = run(tmp_path / "s", workers=2)
     assert contents(store.path) == expected
+
+
+def test_short_work_is_done_before_processes_have_begun(tmp_path, expected, monkeypatch):
+    def refuse(work):
+        raise AssertionError(f"a process for {work}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bevatron.data.shard_jobs._Worker", refuse)
+        run(tmp_path / "here", workers=None)
+    monkeypatch.setattr("bevatron.data.prepare._SECONDS_TO_START", 0.0)
+    run(tmp_path / "there", workers=None)
+    assert contents(tmp_path / "here") == contents(tmp_path / "there") == expected
+
+
+def test_lines_of_progress_do_not_repeat(capsys, monkeypatch):
+    monkeypatch.setattr("bevatron.data.progress._SECONDS_BETWEEN_LINES", -1.0)
+    with progress("prepare", total=3) as advance:
+        advance(1)
+        advance(2)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1", "3"]
 
 
 def test_second_call_changes_nothing(tmp_path, expected):

@@ -81,6 +81,10 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
     data = load_molecules(MoleculeDataConfig(train=(store.path,), valid_size=1), Path("unused"))
     assert sorted(names(data.train) + names(data.valid)) == ["CCO", "[He]", "c1ccccc1"]
     assert data.targets == ("y",)
+    assert any(
+        line.startswith("1 molecules without any label are left out") and "m.csv, row 2" in line
+        for line in data.report
+    )
 
 
 def test_a_store_trains_batches(store):

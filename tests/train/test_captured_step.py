@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
 from bevatron.parallel.mesh import Mesh
 from bevatron.train import captured_step as captured_module
+from bevatron.train import cuda_graphs
 from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.journal import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 
@@ -25,6 +28,14 @@ MESH = Mesh()
 OPTIM = {"ema": 0.9, "clip": 1.0}
 GROUPS = ([[0, 1, 2]], [[3, 4], [5, 6]], [[7, 8, 9]], [[9, 1], [2, 4, 6]])
 LEARNING_RATES = (0.01, 0.02, 0.005, 0.01)
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    """Let runs on a CPU take the captured step."""
+    from bevatron.train import captured_step
+
+    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
 
 
 def prepared(folder: Path, mesh=MESH, *, one_element=False, **groups):
@@ -199,6 +210,25 @@ def test_all_shapes_are_recorded_by_the_first_step_so_that_no_later_one_stalls(t
     step([collate(run, large)], lr=1e-9).result()
 
 
+def test_the_time_that_recording_takes_is_told_apart(tmp_path, monkeypatch, on_a_cpu):
+    def slowly(self, work, rehearsal=None):
+        time.sleep(0.05)
+        return work
+
+    monkeypatch.setattr(cuda_graphs.Recorder, "record", slowly)
+    fit(make_run(tmp_path, optim=OPTIM, train={"epochs": 2}))
+    records = list(read_journal(tmp_path / "metrics.jsonl"))
+    steps = [record for record in records if record["kind"] == "step"]
+    first, second = steps[0]["time"], steps[1]["time"]
+    assert first["recording"] >= 0.05  # at least one shape
+    assert "recording" not in second
+    rate = steps[0]["sizes"]["atoms"] / (first["seconds"] - first["recording"])
+    assert first["atoms_per_s"] == pytest.approx(rate)
+    epochs = [record["time"] for record in records if record["kind"] == "epoch"]
+    assert epochs[0]["recording"] == pytest.approx(first["recording"])
+    assert "recording" not in epochs[1]
+
+
 def test_why_steps_are_not_captured_is_said(tmp_path):
     run, state = prepared(tmp_path)
     assert obstacle(run, state, MESH) == "the device is cpu"
@@ -211,14 +241,6 @@ def test_the_optimiser_can_be_taken_back(tmp_path):
     step.release()
     result = train_step(run, state, state.model, [collate(run, [2])], lr=0.01, mesh=MESH)
     assert np.isfinite(result.loss)
-
-
-@pytest.fixture
-def on_a_cpu(monkeypatch):
-    """Let runs on a CPU take the captured step."""
-    from bevatron.train import captured_step
-
-    monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
 
 
 def test_a_run_read_one_step_late_has_the_records_of_a_plain_one(tmp_path, on_a_cpu):

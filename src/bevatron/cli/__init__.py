@@ -1,4 +1,7 @@
-"""The command ``bevatron``. No logic: each function here calls one function of `recipes`.
+"""The command ``bevatron``. No logic: each of its functions calls one function of `recipes`.
+
+What is imported here is little, so that ``bevatron --help`` answers at once; the commands, and
+torch with them, come when one is called.
 
 Exit codes: 0 done; 2 a mistake that one sentence explains; 130, 138 and 143 a run that Ctrl-C,
 SIGUSR1 or SIGTERM stopped and that has saved its state; 1 anything unforeseen, with a traceback.
@@ -8,41 +11,9 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
-
-import tyro
 
 from bevatron import __version__
-from bevatron.arguments import as_typed, call, parse
-from bevatron.cli.bench import (
-    bench_capacity,
-    bench_cost,
-    bench_loader,
-    bench_packing,
-    bench_profile,
-    bench_store,
-)
-from bevatron.cli.commands import (
-    convert_from_mace_torch,
-    convert_to_mace_torch,
-    demo,
-    env,
-    evaluate,
-    inspect,
-    predict,
-    prepare,
-    relax,
-)
-from bevatron.cli.graph import bench_graph, evaluate_graph, predict_graph
-from bevatron.cli.molecules import (
-    bench_gpspp_ablation,
-    embed,
-    evaluate_molecules,
-    predict_molecules,
-)
-from bevatron.cli.words import say
 from bevatron.errors import BevatronError, ConfigError
 
 EXIT_MISTAKE = 2
@@ -105,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BevatronError as error:
         if debug:
             raise
+        from bevatron.arguments import as_typed
+
         options = "--data.labels." if arguments[0] == "train" else "--labels."
         message = str(error) if arguments[0] == "convert" else as_typed(str(error), options)
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
@@ -150,21 +123,30 @@ def run() -> None:
 
 
 def _dispatch(command: str, arguments: list[str]) -> int:
+    from bevatron.arguments import call
+    from bevatron.cli import bench, graph, molecules
+    from bevatron.cli import commands as plain
+    from bevatron.cli.training import train
+    from bevatron.cli.words import say
+
     if command == "train":
         return train(arguments)
     commands: dict[str, Callable[..., int | None]] = {
-        "prepare": prepare,
-        "evaluate": evaluate,
-        "predict": predict,
-        "relax": relax,
-        "embed": embed,
-        "inspect": inspect,
-        "env": env,
-        "demo": demo,
+        "prepare": plain.prepare,
+        "evaluate": plain.evaluate,
+        "predict": plain.predict,
+        "relax": plain.relax,
+        "embed": molecules.embed,
+        "inspect": plain.inspect,
+        "env": plain.env,
+        "demo": plain.demo,
     }
     of_kind: dict[str, dict[str | None, Callable[..., int | None]]] = {
-        "evaluate": {"graph_attention": evaluate_graph, "gpspp": evaluate_molecules},
-        "predict": {"graph_attention": predict_graph, "gpspp": predict_molecules},
+        "evaluate": {
+            "graph_attention": graph.evaluate_graph,
+            "gpspp": molecules.evaluate_molecules,
+        },
+        "predict": {"graph_attention": graph.predict_graph, "gpspp": molecules.predict_molecules},
     }
     if command in of_kind:
         from bevatron.recipes.kinds import kind_of_model
@@ -172,16 +154,19 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         others = of_kind[command]
         commands[command] = others.get(kind_of_model(arguments), commands[command])
     groups: dict[str, dict[str, Callable[..., int | None]]] = {
-        "convert": {"mace-torch": convert_from_mace_torch, "to-mace-torch": convert_to_mace_torch},
+        "convert": {
+            "mace-torch": plain.convert_from_mace_torch,
+            "to-mace-torch": plain.convert_to_mace_torch,
+        },
         "bench": {
-            "store": bench_store,
-            "loader": bench_loader,
-            "packing": bench_packing,
-            "cost": bench_cost,
-            "capacity": bench_capacity,
-            "profile": bench_profile,
-            "graph": bench_graph,
-            "gpspp-ablation": bench_gpspp_ablation,
+            "store": bench.bench_store,
+            "loader": bench.bench_loader,
+            "packing": bench.bench_packing,
+            "cost": bench.bench_cost,
+            "capacity": bench.bench_capacity,
+            "profile": bench.bench_profile,
+            "graph": graph.bench_graph,
+            "gpspp-ablation": molecules.bench_gpspp_ablation,
         },
     }
     if command in commands:
@@ -199,56 +184,3 @@ def _dispatch(command: str, arguments: list[str]) -> int:
     if not arguments or arguments[0] not in group:
         raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
     return call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}") or 0
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """How to start.
-
-    Attributes
-    ----------
-    resume
-        ``never``: the folder must not hold a run; ``auto``: go on if it does; ``must``: it has to.
-    dry_run
-        Print parameters, memory and steps, and leave.
-    """
-
-    resume: Literal["never", "auto", "must"] = "never"
-    dry_run: bool = False
-
-
-def train(arguments: list[str]) -> int:
-    """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
-    from bevatron.recipes.training import configuration, start
-
-    if not arguments or arguments[0] in {"-h", "--help"}:
-        say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
-        say("       bevatron train mace --help lists all keys")
-        return 0 if arguments else EXIT_MISTAKE
-    base = configuration(arguments[0], arguments[1:])
-    command = _train_command(type(base))
-    parsed = parse(
-        command,
-        [_written_out(argument) for argument in arguments[1:]],
-        f"bevatron train {arguments[0]}",
-        default=command(base, TrainOptions()),
-    )
-    return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
-
-
-def _written_out(argument: str) -> str:
-    """Write out an option that has a short name."""
-    option, equals, value = argument.partition("=")
-    short = {"--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
-    return short.get(option, option) + equals + value
-
-
-def _train_command(config: type) -> Any:
-    """Make the class of which tyro reads a recipe's configuration and how to start."""
-
-    @dataclass(frozen=True)
-    class Command:
-        run: Annotated[config, tyro.conf.arg(name="")]  # type: ignore[valid-type]
-        options: Annotated[TrainOptions, tyro.conf.arg(name="")]
-
-    return Command

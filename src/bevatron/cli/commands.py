@@ -63,7 +63,7 @@ def prepare(
         workers=workers,
         overwrite=overwrite,
     )
-    say(*lines, f"the store is {out}")
+    say(*lines)
 
 
 def evaluate(
@@ -89,7 +89,7 @@ def evaluate(
     head
         Read-out for all structures; by default the one that each structure names.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     dtype
         Precision.
     capacity
@@ -143,7 +143,7 @@ def predict(
     head
         Read-out of a model with several.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     dtype
         Precision.
     capacity
@@ -194,7 +194,7 @@ def relax(
     head
         Read-out of a model with several.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     dtype
         Precision.
     """
@@ -282,7 +282,9 @@ def env() -> None:
 
 
 def demo(out: Out = Path("demo-run")) -> int:
-    """Train a small potential on bundled data, evaluate it, draw the pictures, run dynamics.
+    """Train a small potential, a model of molecules and one of a graph on bundled data.
+
+    They are evaluated, their reports are drawn, and the potential runs molecular dynamics.
 
     Parameters
     ----------

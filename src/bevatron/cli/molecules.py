@@ -40,7 +40,7 @@ def evaluate_molecules(
     mode
         What is seen of molecules: 2d, 3d where there are positions, or both.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     precision
         Of the numbers; bfloat16: of products only.
     capacity
@@ -102,7 +102,7 @@ def predict_molecules(
     prefix
         Begins the names of the results.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     precision
         Of the numbers; bfloat16: of products only.
     capacity
@@ -160,7 +160,7 @@ def embed(
     mode
         What is seen of molecules: 2d, 3d where there are positions, or both.
     device
-        cpu, cuda or cuda:N.
+        cpu, cuda, cuda:N, or auto: a GPU if there is one.
     precision
         Of the numbers; bfloat16: of products only.
     capacity

@@ -169,8 +169,9 @@ def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntAr
     if shares.sum() > 1 + 1e-9:
         raise ConfigError(f"fractions: add up to {shares.sum():g}, more than 1")
     counts = _shares_to_counts(num_samples, shares)
-    if num_samples < (shares > 0).sum():
-        raise ConfigError(f"fractions: {num_samples} samples are too few for {len(shares)} parts")
+    parts = int((shares > 0).sum())
+    if num_samples < parts:
+        raise ConfigError(f"fractions: {num_samples} samples are too few for {parts} parts")
     order = np.argsort(_random_keys(num_samples, seed), kind="stable")
     ends = np.cumsum(counts)
     return [np.sort(order[end - count : end]) for count, end in zip(counts, ends, strict=True)]

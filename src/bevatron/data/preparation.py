@@ -158,7 +158,7 @@ class Preparation:
         shown = "; ".join(changes[:3]) + ("; ..." if len(changes) > 3 else "")
         return (
             f"{self.out}: the folder holds a store made from other inputs ({shown}); choose "
-            "another folder or overwrite it"
+            "another folder, or overwrite=True to replace it"
         )
 
     def is_finished(self, number: int) -> bool:

@@ -40,6 +40,9 @@ _PLACES_IN_ENVIRONMENT = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 
+_SECONDS_TO_START = 2.0
+"""About what a worker process needs before it begins."""
+
 
 class SampleReader(Protocol):
     """What `prepare` needs of a reader; picklable, it is opened again in every worker."""
@@ -96,7 +99,8 @@ def prepare(
     samples_per_shard
         None chooses between 16 and 1024 from the number of samples.
     workers
-        Processes; 0 works in this one; None takes the CPUs that this process may use.
+        Processes; 0 works in this one; None begins in this one and, if that takes longer than
+        starting others does, goes on with as many as there are CPUs that it may use.
     rank, world
         This process's share when several call `prepare` with the same folder; None takes them from
         torchrun's, Open MPI's or Slurm's environment variables.
@@ -124,7 +128,6 @@ def prepare(
         cannot be written.
     """
     rank, world = place(rank, world)
-    workers = available_cpus() if workers is None else workers
     task = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
     if task.is_complete():
         task.tidy()
@@ -375,7 +378,7 @@ def _inputs(
         raise ConfigError(f"settings: expected plain values ({error})") from None
 
 
-def _do_share(job: ShardJob, rank: int, world: int, workers: int, progress: bool) -> None:
+def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progress: bool) -> None:
     task = job.task
     share = range(rank, task.num_shards, world)
     todo = [number for number in share if not task.is_finished(number)]
@@ -383,11 +386,26 @@ def _do_share(job: ShardJob, rank: int, world: int, workers: int, progress: bool
     done = total - sum(len(task.samples_of(number)) for number in todo)
     title = "prepare" if world == 1 else f"prepare (share {rank + 1} of {world})"
     with show_progress(title, total, done, enabled=progress) as advance:
-        run_jobs(job, todo, min(workers, len(todo)), advance)
+        if workers is None:
+            todo = _begin_here(job, todo, advance)
+        run_jobs(job, todo, _crew(workers, todo), advance)
+
+
+def _crew(workers: int | None, todo: Sequence[int]) -> int:
+    return min(available_cpus() if workers is None else workers, len(todo))
+
+
+def _begin_here(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:
+    """Do what other processes would not have begun with yet, and return the rest."""
+    begun = time.monotonic()
+    while todo and time.monotonic() - begun < _SECONDS_TO_START:
+        run_jobs(job, todo[:1], 0, advance)
+        todo = todo[1:]
+    return todo
 
 
 def _take_over_rest(
-    job: ShardJob, rank: int, workers: int, progress: bool, patience: float
+    job: ShardJob, rank: int, workers: int | None, progress: bool, patience: float
 ) -> None:
     """Wait for other ranks, and do their shards when nothing new appears for too long."""
     task = job.task
@@ -399,10 +417,10 @@ def _take_over_rest(
         ours: list[int] = []
         if time.monotonic() - last_change > patience:
             # Different ranks begin at different places.
-            crew = min(max(workers, 1), len(missing))
+            crew = max(_crew(workers, missing), 1)
             first = (rank * crew) % len(missing)
             ours = (missing + missing)[first : first + crew]
-            run_jobs(job, ours, min(workers, len(ours)), lambda _count: None)
+            run_jobs(job, ours, _crew(workers, ours), lambda _count: None)
         else:
             time.sleep(min(1.0, patience / 4))
         still = task.missing()

@@ -74,7 +74,7 @@ def _bar(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int
 
 def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int], None]]:
     begin = last = time.monotonic()
-    now = done
+    now, said = done, -1
 
     def line() -> str:
         seconds = max(time.monotonic() - begin, 1e-9)
@@ -86,14 +86,15 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
         )
 
     def advance(count: int) -> None:
-        nonlocal now, last
+        nonlocal now, said, last
         now += count
         if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
+            said, last = now, time.monotonic()
             sys.stderr.write(line())
 
     yield advance
-    sys.stderr.write(line())
+    if said != now:
+        sys.stderr.write(line())
 
 
 def _clock(seconds: float) -> str:

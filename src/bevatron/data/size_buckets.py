@@ -25,6 +25,8 @@ LARGE = {"edges": 65536, "atoms": 2048}
 """Sizes from which on inference pays for every padded edge or atom: below, launches take longer."""
 MAX_PADDING_MOLECULE = 16
 """Atoms of a padding molecule: kernels are made for molecules of about this size."""
+TOLERATED_WASTE = 0.01
+"""Share of padding by which shapes may be worse than the best so that fewer are new."""
 CANDIDATES = 256
 """Places where sorted batches may be cut; more would cost time and gain little."""
 
@@ -92,6 +94,38 @@ def choose_shapes(
     cuts = _best_cuts(ordered, scale, max_shapes)
     unique = tuple(sorted({_shape_of(ordered[start:stop], headroom) for start, stop in cuts}))
     return SizeBuckets(unique, *waste(sizes, unique))
+
+
+def grow_shapes(shapes: Sequence[BatchShape], sizes: IntArray) -> SizeBuckets:
+    """Change as few shapes as possible so that all batches fit: what is recorded for others stays.
+
+    One shape becomes large enough for what fits nowhere, or takes the place of the largest if there
+    are `MAX_SHAPES`. If that pads much more than the best shapes do, those are taken.
+
+    Parameters
+    ----------
+    shapes
+        Those in use, at least one.
+    sizes
+        As of `choose_shapes`.
+
+    Examples
+    --------
+    >>> shapes = choose_shapes(np.array([[100, 10, 2], [900, 60, 2]]), 2, headroom=0.0).shapes
+    >>> larger = np.array([[100, 10, 2], [900, 60, 2], [1100, 60, 2]])
+    >>> [shape.edges for shape in grow_shapes(shapes, larger).shapes]
+    [128, 1024, 1152]
+    """
+    best = choose_shapes(sizes)
+    kept = sorted(shapes)[: MAX_SHAPES - 1]
+    left = np.array([size for size in sizes.tolist() if smallest_shape(kept, size) is None])
+    if not len(left):
+        return SizeBuckets(tuple(kept), *waste(sizes, kept))
+    grown = tuple(sorted({*kept, *choose_shapes(left, 1).shapes}))
+    wasted = waste(sizes, grown)
+    found = SizeBuckets(grown, *wasted)
+    worse = sum(wasted) - (best.waste_edges + best.waste_atoms)
+    return found if worse <= 2 * TOLERATED_WASTE else best
 
 
 def geometric_shape(size: Sequence[int]) -> BatchShape:

@@ -96,7 +96,7 @@ def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
 def run_dynamics(
     calculator: Any, structures: Dataset, out: Path, steps: int = 1000, timestep_fs: float = 0.5
 ) -> float:
-    """Run Verlet dynamics of the largest small cluster; write trajectory and picture.
+    """Run Verlet dynamics of the cluster nearest to 18 atoms; write trajectory and picture.
 
     Returns
     -------

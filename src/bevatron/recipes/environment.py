@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from bevatron import __version__
 
 OPTIONAL_PACKAGES: dict[str, str] = {
     "triton": "comes with a CUDA build of torch",
+    "rdkit": "pip install 'bevatron[molecules]'",
     "ase-db-backends": "pip install 'bevatron[aselmdb]'",
     "tensorboard": "pip install 'bevatron[tensorboard]'",
     "wandb": "pip install 'bevatron[wandb]'",
@@ -26,11 +28,16 @@ REQUIRED_PACKAGES = (
     "safetensors",
     "vesin",
     "ase",
+    "rich",
+    "tyro",
     "matplotlib",
 )
 
 DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
 SETTINGS_VARIABLES = ("BEVATRON_KERNELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
+
+_LINE = 84
+"""Characters of a line of operators."""
 
 
 def describe_environment() -> list[tuple[str, list[tuple[str, str]]]]:
@@ -114,8 +121,15 @@ def _operators() -> Iterator[tuple[str, str]]:
     from bevatron import kernels
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    by_choice: dict[str, list[str]] = {}
     for operator in kernels.implementations():
-        yield operator, kernels.explain(operator, device).partition(": ")[2]
+        by_choice.setdefault(kernels.explain(operator, device).partition(": ")[2], []).append(
+            operator
+        )
+    for choice, operators in by_choice.items():
+        implementation, _, why = choice.partition(" ")
+        yield implementation, why
+        yield from (("", f"  {line}") for line in textwrap.wrap(", ".join(operators), _LINE))
 
 
 def _variables() -> Iterator[tuple[str, str]]:

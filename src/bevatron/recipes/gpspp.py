@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.config import from_dict, to_dict
+from bevatron.config import from_dict, merged, to_dict
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.kernels import KernelConfig, use
@@ -26,7 +26,8 @@ from bevatron.models.gpspp import (
 )
 from bevatron.models.gpspp.storage import KIND
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
-from bevatron.recipes.gpspp_start import FinetuneConfig, freeze, started_from, trained_model
+from bevatron.recipes.frozen import freeze
+from bevatron.recipes.gpspp_start import FinetuneConfig, started_from, trained_model
 from bevatron.recipes.gpspp_targets import TargetConfig, targets_of
 from bevatron.recipes.molecules import (
     MoleculeData,
@@ -143,7 +144,7 @@ class GpsppRun:
         for name, default in defaults.items():
             changes = values.get(name, {})
             if isinstance(changes, Mapping):
-                values[name] = _changed(to_dict(default), changes)
+                values[name] = merged(to_dict(default), changes)
         return from_dict(cls, values)
 
     @property
@@ -166,14 +167,6 @@ def _defaults() -> dict[str, Any]:
         "loader": LoaderConfig(workers=None),
         "train": TrainConfig(dtype="float32"),
     }
-
-
-def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    changed = dict(base)
-    for key, value in changes.items():
-        nested = isinstance(value, Mapping) and isinstance(changed.get(key), Mapping)
-        changed[key] = _changed(changed[key], value) if nested and key != "capacity" else value
-    return changed
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
+from bevatron.config import load_yaml
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
 from bevatron.recipes.gpspp_start import trained_model
@@ -113,7 +113,7 @@ def report_of_run(
     Path
         report.html
     """
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = load_yaml(folder / "config.yaml")
     asked = str(config["train"].get("device") or "auto")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
     model = trained_model(folder).to(device)
@@ -145,7 +145,7 @@ def report_of_run(
     _errors(report, found, modes)
     _curves(report, list(read_journal(folder / "metrics.jsonl")), model.config.targets, modes)
     _parity(report, first, found[first], model.config.targets)
-    _data(report, data, found)
+    _data(report, data, dict(reversed(found.items())), model.config.targets)
     report.section("Settings").config(config)
     report.versions(("bevatron", "torch", "numpy", "rdkit"))
     return report.write(folder / "report.html")
@@ -272,8 +272,13 @@ def _by_size(
     report.figure(picture, "Mean absolute error by number of heavy atoms.", f"errors_by_size_{t}")
 
 
-def _data(report: Report, data: MoleculeData, found: Mapping[str, Evaluated]) -> None:
-    parts = {"train": data.train, "valid": data.valid, "test": data.test}
+def _data(
+    report: Report,
+    data: MoleculeData,
+    found: Mapping[str, Evaluated],
+    targets: Sequence[Target],
+) -> None:
+    parts = {"training": data.train, "validation": data.valid, "test": data.test}
     rows: list[list[Cell]] = []
     sizes = {}
     for name, part in parts.items():
@@ -294,10 +299,11 @@ def _data(report: Report, data: MoleculeData, found: Mapping[str, Evaluated]) ->
     headers = ["part", "molecules", "atoms each", "most atoms", "bonds each", "with 3D structure"]
     report.section("Data").table(headers, rows)
     report.figure(plots.histogram(sizes, "heavy atoms", "Sizes", "molecules"), "", "sizes")
-    labels = next(iter(found.values())).labels
-    for t, name in enumerate(data.targets[:MOST_TARGETS_DRAWN]):
+    for t, target in enumerate(targets[:MOST_TARGETS_DRAWN]):
         series = {part: each.labels[:, t] for part, each in found.items()}
-        if np.isfinite(labels[:, t]).any():
-            picture = plots.histogram(series, name, f"Labels of {name}", "molecules")
+        if any(np.isfinite(labels).any() for labels in series.values()):
+            unit = f" ({target.unit})" if target.unit else ""
+            title = f"Labels of {target.name}"
+            picture = plots.histogram(series, f"{target.name}{unit}", title, "molecules")
             report.figure(picture, "", f"labels_{t}")
     report.details("What was found in the files", "\n".join(data.report))

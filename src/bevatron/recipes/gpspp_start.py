@@ -1,7 +1,6 @@
 """Beginning a run of GPS++ with the weights of another: what is kept and what is new."""
 
 import dataclasses
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Literal
 import torch
 
 from bevatron.config import to_dict
-from bevatron.errors import CheckpointError, ConfigError
-from bevatron.models.common.model_folder import MODEL_FILE
+from bevatron.errors import ConfigError
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusConfig, Target, load_model
+from bevatron.recipes.kinds import newest_model
 
 OF_TARGETS = "decoder."
 """How names of the weights begin that belong to targets."""
@@ -46,12 +45,7 @@ def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlus
     CheckpointError
         If there is none, or one of another kind.
     """
-    path = Path(path)
-    if path.is_file():
-        raise CheckpointError(f"{path}: is a file, expected a run or a model folder")
-    best = path / "best"
-    unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
-    return load_model(best if unfinished else path, dtype)
+    return load_model(newest_model(Path(path)), dtype)
 
 
 def started_from(
@@ -123,25 +117,3 @@ def started_from(
 
 def _taken(name: str, source: GPSPlusPlus, *, keep: bool) -> bool:
     return name in source.state_dict() and (keep or not name.startswith(OF_TARGETS))
-
-
-def freeze(model: GPSPlusPlus, patterns: Sequence[str]) -> None:
-    """Stop the training of parameters whose names match.
-
-    Raises
-    ------
-    ConfigError
-        If a pattern matches nothing, or everything is frozen.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            parts = ", ".join(sorted({name.split(".")[0] for name in names}))
-            raise ConfigError(
-                f"finetune.frozen: no parameter matches '{pattern}' (there are: {parts}.*)"
-            )
-    for name, parameter in model.named_parameters():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-            parameter.requires_grad = False
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError("finetune.frozen: all parameters are frozen, nothing would be learnt")

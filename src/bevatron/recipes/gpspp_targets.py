@@ -91,9 +91,8 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
             notes.append(f"target '{name}': all training labels are {mean:g}")
             std = 1.0
         found.append(Target(name, mean=mean, std=std, unit=unit))
-        notes.append(
-            f"target '{name}': labels of mean {mean:.5g} and spread {std:.5g} {unit}".rstrip()
-        )
+        span = f"from {known.min():.5g} to {known.max():.5g} {unit}".rstrip()
+        notes.append(f"target '{name}': labels of mean {mean:.5g} and spread {std:.5g}, {span}")
     return tuple(found), notes
 
 

@@ -18,6 +18,7 @@ from bevatron.data.store import Store
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target, observe
 from bevatron.models.gpspp.features import Featurizer
+from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.gpspp_start import trained_model
 from bevatron.recipes.molecule_stores import check_molecules, prepare_molecules
 from bevatron.recipes.molecules import molecule_sizes
@@ -154,7 +155,7 @@ class MoleculePredictor:
         if not given:
             raise ConfigError("models: expected at least one run or model folder")
         dtype = torch.float64 if precision == "float64" else torch.float32
-        self.device, self.precision, self.dtype = _device(device), precision, dtype
+        self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
         self.mode, self.capacity, self.workers = mode, capacity, workers
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
         # A model that was given is copied: to move it would change it for its owner.
@@ -378,13 +379,3 @@ def _kinds(targets: Sequence[Target]) -> list[tuple[str, str, int]]:
 
 def _listed(targets: Sequence[Target]) -> str:
     return ", ".join(target.name for target in targets)
-
-
-def _device(device: str) -> torch.device:
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n", maxsplit=1)[0]
-        raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
-    return found

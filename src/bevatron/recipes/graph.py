@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bevatron.config import from_dict, to_dict
+from bevatron.config import from_dict, merged, to_dict
 from bevatron.data.samples.graphs import PARTS
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
@@ -136,14 +136,14 @@ class GraphRun:
             For an unknown key, preset or value.
         """
         name = values.get("preset")
-        merged: dict[str, Any] = dict(_FULL_BATCH)
+        chosen: dict[str, Any] = dict(_FULL_BATCH)
         if name is not None:
             if name not in PRESETS:
                 raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-            merged = _merged(merged, {"model": MODEL_PRESETS[name]})
+            chosen = merged(chosen, {"model": MODEL_PRESETS[name]})
             for changes in PRESETS[name]:
-                merged = _merged(merged, changes)
-        return from_dict(cls, _merged(merged, values))
+                chosen = merged(chosen, changes)
+        return from_dict(cls, merged(chosen, values))
 
     @property
     def settings(self) -> Settings:
@@ -283,13 +283,3 @@ class _Saver:
         read = {key: value for key, value in to_dict(self.data.read).items() if key in kept}
         write_text_atomically(folder / READ_FILE, json.dumps(read, indent=1) + "\n", ConfigError)
         model_folder.save_model(folder, KIND, to_dict(self.config), state)
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change nested values."""
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]
-    return merged

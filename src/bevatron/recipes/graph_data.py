@@ -27,10 +27,14 @@ class GraphDataConfig:
     train
         One file: a graph whose splits say which vertices are for training, validation and test.
         Several files, or one beside ``valid``: graphs to train on, all labelled vertices of them.
-    valid, test
-        Further graphs, for validation and test.
-    features, labels
-        .npy files for an edge list, one row per vertex.
+    valid
+        Further graphs, for validation.
+    test
+        Further graphs, for tests.
+    features
+        .npy file for an edge list, one row per vertex.
+    labels
+        The same, of labels.
     splits
         .npz file with train, valid, test as masks or numbers of vertices.
     questions

@@ -18,11 +18,11 @@ from bevatron.data.graphs.vertices import has_label
 from bevatron.data.samples.graphs import GraphBatch, collate_graphs
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.files import write_bytes_atomically, write_json_atomically, write_text_atomically
-from bevatron.models.common.model_folder import MODEL_FILE
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.recipes.graph import READ_FILE
 from bevatron.recipes.graph_data import sample_of
+from bevatron.recipes.kinds import newest_model
 from bevatron.train.evaluate import in_eval_mode
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -58,12 +58,12 @@ def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: expected 'float32' or 'float64', got '{dtype}'")
-    return load_folder(_model_folder(Path(path)), DTYPES[dtype]).eval()
+    return load_folder(newest_model(Path(path)), DTYPES[dtype]).eval()
 
 
 def read_options(path: Path | str) -> GraphOptions:
     """Return how graphs for a model are read: as those it was trained on."""
-    file = _model_folder(Path(path)) / READ_FILE
+    file = newest_model(Path(path)) / READ_FILE
     return (
         from_dict(GraphOptions, json.loads(file.read_text())) if file.is_file() else GraphOptions()
     )
@@ -263,12 +263,6 @@ def _graph(
         return graph
     options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
     return read_graph(graph, options, **beside)
-
-
-def _model_folder(path: Path) -> Path:
-    best = path / "best"
-    unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
-    return best if unfinished else path
 
 
 def _table(found: Predictions) -> str:

@@ -1,4 +1,4 @@
-"""Which kind of model a folder holds, for commands that do the same with any of them."""
+"""Where the model of a folder is and of which kind, for commands that do the same with any."""
 
 import json
 from collections.abc import Sequence
@@ -35,3 +35,25 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise CheckpointError(f"{arguments[0]}: there is no such run or model folder")
     return None
+
+
+def newest_model(path: Path, of_a_file: str = "") -> Path:
+    """Return the model folder of a run or model folder; of a run under way that of its best model.
+
+    Parameters
+    ----------
+    path
+        Where to look.
+    of_a_file
+        What the message adds if this is a file.
+
+    Raises
+    ------
+    CheckpointError
+        If it is a file. Whether there is a model is for those who read it.
+    """
+    if path.is_file():
+        raise CheckpointError(f"{path}: is a file, expected a run or a model folder{of_a_file}")
+    best = path / "best"
+    unfinished = not (path / MODEL_FILE).exists() and (best / MODEL_FILE).exists()
+    return best if unfinished else path

@@ -51,6 +51,9 @@ from bevatron.train.settings import (
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """What the console tells of after an epoch, in eV and eV/Å."""
 
+SUSPECT_FORCE = 10.0
+"""eV/Å; an RMS above is warned of. In kcal/mol/Å numbers are 23 times as large."""
+
 
 @dataclass(frozen=True)
 class MaceRun:
@@ -170,7 +173,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     found = statistics(data.train, heads=data.heads, e0=_e0(data, source), elements=asked)
     _check_elements(asked, found)
     torch.manual_seed(config.train.seed)
-    notes = [*data.report, *found.notes]
+    notes = [*data.report, *found.notes, *_suspect_forces(data.train, found)]
     if source is None:
         complete = _with_statistics(architecture, config.scaling, found, data.heads)
         model = MACE(complete, torch.float64)
@@ -184,6 +187,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     train = _without_isolated(data.train, found)
     task = MaceTask(config.loss, model.config.heads)
     config = _with_capacity(config, model, task, train)
+    notes.append(_in_short(model, train, data))
     return Run(
         model=model,
         task=task,
@@ -195,9 +199,10 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         settings=config.settings,
         config={"recipe": config.recipe, **to_dict(config)},
         identity={
+            # First, so that other data are called so and not by the E0 that come of them.
+            "data": {"structures": len(train), "fingerprint": data.fingerprint},
             "model": to_dict(model.config),
             "loss": to_dict(config.loss),
-            "data": {"structures": len(train), "fingerprint": data.fingerprint},
             "frozen": list(config.finetune.frozen),
         },
         monitor=_monitor(config, data),
@@ -207,6 +212,28 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         on_end=_report(config, data) if config.report else None,
         notes=notes,
     )
+
+
+def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
+    """Warn of forces as large as those in other units or of a calculation that went wrong."""
+    rms = max(found.force_rms)
+    if rms < SUSPECT_FORCE:
+        return []
+    largest = [float(np.abs(train[i]["forces"]).max(initial=0)) for i in range(len(train))]
+    worst = int(np.argmax(largest))
+    words = (
+        f"warning: forces have an RMS of {rms:.3g} eV/Å, the largest of {largest[worst]:.3g} in "
+        f"{train.describe(worst)}: are they in eV/Å, and is that structure sound?"
+    )
+    return [words]
+
+
+def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
+    """Say how much is trained with how much, and in which units errors will be told."""
+    parts = (("train", train), ("valid", data.valid), ("test", data.test))
+    counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{counts}; {parameters:,} parameters; errors in eV per atom, eV/Å and eV/Å³"
 
 
 def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:

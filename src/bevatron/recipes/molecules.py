@@ -45,8 +45,10 @@ class MoleculeDataConfig:
         How ``train`` is divided where there are no such files: ``random``; ``scaffold``, molecules
         of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
         file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
-    valid_size, test_size
-        What is set aside: a share below 1, or a number of molecules.
+    valid_size
+        What is set aside for validation: a share below 1, or a number of molecules.
+    test_size
+        The same for tests.
     train_size
         The same for what is trained on; 0 = all the rest.
     split_seed
@@ -166,6 +168,7 @@ def load_molecules(
         config.train_size,
         report,
     )
+    report += _without_label(train, np.concatenate([parts["train"], *division.values()]))
     datasets = {role: Subset(train, rows) for role, rows in division.items() if len(rows)}
     for role in ("valid", "test"):
         data = whole[role]
@@ -249,6 +252,15 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
     if not stores:
         return None
     return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
+    """Say how many molecules are left out because no target has a label for them."""
+    left = np.setdiff1d(np.flatnonzero(dataset.lengths("atom_features") > 0), taken)
+    if not len(left):
+        return []
+    first = dataset.describe(int(left[0]))
+    return [f"{len(left)} molecules without any label are left out (the first: {first})"]
 
 
 def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:

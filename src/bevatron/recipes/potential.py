@@ -20,6 +20,7 @@ from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError
 from bevatron.models.common.model_folder import MODEL_FILE
 from bevatron.models.mace import MACE, load_model
+from bevatron.recipes.devices import device_to_use
 from bevatron.train.captured_inference import CapturedInference, Outputs, obstacle
 from bevatron.train.cuda_graphs import NotRecordableError
 from bevatron.typing import Arrays
@@ -74,7 +75,7 @@ class Potential:
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
-        self.device, self.dtype = _device(device), DTYPES[dtype]
+        self.device, self.dtype = device_to_use(device), DTYPES[dtype]
         module = (
             copy.deepcopy(model) if isinstance(model, torch.nn.Module) else trained_model(model)
         )
@@ -237,16 +238,6 @@ def _head_index(heads: tuple[str, ...], head: str | None) -> int:
     if head not in heads:
         raise ConfigError(f"head: the model has no '{head}' (it has {names})")
     return heads.index(head)
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
-    return found
 
 
 def _symbols(atomic_numbers: Collection[int]) -> list[str]:

@@ -66,10 +66,8 @@ def predict_file(
     """
     import ase.io
 
+    out, done = _extxyz(out), 0
     potentials = [Potential(model, device, dtype, head) for model in models]
-    out, done = Path(out), 0
-    if out.is_dir():
-        raise DataError(f"{out}: is a folder, expected the name of a file to write")
     structures = _read(Path(source))
     with files.atomic_write(out, DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
@@ -116,6 +114,7 @@ def relax_file(
     """
     import ase.io
 
+    out = _extxyz(out)
     potential = Potential(model, device, dtype, head)
     structures = []
     for number, atoms in _read(Path(source)):
@@ -134,7 +133,7 @@ def relax_file(
         result = relax(potential, structures, fmax, steps, cell)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
-    with files.atomic_write(Path(out), DataError) as raw:
+    with files.atomic_write(out, DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
         for i, atoms in enumerate(result.structures):
             atoms.info["relax_converged"] = bool(result.converged[i])
@@ -145,11 +144,23 @@ def relax_file(
     return result
 
 
+def _extxyz(out: Path | str) -> Path:
+    """Refuse a place for extended XYZ that is a folder or whose name promises another format."""
+    path = Path(out)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, expected the name of a file to write")
+    if path.suffix.lower() not in {".extxyz", ".xyz"}:
+        raise DataError(f"{path}: extended XYZ is written; name it {path.stem}.extxyz")
+    return path
+
+
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
     import ase.io
 
     if not path.is_file():
         raise DataError(f"{path}: the file does not exist")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty")
     if is_pickle(path):
         raise TrustError(
             f"{path}: is a pickle, which can run any code when it is read; convert it to extended "

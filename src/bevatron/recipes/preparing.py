@@ -76,6 +76,8 @@ def prepare_files(
     DataError, StoreError
         If a file must not be trained on or ``out`` holds something else.
     """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of structures or molecules")
     if (kind_of(files) if kind == "auto" else kind) == "molecules":
         from bevatron.recipes.molecule_stores import prepare_molecules, summary_lines
 
@@ -88,11 +90,15 @@ def prepare_files(
             workers=workers,
             overwrite=overwrite,
         )
-        return store, [*store.manifest["report"], *summary_lines(store)]
+        lines = [*store.manifest["report"], *summary_lines(store)]
+        return store, [*lines, f"train with: bevatron train gpspp --data {out} --output RUN"]
     from bevatron.recipes.structures import prepare_structures
 
     if cutoff is None:
-        raise ConfigError("--cutoff: structures need the cutoff of their neighbours in Å")
+        raise ConfigError(
+            "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
+            "be trained (model.r_max, 5.0 unless a preset says otherwise)"
+        )
     store = prepare_structures(
         files,
         out,
@@ -102,4 +108,6 @@ def prepare_files(
         workers=workers,
         overwrite=overwrite,
     )
-    return store, [*store.manifest["report"], f"{len(store)} structures are in {out}"]
+    use = f"bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN"
+    lines = [f"{len(store)} structures are in {out}", f"train with: {use}"]
+    return store, [*store.manifest["report"], *lines]

@@ -279,6 +279,7 @@ def load_structures(
         origins[-1] += [source.valid_fraction, source.test_fraction, config.split_seed]
         for stores in opened.values():
             report += [line for store in stores for line in store.manifest.get("report", ())]
+        report += _in_two_roles(source)
         for role, dataset in _divide(opened, source, config.split_seed).items():
             if dataset is not None:
                 parts[role].append((dataset, names.index(name) if name in names else 0))
@@ -345,6 +346,17 @@ def _open(
     return open_structures(paths, cutoff, source.labels, prepared, config.prepare_workers, own)
 
 
+def _in_two_roles(source: SourceConfig) -> list[str]:
+    """Warn of files that are trained on and judged by."""
+    trained = {path.resolve() for path in source.train}
+    return [
+        f"warning: {path} is among the training data too, so its errors do not tell those on "
+        "structures that are new"
+        for path in (*source.valid, *source.test)
+        if path.resolve() in trained
+    ]
+
+
 def _divide(
     opened: Mapping[str, list[Store]], source: SourceConfig, seed: int
 ) -> dict[str, Dataset | None]:
@@ -363,6 +375,11 @@ def _divide(
     single = isolated_atoms(train)
     others = np.setdiff1d(np.arange(len(train)), single)
     shares = (1 - sum(wanted.values()), *wanted.values())
+    if len(others) < np.count_nonzero(shares):
+        raise DataError(
+            f"data.train: {len(others)} structures (isolated atoms apart) are too few to set some "
+            "aside; give data.valid, or data.valid_fraction 0 to do without validation"
+        )
     indices = split(len(others), shares, seed)
     kept = np.concatenate([others[indices[0]], single])
     for role, chosen in zip(wanted, indices[1:], strict=True):

@@ -1,13 +1,14 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from bevatron.config import load_yaml
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.parallel.mesh import open_mesh
+from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import RECIPES, recipe
 from bevatron.train.loop import fit
 from bevatron.train.run import Run, describe
@@ -77,7 +78,10 @@ def start(
     if dry_run:
         _print_description(run)
         return 0
-    return fit(run).exit_code
+    result = fit(run)
+    if result.finished is not None and ranks_from_environment(os.environ)[0] == 0:
+        _print_what_next(result.folder)
+    return result.exit_code
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
@@ -87,6 +91,16 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
         if argument.startswith(f"{flag}="):
             return argument.partition("=")[2]
     return None
+
+
+def _print_what_next(folder: Path) -> None:
+    """Print where the report is and which commands use the model."""
+    if (folder / "report.html").is_file():
+        print(f"report: {folder / 'report.html'}")  # noqa: T201
+    print(  # noqa: T201
+        f"errors on other data: bevatron evaluate {folder} FILE; "
+        f"predictions: bevatron predict {folder} FILE OUT"
+    )
 
 
 def _print_description(run: Run) -> None:

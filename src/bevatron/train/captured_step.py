@@ -11,6 +11,7 @@ found out on the device: this and all later steps then change nothing, until the
 behind, reads the verdict and stops the run with the weights from before the bad step.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,13 @@ from torch import Tensor
 
 from bevatron.data.padding import Batch, BatchShape
 from bevatron.data.samples import GraphBatch, MoleculeBatch
-from bevatron.data.size_buckets import SizeBuckets, choose_shapes, smallest_shape, waste
+from bevatron.data.size_buckets import (
+    SizeBuckets,
+    choose_shapes,
+    grow_shapes,
+    smallest_shape,
+    waste,
+)
 from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
@@ -137,7 +144,7 @@ class CapturedStep:
         )
 
     def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
-        """Choose the shapes for an epoch's batches, keeping the present ones if all fit.
+        """Choose the shapes for an epoch's batches, keeping the present ones as far as they fit.
 
         Given the batches of all ranks, all ranks choose alike and record at the same time; one
         that records while the others wait for its gradients holds them up.
@@ -159,7 +166,8 @@ class CapturedStep:
             self.buckets, self._sizes = SizeBuckets(shapes, *waste(sizes, shapes)), sizes
             return None
         # With the last epoch's batches: soon the shapes are such that every epoch's fit.
-        self.buckets = choose_shapes(np.concatenate([self._sizes, sizes]))
+        known = np.concatenate([self._sizes, sizes])
+        self.buckets = grow_shapes(shapes, known) if shapes else choose_shapes(known)
         self._sizes = sizes
         if self._recordings is not None:
             self._recordings.keep(self.buckets.shapes)
@@ -219,7 +227,7 @@ class CapturedStep:
                 raise divergence(run, state.progress, batches, losses, total, norm, mesh)
             return StepResult(total, terms, norm, sizes, totalled)
 
-        return LaunchedStep(totalled, result)
+        return LaunchedStep(totalled, result, recordings.take_seconds())
 
     def _set_update(self, lr: float) -> None:
         explode_factor = self.run.settings.train.explode_factor
@@ -287,11 +295,13 @@ class _Recordings:
         self._recorder = Recorder(mesh.device)
         self._inputs: dict[Kind, Feed] = {}
         self._graphs: dict[Kind, Work] = {}
+        self._seconds = 0.0
 
     def begin(
         self, constants: object, batch: Batch | GraphBatch, counts: Mapping[str, Tensor]
     ) -> None:
         """Find out the loss's terms and record the update."""
+        began = time.monotonic()
         self.constants = constants
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
@@ -308,6 +318,7 @@ class _Recordings:
         self._readings = [Reading(self._figures), Reading(self._figures)]
         if not self.whole_steps:
             self._replay_update = self._recorder.record(self._finish, self._update.rehearse)
+        self._seconds += time.monotonic() - began
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the recordings of other shapes."""
@@ -340,6 +351,7 @@ class _Recordings:
 
     def _record(self, kind: Kind, batch: Batch | GraphBatch) -> None:
         """Record what adds the gradients of a batch of a kind; they stay as they are."""
+        began = time.monotonic()
         inputs = self._feed(kind, batch)
         inputs.send(batch)
         before = self._update.gradients.flat.clone()
@@ -360,6 +372,12 @@ class _Recordings:
         graph = self._recorder.record(*((step, rehearsal) if self.whole_steps else (gradients,)))
         self._update.gradients.flat.copy_(before)
         self._inputs[kind], self._graphs[kind] = inputs, graph
+        self._seconds += time.monotonic() - began
+
+    def take_seconds(self) -> float:
+        """Return the seconds spent on recording since this was last asked for."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def _feed(self, kind: Kind, batch: Batch | GraphBatch) -> Feed:
         if isinstance(kind, BatchShape) and not isinstance(batch, GraphBatch):

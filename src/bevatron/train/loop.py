@@ -254,7 +254,7 @@ class Trainer:
         notes = {**self.stops.notes(), **asks}
         if self.captured is not None:
             try:
-                return self.captured(batches, lr=lr, notes=notes)
+                return self._with_recording_told(self.captured(batches, lr=lr, notes=notes))
             except NotRecordableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
@@ -268,6 +268,11 @@ class Trainer:
         )
         return LaunchedStep(result.notes, lambda: result)
 
+    def _with_recording_told(self, launched: LaunchedStep) -> LaunchedStep:
+        if launched.recording and self.mesh.device.type == "cuda":
+            self.records.console.say(f"recorded CUDA graphs in {launched.recording:.1f} s")
+        return launched
+
     def _settle(self, done: "StepUnderWay", segment: Segment) -> None:
         """Wait for a step and take note of it."""
         progress, result = self.state.progress, done.launched.result()
@@ -276,7 +281,7 @@ class Trainer:
         progress.samples += round(result.notes["samples"])
         segment.done += done.num_batches
         note_loss(progress, result.loss)
-        self.records.step(progress, result, done.lr, done.waited)
+        self.records.step(progress, result, done.lr, done.waited, done.launched.recording)
         self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:

@@ -83,8 +83,18 @@ class Records:
         """Start the clock of a step."""
         self._began = time.monotonic()
 
-    def step(self, progress: Progress, result: StepResult, lr: float, waited: float) -> None:
-        """Take a step into the running sums of the epoch and tell of it."""
+    def step(
+        self,
+        progress: Progress,
+        result: StepResult,
+        lr: float,
+        waited: float,
+        recording: float = 0.0,
+    ) -> None:
+        """Take a step into the running sums of the epoch and tell of it.
+
+        Rates leave out the seconds spent on ``recording`` CUDA graphs, which are told apart.
+        """
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
         self._began = now
@@ -94,6 +104,7 @@ class Records:
         figures |= {f"terms/{name}": value for name, value in result.terms.items()}
         figures |= {f"sizes/{name}": float(value) for name, value in result.sizes.items()}
         figures |= {"time/seconds": seconds, "time/waited": waited}
+        figures |= {"time/recording": recording} if recording else {}
         for name, value in figures.items():
             progress.sums[name] = progress.sums.get(name, 0.0) + value
         record = {
@@ -107,7 +118,7 @@ class Records:
             "sizes": result.sizes,
             "time": {
                 "seconds": seconds,
-                **_rates(result.sizes, seconds),
+                **_rates(result.sizes, seconds, recording),
                 "wait_share": min(waited / seconds, 1.0),
             },
         }
@@ -143,7 +154,7 @@ class Records:
             "best": best,
             "time": {
                 "seconds": seconds,
-                **_rates(sizes, seconds),
+                **_rates(sizes, seconds, sums.get("time/recording", 0.0)),
                 "wait_share": min(sums.get("time/waited", 0.0) / seconds, 1.0),
                 "validation_seconds": validation_seconds,
             },
@@ -152,5 +163,8 @@ class Records:
         self.console.epoch(record)
 
 
-def _rates(sizes: Mapping[str, int], seconds: float) -> dict[str, float]:
-    return {f"{name}_per_s": value / seconds for name, value in sizes.items()}
+def _rates(sizes: Mapping[str, int], seconds: float, recording: float) -> dict[str, float]:
+    """Return what was done per second; with ``recording`` if time went into that."""
+    at_work = seconds - recording if seconds > recording else seconds
+    rates = {f"{name}_per_s": value / at_work for name, value in sizes.items()}
+    return rates | ({"recording": recording} if recording else {})

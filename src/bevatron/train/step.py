@@ -56,10 +56,13 @@ class LaunchedStep:
         Sums over ranks of what the caller handed in.
     result
         Waits for the step; raises what came of it if it cannot be gone on from.
+    recording
+        Seconds spent on recording CUDA graphs before it was launched.
     """
 
     notes: dict[str, float]
     result: Callable[[], StepResult]
+    recording: float = 0.0
 
 
 def train_step(

@@ -120,7 +120,9 @@ def test_ids_with_gaps_are_renumbered(tmp_path):
         ("%%MatrixMarket matrix\n", "is a Matrix Market file; scipy.sparse.save_npz"),
         ("0 1\n-2 1\n", "edge 1: its source -2 is negative (vertices are numbered from 0)"),
         ("0 1\n0 1.5\n", "line 2: '0 1.5' is no edge"),
-        ("# nothing\n", "holds no edges and no number of vertices"),
+        ("# nothing\n", "holds no edges"),
+        ("source,target\n", "holds no edges"),
+        ("", "holds no edges"),
     ],
 )
 def test_bad_lines_are_refused_by_number(text, message, tmp_path):
@@ -159,7 +161,7 @@ def test_bad_lines_are_refused_by_number(text, message, tmp_path):
         ({"edge_attr": np.ones((6, 2))},
          "'edge_attr' has shape (6, 2); features of edges are not supported"),
         ({"num_nodes": None, "x": np.ones((4, 2), np.float32)},
-         "holds features of 4 vertices but labels of 5"),
+         "holds features of 4 vertices but there are labels of 5"),
         ({"edge_src": np.r_[SRC, 4], "edge_dst": np.r_[DST, 1]},
          "the edge from 4 to 1 stands there more than once (1 such entries in all)"),
         ({"edge_src": None}, "holds no edges; expected edge_src and edge_dst, edge_index"),
@@ -319,6 +321,44 @@ def test_files_beside_an_edge_list(tmp_path):
     np.savez(tmp_path / "s.npz", what=np.zeros(1))
     with pytest.raises(DataError, match="holds no splits, expected arrays train, valid, test"):
         read_graph(tmp_path / "e.txt", splits=tmp_path / "s.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": np.ones((4, 2))},
+         "x.npy: holds features of 4 vertices but there are labels of 3 in {folder}/y.npy"),
+        ({"features": np.array([[1.0], [np.nan], [2.0]])}, "x.npy: a feature of vertex 1 is nan"),
+        ({"features": np.array([["a"]] * 3)}, "x.npy: features are of type <U1, expected numbers"),
+        ({"labels": np.array([0, 1, 1.5])}, "y.npy: the label of vertex 2 is 1.5, expected a"),
+        ({"splits": {"train": [0, 1], "val": [1]}}, "s.npz: vertex 1 is in the splits 'train' and"),
+        ({"splits": {"train": [7]}}, "s.npz: split 'train': there is no vertex 7"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_beside_is_said_of_that_file(changes, message, tmp_path):
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    np.save(tmp_path / "x.npy", changes.get("features", np.eye(3)))
+    np.save(tmp_path / "y.npy", changes.get("labels", np.array([0, 1, 1])))
+    np.savez(tmp_path / "s.npz", **changes.get("splits", {"train": [0]}))
+    beside = {"features": "x.npy", "labels": "y.npy", "splits": "s.npz"}
+    full = f"{tmp_path}/{message.format(folder=tmp_path)}"
+    with pytest.raises(DataError, match=re.escape(full)):
+        read_graph(tmp_path / "e.txt", **{k: tmp_path / v for k, v in beside.items()})
+
+
+def test_an_array_beside_that_is_none_is_refused(tmp_path):
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    np.savez(tmp_path / "several.npz", x=np.eye(3))
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name, message in (
+        ("several.npz", "is an npz of several arrays, expected a .npy file of one"),
+        ("nix.npy", "there is no such file"),
+        ("objects.npy", "cannot be read as .npy"),
+        ("empty.npy", "cannot be read as .npy"),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"{tmp_path / name}: {message}")):
+            read_graph(tmp_path / "e.txt", features=tmp_path / name)
 
 
 def pyg_data():

@@ -89,6 +89,13 @@ def test_a_column_of_words_with_some_numbers_is_no_target(table):
     assert reader.targets == ("y",)
 
 
+def test_numbers_of_rows_are_no_targets_and_words_for_nothing_are_no_labels(table):
+    path = table("Compound ID,smiles,mol_id,y\n1,C,7,1\n2,CC,8,n/a\n3,CO,9,NULL\n")
+    reader = open_molecules(path)
+    assert reader.targets == ("y",)
+    np.testing.assert_array_equal(targets(reader)[:, 0], [1.0, np.nan, np.nan])
+
+
 def test_several_targets_must_be_named(table):
     path = table("smiles,a,b\nC,1,2\n")
     with pytest.raises(DataError, match=r"several columns.*a, b"):
@@ -114,7 +121,10 @@ def test_several_targets_must_be_named(table):
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"row 2: 'y' is 'abc'.*columns\.targets"),
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "row 2: 'y' is infinite"),
         ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
-        (b"smiles,y\n\xff\xfe,1\n", {}, "cannot be read as a table"),
+        (b"smiles,y\n\xff\xfe,1\n", {}, "not written in UTF-8"),
+        ("smiles,y\nC,1\n".encode("utf-16"), {}, "is written in UTF-16; save it in UTF-8"),
+        ("smiles;y\nC;1,5\n", {}, "divided by semicolons; write it with commas"),
+        ("smiles,y\nC,no\n", {}, "classes are numbers too"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_in_one_sentence(table, text, options, sentence):

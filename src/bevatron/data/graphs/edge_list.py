@@ -64,6 +64,8 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
                         )
             if kept:
                 yield _parse(kept, numbers, columns, path)
+    if not columns:
+        raise DataError(f"{path}: holds no edges")
 
 
 def _open(path: Path) -> BufferedIOBase:

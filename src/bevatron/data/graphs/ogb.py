@@ -30,7 +30,7 @@ def read_ogb(folder: Path) -> RawGraph:
     """Read a data set of OGB's node property prediction.
 
     The arrays of ``data.npz`` are mapped where the file is not compressed; to hold no edge list at
-    all see `bevatron.data.graphs.edge_pieces`.
+    all see `bevatron.data.graphs.read_in_pieces`.
 
     Raises
     ------

@@ -30,6 +30,8 @@ class RawGraph:
         Of the vertices; None = none.
     splits
         Masks or numbers of vertices under any of the usual names.
+    beside
+        Files that hold features, labels or splits instead, by these names.
     """
 
     name: str
@@ -40,6 +42,11 @@ class RawGraph:
     features: Array | SparseFeatures | None = None
     labels: Array | None = None
     splits: Mapping[str, Array] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    def holder(self, what: str) -> str:
+        """Name the file that holds features, labels or splits, for messages."""
+        return self.beside.get(what, self.name)
 
 
 def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
@@ -58,14 +65,14 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
     else:
         num_nodes = count_vertices(raw, options, edges)
     final, found = normalise_edges(edges, num_nodes, options, raw.name)
-    labels = checked_labels(raw.labels, num_nodes, raw.name)
+    labels = checked_labels(raw.labels, num_nodes, raw.holder("labels"))
     return GraphArrays(
         name=raw.name,
         num_nodes=num_nodes,
         edges=final,
-        features=checked_features(raw.features, num_nodes, options, raw.name),
+        features=checked_features(raw.features, num_nodes, options, raw.holder("features")),
         labels=labels,
-        roles=checked_roles(raw.splits, labels, num_nodes, options, raw.name),
+        roles=checked_roles(raw.splits, labels, num_nodes, options, raw.holder("splits")),
         found=found,
         ids=ids,
     )
@@ -122,8 +129,10 @@ def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
             return told
     known = [int(values.shape[0]) for values in (raw.features, raw.labels) if values is not None]
     if len(set(known)) == 2:
+        labels_in = f" in {raw.beside['labels']}" if "labels" in raw.beside else ""
         raise DataError(
-            f"{raw.name}: holds features of {known[0]:,} vertices but labels of {known[1]:,}"
+            f"{raw.holder('features')}: holds features of {known[0]:,} vertices but there are "
+            f"labels of {known[1]:,}{labels_in}"
         )
     if known:
         return known[0]

@@ -103,6 +103,9 @@ def read_vertices(
 def _with_files(
     raw: RawGraph, features: Path | None, labels: Path | None, splits: Path | None
 ) -> RawGraph:
+    given = {"features": features, "labels": labels, "splits": splits}
+    names = {what: str(path) for what, path in given.items() if path is not None}
+    raw = replace(raw, beside=names)
     if features is not None:
         raw = replace(raw, features=_array(features))
     if labels is not None:
@@ -139,8 +142,13 @@ def _raw(path: Path) -> RawGraph:
 
 
 def _array(path: Path) -> Array:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read as .npy ({error})") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DataError(f"{path}: is an npz of several arrays, expected a .npy file of one")
     return array

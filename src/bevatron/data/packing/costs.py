@@ -202,7 +202,7 @@ def refuse_oversized(
     row = int(rows[0])
     column = int(np.flatnonzero(table[row] > limits)[0])
     name = names(row) if names is not None else f"sample {row}"
-    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    more = f", like {len(rows) - 1} more" if len(rows) > 1 else ""
     which = f" in column {column}" if len(limits) > 1 else ""
     raise DataError(
         f"{name} costs {table[row, column]:g}{which}, more than the capacity of a batch "

@@ -427,9 +427,12 @@ def _features(samples: Sequence[Arrays]) -> Tensor | SparseRows:
 
 
 def _edge_values(samples: Sequence[Arrays]) -> Tensor | None:
-    values = [np.asarray(s.get("edge_values", ()), dtype=np.float32) for s in samples]
+    values = [np.asarray(s.get("edge_values", ())) for s in samples]
     if not any(len(v) for v in values):
         return None
+    # Doubles stay doubles; the model's precision decides.
+    double = any(len(v) and v.dtype == np.float64 for v in values)
+    values = [v.astype(np.float64 if double else np.float32, copy=False) for v in values]
     filled = [
         v if len(v) else np.ones(len(s["edges"]), dtype=np.float32)
         for s, v in zip(samples, values, strict=True)

@@ -7,6 +7,8 @@ from bevatron.kernels import registry
 from bevatron.kernels.bonds import Bonds
 from bevatron.kernels.norm_gelu import check_rows, check_vectors
 
+__all__ = ["bond_norm_gelu"]
+
 registry.register(
     "bond_norm_gelu", "reference", "bevatron.kernels.bond_norm_gelu.reference:bond_norm_gelu"
 )

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 
+__all__ = ["gaussian_basis"]
+
 registry.register(
     "gaussian_basis", "reference", "bevatron.kernels.gaussian_basis.reference:gaussian_basis"
 )

@@ -6,6 +6,8 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.bonds import Bonds
 
+__all__ = ["neighbour_sums", "neighbour_sums_beside"]
+
 registry.register(
     "neighbour_sums", "reference", "bevatron.kernels.neighbour_sums.reference:neighbour_sums"
 )

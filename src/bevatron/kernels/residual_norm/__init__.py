@@ -8,6 +8,8 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.norm_gelu import check_vectors
 
+__all__ = ["MOST_BRANCHES", "residual_norm"]
+
 registry.register(
     "residual_norm", "reference", "bevatron.kernels.residual_norm.reference:residual_norm"
 )

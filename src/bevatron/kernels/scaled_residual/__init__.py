@@ -5,6 +5,8 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 
+__all__ = ["scaled_residual"]
+
 registry.register(
     "scaled_residual", "reference", "bevatron.kernels.scaled_residual.reference:scaled_residual"
 )

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 
+__all__ = ["scatter_sum"]
+
 for _name in ("reference", "triton"):
     registry.register("scatter_sum", _name, f"bevatron.kernels.scatter_sum.{_name}:scatter_sum")
 

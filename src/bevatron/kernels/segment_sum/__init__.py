@@ -5,6 +5,8 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 
+__all__ = ["segment_sum", "segment_sum_beside"]
+
 registry.register("segment_sum", "reference", "bevatron.kernels.segment_sum.reference:segment_sum")
 registry.register("segment_sum", "triton", "bevatron.kernels.segment_sum.triton:segment_sum")
 

@@ -65,8 +65,12 @@ class DropoutConfig:
 
     Attributes
     ----------
-    node, edge, global_
-        Of the updates of message passing: of an atom's, a directed edge's, a molecule's.
+    node
+        Of an atom's updates in message passing.
+    edge
+        Of a directed edge's.
+    global_
+        Of a molecule's.
     encoder
         Of the encoded positions and bond lengths.
     attention
@@ -102,8 +106,12 @@ class GPSPlusPlusConfig:
         Chemical features of atoms and bonds, see `bevatron.data.samples.FEATURE_SETS`.
     num_layers
         Blocks.
-    node_width, edge_width, global_width
-        Features of an atom, a directed edge, a molecule.
+    node_width
+        Features of an atom.
+    edge_width
+        Features of a directed edge.
+    global_width
+        Features of a molecule.
     num_heads
         Of attention; they share the node's features.
     ffn_width
@@ -112,15 +120,22 @@ class GPSPlusPlusConfig:
         Hidden over output features of the MLPs of nodes, edges and globals.
     embedding_width
         Of the tables of chemical features and degrees.
-    encoder_width, encoder_expansion, encoder_norm
-        Of the MLPs of positional encodings: output, hidden over output, and whether the input is
-        normalised.
+    encoder_width
+        Output of the MLPs of positional encodings.
+    encoder_expansion
+        Hidden over output features of theirs.
+    encoder_norm
+        Whether their input is normalised.
     decoder_width
         Hidden features of the read-out; None = as many as a node has.
     decoder
         What it reads: the sum over atoms, or that and the global features.
-    mpnn, attention, ffn
-        The parts of a block.
+    mpnn
+        Message passing in a block.
+    attention
+        Attention between all atoms of a molecule in a block.
+    ffn
+        The FFN of a block.
     edges
         Edge features with an MLP; without them a message is the two atoms' features.
     globals_
@@ -129,9 +144,16 @@ class GPSPlusPlusConfig:
         Atoms sum over the edges out of them too.
     adjacent_aggregation
         Atoms sum over their neighbours' features too.
-    laplacian, random_walk, degree
-        Encodings of a node's position in the graph. ``num_laplacian`` and ``num_walks`` are how
-        many numbers of each are read.
+    laplacian
+        Eigenvectors of the graph's Laplacian as an encoding of an atom's position in it.
+    num_laplacian
+        How many.
+    random_walk
+        Chances that a walk along bonds is back after 1, 2, ... steps, likewise.
+    num_walks
+        How many.
+    degree
+        Number of neighbours, likewise.
     shortest_paths
         Bias of attention by the number of bonds between two atoms.
     distance_bias
@@ -149,8 +171,10 @@ class GPSPlusPlusConfig:
         beyond; row 0 stands for no path.
     max_degree
         Larger degrees count as this.
-    noisy_nodes, noisy_edges
-        Heads that name an atom's and a bond's features again.
+    noisy_nodes
+        A head that names an atom's features again.
+    noisy_edges
+        A head that names a bond's.
     denoising
         A head that points back from noisy positions.
     targets

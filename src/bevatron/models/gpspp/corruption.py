@@ -27,9 +27,10 @@ class CorruptionConfig:
 
     Attributes
     ----------
-    node_noise, edge_noise
-        Chance that an entry of an atom's or a directed edge's features is drawn anew from its
-        vocabulary.
+    node_noise
+        Chance that an entry of an atom's features is drawn anew from its vocabulary.
+    edge_noise
+        The same of a directed edge's.
     masking
         Odds that a molecule with positions is shown with shortest paths only, positions only, or
         both. It acts if the model can use positions.

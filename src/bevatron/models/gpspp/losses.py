@@ -40,8 +40,10 @@ class LossConfig:
         Where ``huber`` turns from square to absolute, in normalised units.
     target_weight
         Of the targets.
-    node_weight, edge_weight
-        Of noisy nodes and edges, if the model has such heads.
+    node_weight
+        Of noisy nodes, if the model has that head.
+    edge_weight
+        Of noisy edges, likewise.
     denoising_weight
         Of the directions of noise on positions, likewise.
     """

@@ -38,8 +38,10 @@ class GraphAttentionConfig:
         (Platonov et al., arXiv 2302.11640).
     hidden
         Width between layers; of gat and gatv2 in a plain stack that of one head.
-    heads, out_heads
-        Heads of the hidden layers (side by side) and of a plain stack's last (averaged).
+    heads
+        Heads of the hidden layers, side by side.
+    out_heads
+        Heads of a plain stack's last layer, averaged.
     residual
         Add the input of each hidden layer of a plain stack, through a matrix where widths differ.
     norm

@@ -277,7 +277,8 @@ def _least_squares(
     if rank < len(numbers):
         notes.append(
             f"E0 of head '{name}': the compositions fix only {int(rank)} of {len(numbers)} "
-            "energies; the solution of least norm is used, right in sum but not element by element"
+            "energies; the solution of least norm is used, right in sum but not element by "
+            "element: energies of other compositions are shifted, unless E0 are given"
         )
     return [float(value) for value in solution], notes
 

@@ -1,5 +1,6 @@
 """Tables of SMILES and targets: CSV, TSV and Parquet, and plain lists of SMILES."""
 
+import codecs
 import gzip
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,11 +21,10 @@ from bevatron.typing import Array
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "cxsmiles", "smi", "mol")
 """Names under which SMILES are found by themselves, in any case of letters."""
 
-_NO_TARGETS = {
-    *("", "id", "idx", "index", "mol_id", "molecule_id", "cid", "name", "row", "split", "fold"),
-    "unnamed: 0",
-}
-_NULL = ["", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "#N/A", "-"]
+_NO_TARGETS = {"", "id", "idx", "index", "cid", "name", "row", "split", "fold", "unnamed: 0"}
+_NULL = ["", "na", "n/a", "nan", "null", "none", "<na>", "#n/a", "-"]
+"""What says, in any case of letters, that there is no label."""
+
 _SPLITS = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2}
 _SPLITS[""] = -1
 
@@ -160,7 +160,8 @@ class TableFile:
         """One target as floats; NaN where there is no label."""
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             trimmed = pa.compute.utf8_trim_whitespace(column)
-            absent = pa.compute.is_in(trimmed, value_set=pa.array(_NULL, trimmed.type))
+            lowered = pa.compute.utf8_lower(trimmed)
+            absent = pa.compute.is_in(lowered, value_set=pa.array(_NULL, trimmed.type))
             trimmed = pa.compute.if_else(absent, pa.scalar(None, trimmed.type), trimmed)
             try:
                 column = trimmed.cast(pa.float64())
@@ -180,7 +181,7 @@ class TableFile:
         others = [
             name
             for name in names
-            if name not in {self.column, self.split} and name.strip().lower() not in _NO_TARGETS
+            if name not in {self.column, self.split} and not _is_no_target(name)
         ]
         table = self._read(others) if others else {}
         numeric = []
@@ -198,8 +199,8 @@ class TableFile:
             return (numeric[0],)
         if not numeric:
             raise DataError(
-                f"{self.path}: has no column of numbers to predict (columns: {', '.join(names)}); "
-                "name it by columns.targets"
+                f"{self.path}: has no column of numbers to predict (columns: {', '.join(names)}; "
+                "classes are numbers too, from 0); name it by columns.targets"
             )
         raise DataError(
             f"{self.path}: several columns could be targets ({', '.join(numeric)}); name those "
@@ -210,12 +211,18 @@ class TableFile:
         return _read_table(self.path, list(dict.fromkeys(columns)))
 
 
+def _is_no_target(name: str) -> bool:
+    """Whether the name of a column says that it numbers rows: id, mol_id, Compound ID."""
+    plain = name.strip().lower()
+    return plain in _NO_TARGETS or plain.endswith(("_id", " id"))
+
+
 def _first_unreadable(path: Path, name: str, column: Any) -> str:
     for row, text in enumerate(column.to_pylist()):
         try:
             float(text or "nan")
         except ValueError:
-            return f"{path}, row {row}: '{name}' is '{text}', expected a number"
+            return f"{path}, row {row}: '{name}' is '{text}', expected a number (0, 1 for classes)"
     return f"{path}: the column '{name}' holds no numbers"
 
 
@@ -224,7 +231,7 @@ def _mostly_numbers(column: Any) -> bool:
     balance = 0
     for entry in column.to_pylist():
         text = str(entry if entry is not None else "").strip()
-        if text in _NULL:
+        if text.lower() in _NULL:
             continue
         try:
             balance += 1 if np.isfinite(float(text)) else -1
@@ -242,16 +249,21 @@ def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
     for known in SMILES_NAMES:
         if known in lowered:
             return lowered[known]
-    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and mark in names[0]:
-            raise DataError(
-                f"{path}: its columns seem to be divided by {word}; write it with commas (.csv) or "
-                "tabs (.tsv)"
-            )
+    if len(names) == 1 and (otherwise := _divided_otherwise(names[0])):
+        raise DataError(f"{path}: {otherwise}")
     raise DataError(
         f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); name the one that "
         "holds the SMILES by columns.smiles"
     )
+
+
+def _divided_otherwise(header: str) -> str:
+    """Say by what the columns of a table seem to be divided, if it is not by what was expected."""
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if mark in header:
+            advice = "write it with commas (.csv) or tabs (.tsv)"
+            return f"its columns seem to be divided by {word}; {advice}"
+    return ""
 
 
 def _split_column(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
@@ -279,7 +291,7 @@ def _column_names(path: Path) -> list[str]:
         with pa.csv.open_csv(path, parse_options=_parsing(path)) as reader:
             names = list(reader.schema.names)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as a table ({_line(error)})") from None
+        raise DataError(f"{path}: {_why_unreadable(path, error)}") from None
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise DataError(f"{path}: two columns are called '{double[0]}'")
@@ -300,8 +312,8 @@ def _read_table(path: Path, columns: list[str]) -> Any:
             strings_can_be_null=False,
         )
         return pa.csv.read_csv(path, parse_options=_parsing(path), convert_options=convert)
-    except (OSError, EOFError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as a table ({_line(error)})") from None
+    except (OSError, EOFError, UnicodeError, pa.ArrowException) as error:
+        raise DataError(f"{path}: {_why_unreadable(path, error)}") from None
 
 
 def _parsing(path: Path) -> Any:
@@ -314,5 +326,18 @@ def _list_of_smiles(path: Path) -> list[str]:
         return [(line.split() or [""])[0] for line in file]
 
 
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _why_unreadable(path: Path, error: Exception) -> str:
+    """Say what is wrong with a table, in words of ours where the first line tells."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
+    try:
+        with opener(path, "rb") as file:
+            header = file.readline(4096)
+    except (OSError, EOFError):
+        return f"cannot be read as a table ({reason})"
+    if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "is written in UTF-16; save it in UTF-8"
+    if isinstance(error, UnicodeError) or "utf8" in reason.lower():
+        return "is not written in UTF-8, there are other bytes in it; save it in UTF-8"
+    otherwise = "" if b"," in header else _divided_otherwise(header.decode(errors="replace"))
+    return otherwise or f"cannot be read as a table ({reason})"

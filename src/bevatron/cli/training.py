@@ -1,0 +1,70 @@
+"""The command ``bevatron train``: a recipe or a YAML file, and what the command line changes."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from bevatron.arguments import parse
+from bevatron.cli.words import say
+from bevatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to start.
+
+    Attributes
+    ----------
+    resume
+        ``never``: the folder must not hold a run; ``auto``: go on if it does; ``must``: it has to.
+    dry_run
+        Print parameters, memory and steps, and leave.
+    """
+
+    resume: Literal["never", "auto", "must"] = "never"
+    dry_run: bool = False
+
+
+def train(arguments: list[str]) -> int:
+    """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
+    from bevatron.recipes import RECIPES
+    from bevatron.recipes.training import configuration, start
+
+    recipes = ", ".join(sorted(RECIPES))
+    if not arguments:
+        raise ConfigError(
+            f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
+            "`bevatron train --help` says more"
+        )
+    if arguments[0] in {"-h", "--help"}:
+        say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
+        say(f"recipes: {recipes}; `bevatron train RECIPE --help` lists all keys")
+        return 0
+    base = configuration(arguments[0], arguments[1:])
+    command = _train_command(type(base))
+    parsed = parse(
+        command,
+        [_written_out(argument) for argument in arguments[1:]],
+        f"bevatron train {arguments[0]}",
+        default=command(base, TrainOptions()),
+    )
+    return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
+
+
+def _written_out(argument: str) -> str:
+    """Write out an option that has a short name."""
+    option, equals, value = argument.partition("=")
+    short = {"--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
+    return short.get(option, option) + equals + value
+
+
+def _train_command(config: type) -> Any:
+    """Make the class of which tyro reads a recipe's configuration and how to start."""
+
+    @dataclass(frozen=True)
+    class Command:
+        run: Annotated[config, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        options: Annotated[TrainOptions, tyro.conf.arg(name="")]
+
+    return Command

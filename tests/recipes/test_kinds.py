@@ -1,0 +1,27 @@
+"""Where the model of a folder is, also while its run is under way."""
+
+import pytest
+
+from bevatron.errors import CheckpointError
+from bevatron.recipes.kinds import kind_of_model, newest_model
+
+
+def test_of_a_run_under_way_the_best_model_is_taken_until_its_own_is_there(tmp_path):
+    best = tmp_path / "best"
+    best.mkdir()
+    (best / "model.json").write_text('{"kind": "mace"}')
+    assert newest_model(tmp_path) == best
+    assert kind_of_model([str(tmp_path)]) == "mace"
+    (tmp_path / "model.json").write_text('{"kind": "gpspp"}')
+    assert newest_model(tmp_path) == tmp_path
+    assert kind_of_model([str(tmp_path)]) == "gpspp"
+    assert newest_model(best) == best
+
+
+def test_a_file_is_no_folder_with_a_model(tmp_path):
+    file = tmp_path / "a.model"
+    file.touch()
+    with pytest.raises(CheckpointError, match=r"a\.model: is a file, expected a run or a model"):
+        newest_model(file)
+    with pytest.raises(CheckpointError, match=r"model folder; convert it$"):
+        newest_model(file, "; convert it")
