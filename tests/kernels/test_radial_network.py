@@ -107,10 +107,11 @@ def test_forces_alone_need_no_gradient_by_weights(monkeypatch):
 
 
 def test_constants_of_the_basis_have_no_gradient_in_triton():
-    w, c = bessel_parameters(R_MAX, 2)
-    given = (torch.ones(1).double(), w.requires_grad_(), c, torch.tensor(R_MAX).double(), ORDER)
-    with kernels.use("triton"), pytest.raises(KernelError, match="reference"):
-        radial_network(*given, [torch.ones(2, 2).double()] * 3)
+    w, c = (constant.to(DEVICE) for constant in bessel_parameters(R_MAX, 2))
+    given = (torch.ones(1), w.requires_grad_(), c, torch.tensor(R_MAX), torch.ones(2, 2))
+    r, w, c, r_max, weight = (t.to(DEVICE, torch.float64) for t in given)
+    with kernels.use("triton"), pytest.raises(KernelError, match="by the lengths and weights"):
+        radial_network(r, w, c, r_max, ORDER, [weight] * 3)
 
 
 def test_weights_that_do_not_fit_are_named():
