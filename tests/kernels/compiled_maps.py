@@ -26,6 +26,14 @@ def mixed(x, weight):
     return kernels.equivariant_linear(x.square(), [weight[:2], weight[2:]])
 
 
+def network(lengths, weight):
+    pi = torch.pi
+    constants = (torch.tensor([pi, 2 * pi]), torch.tensor(1.0), torch.tensor(1.2))
+    constants = tuple(t.to(lengths) for t in constants)
+    weights = [weight[:2], weight[:3] * 2, weight[1:]]
+    return kernels.radial_network(lengths.square().sum(1) + 0.4, *constants, 5, weights)
+
+
 if __name__ == "__main__":
     torch._dynamo.config.trace_autograd_ops = True
     with kernels.use("triton"):
@@ -33,3 +41,4 @@ if __name__ == "__main__":
         compare(sums, (5, 2), (1,))
         compare(mixed, (3, 8), (4, 2))
         compare(kernels.silu_linear, (5, 3), (3, 4))
+        compare(network, (5, 1), (4, 3))

@@ -93,8 +93,30 @@ def test_result_and_derivatives_are_right_on_awkward_graphs(graph, dtype):
 
 @pytest.mark.parametrize("graph", GRAPHS[:1] + GRAPHS[4:], ids=lambda graph: graph.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_made_in_chunks_give_the_same(graph, dtype, small_chunks):
+@pytest.mark.parametrize("kept", [0, 4], ids=["none kept", "one chunk kept"])
+def test_weights_made_in_chunks_give_the_same(graph, dtype, kept, small_chunks, monkeypatch):
+    monkeypatch.setattr(module("radial_tensor_product.triton"), "kept_edges", lambda *_: kept)
     check(SMALL, make(SMALL, graph, dtype, hidden=5))
+
+
+@pytest.mark.parametrize(("kept", "made"), [(0, 6), (4, 4), (5, 2)])
+def test_weights_that_are_kept_are_not_made_again(kept, made, small_chunks, monkeypatch):
+    """Five edges are two chunks: made for the result, its gradient and that gradient's."""
+    inputs = make(SMALL, TINY, hidden=3)
+    radial = module("radial_tensor_product.triton")
+    monkeypatch.setattr(radial, "kept_edges", lambda *_: kept)
+    expanded, expand = [], radial.Layer.expand
+    monkeypatch.setattr(
+        radial.Layer, "expand", lambda *given, **how: expanded.append(how) or expand(*given, **how)
+    )
+    call, _ = product(SMALL, inputs)
+    tensors = {k: v.requires_grad_() if k != "edges" else v for k, v in inputs.items()}
+    with kernels.use("triton"):
+        (by_x,) = torch.autograd.grad(call(**tensors).sum(), tensors["x"], create_graph=True)
+        torch.autograd.grad(by_x.square().sum(), tensors["harmonics"])
+        with torch.no_grad():
+            call(**tensors)
+    assert len(expanded) == made + 2  # without gradients nothing is kept
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -114,6 +136,18 @@ def test_chunks_are_equal_and_within_their_memory():
     assert chunk_size(119_372, 5120) == 23_875  # a fifth: 122 MB
     assert chunk_size(7, 5120) == 7
     assert chunk_size(0, 5120) == 0
+
+
+@pytest.mark.parametrize(
+    ("edges", "kept"), [(119_372, 3 / 5), (1_193_720, 34 / 46), (20_000, 1), (0, 1)]
+)
+def test_the_weights_that_are_kept_are_in_proportion_to_the_edges(edges, kept):
+    radial, last_weight = module("radial_tensor_product.triton"), torch.empty(64, 1280)
+    size = radial.chunk_size(edges, 5120)
+    found = radial.kept_edges(edges, size, last_weight)
+    assert found == min(round(kept * -(-edges // max(size, 1))) * size, edges)
+    narrow = torch.empty(64, 512)  # 2 KiB an edge: all of them
+    assert radial.kept_edges(edges, radial.chunk_size(edges, 2048), narrow) == edges
 
 
 @pytest.mark.parametrize("irreps", [MACE, NEQUIP, HIGH], ids=["mace", "nequip", "high degrees"])
@@ -262,13 +296,15 @@ def test_operators_are_registered_as_torch_wants_them(hidden):
     index = launch.Index.of(edges, 4)
     if hidden:
         operators, index = module("radial_tensor_product.triton"), (*index[:2], *index[3:])
-        arguments = (*tensors, *index, irreps, 4)
+        given, arguments = (*tensors, *index), (*tensors, *index, irreps, 4, 0)
+        later = (*given, inputs["hidden"].new_empty(0, inputs["last_weight"].shape[1]), irreps, 4)
     else:
         operators = module("channelwise_tensor_product.triton")
-        arguments = (*tensors, *index, irreps)
-    gradient = torch.randn_like(operators._forward(*arguments)).requires_grad_()
+        arguments = later = (*tensors, *index, irreps)
+    result = operators._forward(*arguments)
+    gradient = torch.randn_like(result[0] if hidden else result).requires_grad_()
     torch.library.opcheck(operators._forward, arguments)
-    torch.library.opcheck(operators._backward, (gradient, *arguments, [True] * len(tensors)))
+    torch.library.opcheck(operators._backward, (gradient, *later, [True] * len(tensors)))
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -152,7 +152,7 @@ def test_rows_are_not_kept():
     with hooks, use(global_attention="triton"):
         global_attention(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
-    columns = 3 * (16 + 1 + 2 * (16 + 1))
+    columns = 3 * (16 + 1 + 2 * (16 + 1 + 8))
     assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 64 * 3 + columns
 
 

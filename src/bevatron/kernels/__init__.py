@@ -36,6 +36,7 @@ from bevatron.kernels.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair_attention import pair_attention
 from bevatron.kernels.qkvg import qkvg
 from bevatron.kernels.radial_basis import radial_basis
+from bevatron.kernels.radial_network import radial_network
 from bevatron.kernels.radial_tensor_product import radial_tensor_product
 from bevatron.kernels.registry import (
     KernelConfig,
@@ -94,6 +95,7 @@ __all__ = [
     "pair_attention",
     "qkvg",
     "radial_basis",
+    "radial_network",
     "radial_tensor_product",
     "replicate",
     "reset_launches",

@@ -46,11 +46,14 @@ def linear(
     return torch.addmm(bias, x, weight.t(), out=out)
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """Compute ``a b`` of matrices of one type, with a result in float32."""
-    if a.dtype == torch.float32 or a.device.type != "cuda":
-        return torch.mm(a.float(), b.float())
-    return torch.mm(a, b, out_dtype=torch.float32)
+def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
+    """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
+    plain = a.dtype == torch.float32 or a.device.type != "cuda"
+    if onto is None:
+        return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
+    if plain:
+        return onto.addmm_(a.float(), b.float())
+    return torch.addmm(onto, a, b, out_dtype=torch.float32, out=onto)
 
 
 class WeightGradient:
@@ -67,8 +70,8 @@ class WeightGradient:
         self._total: Tensor | None = None
 
     def add(self, dy: Tensor, x: Tensor) -> None:
-        """Add ``dy^T x`` of one chunk."""
-        self.add_part(wide_product(dy.t(), x))
+        """Add ``dy^T x`` of one chunk: the product itself adds."""
+        self._total = wide_product(dy.t(), x, self._total)
 
     def add_part(self, part: Tensor) -> None:
         """Add what one chunk makes of it, in float32."""

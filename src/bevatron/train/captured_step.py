@@ -3,7 +3,8 @@
 A step is two recordings. The first, one per shape of a batch, adds the gradients of a padded batch
 (forward, the inner gradient that forces are, backward) to one flat buffer. The second, see
 `DeviceUpdate`, clips, steps the optimiser and moves the averaged weights. Between them lie the
-other batches of an accumulated step and the sum over ranks, which are not recorded.
+other batches of an accumulated step and the sum over ranks, which are not recorded. Where there is
+neither, both are one recording: the device stands still at the begin of each.
 
 The host never waits for the step it has just launched. A loss or gradient that is not sound is
 found out on the device: this and all later steps then change nothing, until the host, one step
@@ -204,14 +205,19 @@ class CapturedStep:
             if self.buckets.shapes:
                 recordings.record_all(self.buckets.shapes, self._smallest_batch)
             for place, batch in enumerate(batches):
-                recordings.add_gradients(place, batch, self._kind_of(batch))
+                kind = self._kind_of(batch)
+                recordings.feed(batch, kind)
+                if recordings.whole_steps:
+                    self._set_update(lr)
+                recordings.add_gradients(place, kind)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(run, max(batches, key=lambda b: b.num_edges), mesh) from error
         totals = recordings.add_up(len(batches))
         if mesh.world > 1:
             sum_over_ranks(self._update.gradients.flat, mesh)
             sum_over_ranks(totals, mesh)
-        self._update.set(lr, largest_loss(state.progress, run.settings.train.explode_factor))
+        if not recordings.whole_steps:
+            self._set_update(lr)
         read = recordings.update()
 
         def result() -> StepResult:
@@ -222,6 +228,10 @@ class CapturedStep:
             return StepResult(total, terms, norm, sizes, totalled)
 
         return LaunchedStep(totalled, result, recordings.take_seconds())
+
+    def _set_update(self, lr: float) -> None:
+        explode_factor = self.run.settings.train.explode_factor
+        self._update.set(lr, largest_loss(self.state.progress, explode_factor))
 
     def _smallest_batch(self) -> Batch:
         """Make a batch that fits into every shape: the sample with the fewest edges."""
@@ -264,7 +274,15 @@ class CapturedStep:
 
 
 class _Recordings:
-    """The recordings for one set of the loss's constants, and the memory they work on."""
+    """The recordings for one set of the loss's constants, and the memory they work on.
+
+    Attributes
+    ----------
+    counts
+        What the losses are divided by.
+    whole_steps
+        Whether the recording of a batch is a whole step: one batch, one rank.
+    """
 
     counts: NumberFeed
 
@@ -273,6 +291,7 @@ class _Recordings:
         self._config = run.settings.train
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
         self._rows = run.settings.optim.accumulate
+        self.whole_steps = self._rows == 1 and mesh.world == 1
         self._recorder = Recorder(mesh.device)
         self._inputs: dict[Kind, Feed] = {}
         self._graphs: dict[Kind, Work] = {}
@@ -297,7 +316,8 @@ class _Recordings:
         self._terms, self._totals, self._parts = zeros(width), zeros(width), zeros(rows, width)
         self._figures = zeros((rows + 1) * width + 2)
         self._readings = [Reading(self._figures), Reading(self._figures)]
-        self._replay_update = self._recorder.record(self._record_update, self._update.rehearse)
+        if not self.whole_steps:
+            self._replay_update = self._recorder.record(self._finish, self._update.rehearse)
         self._seconds += time.monotonic() - began
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
@@ -316,14 +336,18 @@ class _Recordings:
             for shape in missing:
                 self._record(shape, batch)
 
-    def add_gradients(self, place: int, batch: Batch | GraphBatch, kind: Kind) -> None:
-        """Add the gradients of one batch; record its kind if this is the first of it."""
+    def feed(self, batch: Batch | GraphBatch, kind: Kind) -> None:
+        """Hand a batch to the recording of its kind; record it if this is the first of it."""
         if kind not in self._graphs:
             self._record(kind, batch)
         else:
             self._inputs[kind].send(batch)
+
+    def add_gradients(self, place: int, kind: Kind) -> None:
+        """Add the gradients of the batch that was fed; if that is a whole step, also update."""
         self._graphs[kind]()
-        self._parts[place].copy_(self._terms)
+        if not self.whole_steps:
+            self._parts[place].copy_(self._terms)
 
     def _record(self, kind: Kind, batch: Batch | GraphBatch) -> None:
         """Record what adds the gradients of a batch of a kind; they stay as they are."""
@@ -331,7 +355,21 @@ class _Recordings:
         inputs = self._feed(kind, batch)
         inputs.send(batch)
         before = self._update.gradients.flat.clone()
-        graph = self._recorder.record(lambda: self._gradients(inputs.batch))
+
+        def gradients() -> None:
+            self._gradients(inputs.batch)
+
+        def step() -> None:
+            gradients()
+            self._parts[0].copy_(self._terms)
+            self._totals.copy_(self._terms)
+            self._finish()
+
+        def rehearsal() -> None:
+            gradients()
+            self._update.rehearse()
+
+        graph = self._recorder.record(*((step, rehearsal) if self.whole_steps else (gradients,)))
         self._update.gradients.flat.copy_(before)
         self._inputs[kind], self._graphs[kind] = inputs, graph
         self._seconds += time.monotonic() - began
@@ -348,13 +386,15 @@ class _Recordings:
 
     def add_up(self, num_batches: int) -> Tensor:
         """Return loss and terms of this rank's batches together, on the device."""
-        self._parts[num_batches:].zero_()
-        torch.sum(self._parts, 0, out=self._totals)
+        if not self.whole_steps:
+            self._parts[num_batches:].zero_()
+            torch.sum(self._parts, 0, out=self._totals)
         return self._totals
 
     def update(self) -> Callable[[], Figures]:
-        """Launch the update; return what waits for the step's figures."""
-        self._replay_update()
+        """Launch the update if it has not been; return what waits for the step's figures."""
+        if not self.whole_steps:
+            self._replay_update()
         self._readings.reverse()
         read = self._readings[0].launch()
 
@@ -378,7 +418,8 @@ class _Recordings:
         scalars = [loss.total, *(loss.terms[name] for name in self._names)]
         self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
 
-    def _record_update(self) -> None:
+    def _finish(self) -> None:
+        """Update from the summed gradients, and write down the figures."""
         self._update.loss.copy_(self._totals[0])
         self._update.run()
         verdict = self._update.verdict[1:]

@@ -38,6 +38,26 @@ def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
             assert_close(got, want, 1e-11)
 
 
+@pytest.mark.parametrize("changes", [{}, {"apply_cutoff": False}, {"interaction": "density"}])
+def test_hidden_layers_on_chip_give_the_numbers_of_the_references(changes, structures, tiny):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny(radial_mlp=(8, 6, 4), **changes).to(device)
+    batch = structures.batch(structures.molecule(), structures.crystal()).to(device)
+    with kernels.use("reference"):
+        expected = gradients(model, batch)
+    kernels.reset_launches()
+    with kernels.use("reference", radial_network="triton"):
+        actual = gradients(model, batch)
+    assert (kernels.launches().get(("radial_network", "triton"), 0) > 0) == (
+        "apply_cutoff" not in changes
+    )
+    for got, want in zip(actual, expected, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert_close(got, want, 1e-11)
+
+
 def test_forces_and_gradients_repeat_bit_for_bit(structures, tiny):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"

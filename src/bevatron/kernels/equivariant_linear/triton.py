@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from math import sqrt
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +73,8 @@ def equivariant_linear(
     if scale != 1.0:
         flat = flat * scale
     shapes = [(number, *weight.shape) for number, weight in zip(blocks, weights, strict=True)]
-    spec = " ".join(",".join(map(str, shape)) for shape in shapes)
+    # index: where torch.compile takes a width for a variable, it is settled here.
+    spec = " ".join(",".join(str(index(number)) for number in shape) for shape in shapes)
     result: Tensor = mix(x, flat, spec, False)
     return result
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.autograd import empty_gradients
+from bevatron.kernels.global_attention.triton_columns import (
+    add_kernel,
+    query_grad_kernel,
+    query_kernel,
+    value_back_kernel,
+)
 from bevatron.kernels.global_attention.triton_kernels import (
     attend_kernel,
     combine_kernel,
@@ -29,8 +36,16 @@ BLOCK = 64
 """Rows of a column in a block."""
 PER_PROCESSOR = 4
 """Programs side by side on a processor, about."""
+OUTPUT_BACK = (2, 64)
+"""Stages of loads, and rows of a block, of the kernel with most sums in registers."""
+COLUMNS = 16
+"""Columns of a program where rows do not matter."""
+SHARE_NUMBERS, SHARES = 128, 8
+"""Of weights' gradients: numbers that a program adds up, and shares on their way at once."""
 
-Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -105,20 +120,21 @@ class Columns:
         """Allocate float32 numbers."""
         return self.m.new_empty(shape, dtype=torch.float32)
 
-    def constants(self, stages: int) -> dict[str, Any]:
+    def constants(self, stages: int, block: int | None = None) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
-        return {"C": self.m.shape[-1], "BLOCK": BLOCK, "STAGES": stages, "num_warps": 4}
+        return {"C": self.m.shape[-1], "BLOCK": block or BLOCK, "STAGES": stages, "num_warps": 4}
 
-    def by_head(self, tensor: Tensor) -> Tensor:
-        """Pad [column, H, ...] to `heads`."""
-        padded = tensor.new_zeros((tensor.shape[0], self.heads, *tensor.shape[2:]))
-        padded[:, : tensor.shape[1]] = tensor
-        return padded
+    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        """Launch a kernel of `triton_columns`: a program for `COLUMNS` columns and a head."""
+        with on_device(self.m):
+            kernel[-(-self.count // COLUMNS), constants["H"]](
+                *arguments, C=self.m.shape[-1], BLOCK=COLUMNS, num_warps=8, **constants
+            )
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The weights: as the rows' type for rows, in float32 (rounded to it) for columns."""
+    """The weights: those that meet rows in the rows' type."""
 
     q: Tensor
     k: Tensor
@@ -131,22 +147,18 @@ class Layers:
     @classmethod
     def of(cls, m: Tensor, *weights: Tensor) -> "Layers":
         """Take the seven weights in the operator's order."""
-        rounded = [weight.to(m.dtype).contiguous() for weight in weights]
-        return cls(*(weight.float() for weight in rounded[:3]), *rounded[3:])
+        given = [weight.contiguous() for weight in weights]
+        return cls(*given[:3], *(weight.to(m.dtype) for weight in given[3:]))
 
     @property
-    def head(self) -> int:
-        """Channels of a head."""
-        return len(self.k)
+    def heads(self) -> dict[str, int]:
+        """Channels of a head, and how many heads there are, as kernels take them."""
+        return {"D": len(self.k), "H": len(self.q) // len(self.k)}
 
-    def query(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q [column, H, D], scaled, and what meets rows: [column, H, C]."""
-        q = (mean @ self.q.t()).view(len(mean), -1, self.head) * self.head**-0.5
-        return q, q @ self.k
-
-    def values(self, attended: Tensor) -> Tensor:
-        """Return o [column, H D] of [column, H, C]."""
-        return (attended @ self.v.t()).flatten(1)
+    @property
+    def scale(self) -> float:
+        """Of the logits."""
+        return float(len(self.k) ** -0.5)
 
 
 @torch.library.custom_op("bevatron::global_attention", mutates_args=())
@@ -168,9 +180,10 @@ def attend(
     """Return the result, and what is kept for the backward pass.
 
     That is the rows' statistics [2, samples, S, N] and, for every column, the mean of its rows
-    followed by one over their number [C + 1], the sum of attended rows [H, C] and its log [H].
+    followed by one over their number [C + 1], the sum of attended rows [H, C], its log [H] and its
+    values [H D].
     """
-    y, statistics, mean, attended, log_sum = _new_outputs(m, q_weight, k_weight, out_weight)
+    y, statistics, mean, attended, log_sum, value = _new_outputs(m, q_weight, k_weight, out_weight)
     weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
     layers, H, C = Layers.of(m, *weights), attended.shape[1], m.shape[-1]
     columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
@@ -182,43 +195,33 @@ def attend(
             *(*columns.geometry, eps),
             **columns.constants(3),
         )
-    mean[:, C] = 1.0 / (mask_eps + counts.view(-1, columns.parts).sum(1))
-    torch.mul(sums.sum(1), mean[:, C:], out=mean[:, :C])
-    query = columns.by_head(layers.query(mean[:, :C])[1].to(m.dtype))
+    _, query = _queries(columns, layers, mean, (sums, counts), mask_eps)
     largest, total = columns.new(2, columns.items, columns.heads)
     sums = columns.new(columns.items, columns.heads, C)
-    found = columns.new(columns.count, columns.heads, C), columns.new(columns.count, columns.heads)
     with on_device(m):
         attend_kernel[grid](
             *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, query),
             *(largest, total, sums, *columns.geometry),
+            H=H,
             HEADS=columns.heads,
             **columns.constants(3),
         )
         combine_kernel[(columns.count,)](
-            largest, total, sums, *found, columns.parts, C=C, HEADS=columns.heads
+            *(largest, total, sums, layers.v, attended, log_sum, value, columns.parts),
+            C=C,
+            D_PAD=max(16, len(layers.v)),
+            HEADS=columns.heads,
+            DTYPE=TYPES[m.dtype],
+            **layers.heads,
         )
-    attended.copy_(found[0][:, :H])
-    log_sum.copy_(found[1][:, :H])
-    o = layers.values(attended)
-    with on_device(m):
         output_kernel[grid](
-            *(
-                columns.m,
-                *columns.norm,
-                columns.mean,
-                columns.rstd,
-                o,
-                layers.gate,
-                layers.gate_bias,
-                layers.out,
-            ),
-            *(layers.out_bias, y, *columns.geometry),
-            HD=o.shape[1],
+            *(columns.m, *columns.norm, columns.mean, columns.rstd, value),
+            *(layers.gate, layers.gate_bias, layers.out, layers.out_bias, y, *columns.geometry),
+            HD=value.shape[1],
             Z=y.shape[-1],
             **columns.constants(3),
         )
-    return y, statistics, mean, attended, log_sum
+    return y, statistics, mean, attended, log_sum, value
 
 
 @attend.register_fake
@@ -244,6 +247,7 @@ def attend_backward(
     mean: Tensor,
     attended: Tensor,
     log_sum: Tensor,
+    value: Tensor,
 ) -> Ten:
     """Return gradients of all tensors but the mask."""
     weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
@@ -251,37 +255,43 @@ def attend_backward(
     dm, dnorm_weight, dnorm_bias, dq_weight, dk_weight, dv_weight = found[:6]
     layers, H, C = Layers.of(m, *weights), attended.shape[1], m.shape[-1]
     columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
-    do = _output_backward(columns, layers, dy, layers.values(attended), dm, found[6:])
-    do = do.view(len(do), H, -1)
-    dattended = do @ layers.v
-    dv_weight.copy_(do.flatten(0, 1).t() @ attended.flatten(0, 1))
-    q, query = layers.query(mean[:, :C])
-    # Rounded before the sum over rows is made of it: what it is taken from is rounded too.
-    dattended = dattended.to(m.dtype)
-    softmax = (
-        columns.by_head(query.to(m.dtype)),
-        columns.by_head(dattended),
-        columns.by_head(log_sum),
-        columns.by_head((dattended * attended).sum(-1)),
+    do_parts = _output_backward(columns, layers, dy, value, dm, found[6:])
+    do, delta = columns.new(columns.count, value.shape[1]), columns.new(columns.count, H)
+    dattended = m.new_empty(attended.shape)
+    columns.launch(
+        value_back_kernel,
+        *(do_parts, layers.v, attended, do, dattended, delta, columns.count, columns.parts),
+        **layers.heads,
     )
-    dquery = columns.new(columns.count, columns.parts, columns.heads, C)
+    dv_weight.copy_(_by_head(do, H).t() @ attended.flatten(0, 1))
+    q, query = _queries(columns, layers, mean)
+    softmax = (query, dattended, log_sum, delta)
+    dquery_parts = columns.new(columns.count, columns.parts, H, C)
     with on_device(m):
         query_back_kernel[(columns.items,)](
             *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
-            *(dquery, *columns.geometry),
+            *(dquery_parts, *columns.geometry),
+            H=H,
             HEADS=columns.heads,
             **columns.constants(2),
         )
-    dquery = dquery.sum(1)[:, :H]
-    dk_weight.copy_(q.flatten(0, 1).t() @ dquery.flatten(0, 1))
-    dq = (dquery @ layers.k.t()).flatten(1) * layers.head**-0.5
+    dquery, dmean = columns.new(2, *attended.shape)
+    dq = torch.empty_like(q)
+    columns.launch(
+        query_grad_kernel,
+        *(dquery_parts, mean, layers.q, layers.k, dquery, dq, dmean),
+        *(columns.count, columns.parts, layers.scale),
+        DTYPE=TYPES[m.dtype],
+        **layers.heads,
+    )
+    dk_weight.copy_(_by_head(q, H).t() @ dquery.flatten(0, 1))
     dq_weight.copy_(dq.t() @ mean[:, :C])
-    dmean = (dq @ layers.q) * mean[:, C:]
     norm_shares = columns.new(columns.walkers, 2, C)
     with on_device(m):
         rows_back_kernel[(columns.walkers,)](
             *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
             *(dmean, dm, norm_shares, *columns.geometry, columns.items),
+            H=H,
             HEADS=columns.heads,
             **columns.constants(2),
         )
@@ -311,38 +321,72 @@ def _backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> tuple[Tens
 attend.register_autograd(_backward, setup_context=_save)
 
 
+def _by_head(rows: Tensor, heads: int) -> Tensor:
+    """Return [column, H D] as [column H, D]."""
+    return rows.view(len(rows) * heads, -1)
+
+
+def _queries(
+    columns: Columns,
+    layers: Layers,
+    mean: Tensor,
+    parts: tuple[Tensor, Tensor] | None = None,
+    mask_eps: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return queries [column, H D], scaled, and what meets rows [column, H, C] in their type.
+
+    ``mean`` is read, or made of the sums of parts of columns and their numbers of rows.
+    """
+    heads = layers.heads
+    q = columns.new(columns.count, len(layers.q))
+    query = columns.m.new_empty((columns.count, heads["H"], columns.m.shape[-1]))
+    columns.launch(
+        query_kernel,
+        *(parts or (mean, mean)),
+        *(layers.q, layers.k, mean, q, query, columns.count, columns.parts, mask_eps),
+        layers.scale,
+        FIRST=parts is not None,
+        **heads,
+    )
+    return q, query
+
+
 def _output_backward(
     columns: Columns,
     layers: Layers,
     dy: Tensor,
-    o: Tensor,
+    value: Tensor,
     dn: Tensor,
     gradients: tuple[Tensor, ...],
 ) -> Tensor:
-    """Return the gradient of o [column, H D]; write the gate's part of that of normalised rows.
+    """Return parts of the gradient of o; write the gate's part of that of normalised rows.
 
     ``gradients``: of the gate's weight and bias, the output's weight and bias.
     """
     (Z, HD), C, walkers = layers.out.shape, columns.m.shape[-1], columns.walkers
     do = columns.new(columns.count, columns.parts, HD)
-    out_shares, gate_shares = columns.new(walkers, Z, HD), columns.new(walkers, HD, C)
-    bias_shares = columns.new(walkers, HD + Z)
+    numbers = HD * C + Z * HD + HD + Z
+    shares = columns.new(walkers, numbers)
+    dgate, dgate_bias, dout, dout_bias = gradients
     with on_device(dn):
         output_back_kernel[(walkers,)](
-            *(dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, o),
-            *(layers.gate, layers.gate_bias, layers.out, dn, do, out_shares, gate_shares),
-            *(bias_shares, *columns.geometry, columns.items),
+            *(dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, value),
+            *(layers.gate, layers.gate_bias, layers.out, dn, do, shares),
+            *(*columns.geometry, columns.items),
             HD=HD,
             Z=Z,
-            **columns.constants(2),
+            **columns.constants(*OUTPUT_BACK),
         )
-    dgate, dgate_bias, dout, dout_bias = gradients
-    dgate.copy_(gate_shares.sum(0))
-    dout.copy_(out_shares.sum(0))
-    biases = bias_shares.sum(0)
-    dgate_bias.copy_(biases[:HD])
-    dout_bias.copy_(biases[HD:])
-    return do.sum(1)
+        add_kernel[(-(-numbers // SHARE_NUMBERS),)](
+            *(shares, dgate, dout, dgate_bias, dout_bias, walkers),
+            C=C,
+            HD=HD,
+            Z=Z,
+            BLOCK=SHARE_NUMBERS,
+            AT_ONCE=SHARES,
+            num_warps=4,
+        )
+    return do
 
 
 def _new_outputs(m: Tensor, q_weight: Tensor, k_weight: Tensor, out_weight: Tensor) -> Saved:
@@ -358,4 +402,5 @@ def _new_outputs(m: Tensor, q_weight: Tensor, k_weight: Tensor, out_weight: Tens
         new(columns, C + 1),
         new(columns, H, C),
         new(columns, H),
+        new(columns, len(q_weight)),
     )

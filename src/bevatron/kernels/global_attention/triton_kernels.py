@@ -52,6 +52,21 @@ def load_matrix(base, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def load_heads(base, column, H: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr):
+    """Load a column's H rows of [column, H, C] as [HEADS, C], zero behind the last."""
+    head = tl.arange(0, HEADS)
+    at = base + (tl.cast(column, tl.int64) * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+    return tl.load(at, mask=(head < H)[:, None], other=0.0)
+
+
+@triton.jit
+def load_per_head(base, column, H: tl.constexpr, HEADS: tl.constexpr):
+    """Load a column's H numbers of [column, H], zero behind the last."""
+    head = tl.arange(0, HEADS)
+    return tl.load(base + tl.cast(column, tl.int64) * H + head, mask=head < H, other=0.0)
+
+
+@triton.jit
 def mean_kernel(
     X, NormWeight, NormBias, Mask, Mean, Rstd, Sums, Counts, S, N, x_0, x_1, x_2, parts, eps,
     C: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -83,17 +98,18 @@ def mean_kernel(
 def attend_kernel(
     X, NormWeight, NormBias, Mask, Mean, Rstd, Query, Largest, Total, Sums,
     S, N, x_0, x_1, x_2, parts,
-    C: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute a part's largest logits, sums of exponentials and sums of rows with these.
 
-    Query is [column, HEADS, C], of the type of the rows; logits are in units of log 2.
+    Query is [column, H, C], of the type of the rows; logits are in units of log 2.
     """
     item = tl.program_id(0)
     column, sample, n, first, last = part_of(item, S, N, parts)
     weight = load_vector(NormWeight, tl.arange(0, C), C)
     bias = load_vector(NormBias, tl.arange(0, C), C)
-    query = tl.trans(load_matrix(Query + column * HEADS * C, HEADS, C))
+    query = tl.trans(load_heads(Query, column, H, HEADS, C))
     largest = tl.full([HEADS], -1e30, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     sums = tl.zeros([HEADS, C], tl.float32)
@@ -117,28 +133,44 @@ def attend_kernel(
 
 @triton.jit
 def combine_kernel(
-    Largest, Total, Sums, Attended, LogSum, parts, C: tl.constexpr, HEADS: tl.constexpr
-):
-    """Combine a column's parts; one without rows gets zeros, and a log sum that makes zeros."""
+    Largest, Total, Sums, VWeight, Attended, LogSum, Value, parts,
+    C: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Combine a column's parts, and make values of them.
+
+    A column without rows gets zeros, and a log sum that makes zeros.
+    """
     column, head, c = tl.program_id(0), tl.arange(0, HEADS), tl.arange(0, C)
     largest = tl.full([HEADS], -1e30, tl.float32)
-    for part in range(parts):
-        item = column * parts + part
-        largest = tl.maximum(largest, tl.load(Largest + item * HEADS + head))
+    # Four parts are on their way at once.
+    for first in range(0, parts, 4):
+        for i in tl.static_range(4):
+            at = Largest + (column * parts + first + i) * HEADS + head
+            largest = tl.maximum(largest, tl.load(at, mask=first + i < parts, other=-1e30))
     total = tl.zeros([HEADS], tl.float32)
     sums = tl.zeros([HEADS, C], tl.float32)
-    for part in range(parts):
-        item = column * parts + part
-        share = tl.exp2(tl.load(Largest + item * HEADS + head) - largest)
-        total += share * tl.load(Total + item * HEADS + head)
-        at = Sums + (item * HEADS + head)[:, None] * C + c[None, :]
-        sums += share[:, None] * tl.load(at)
+    for first in range(0, parts, 4):
+        for i in tl.static_range(4):
+            here, item = first + i < parts, column * parts + first + i
+            at = item * HEADS + head
+            share = tl.exp2(tl.load(Largest + at, mask=here, other=-1e30) - largest)
+            total += share * tl.load(Total + at, mask=here, other=0.0)
+            at = Sums + at[:, None] * C + c[None, :]
+            sums += share[:, None] * tl.load(at, mask=here, other=0.0)
     some = total > 0
     total = tl.where(some, total, 1.0)
     log_sum = tl.where(some, largest + tl.log2(total), float("inf"))
-    tl.store(LogSum + column * HEADS + head, log_sum)
-    at = Attended + (column * HEADS + head)[:, None] * C + c[None, :]
-    tl.store(at, tl.where(some[:, None], sums / total[:, None], 0.0))
+    tl.store(LogSum + column * H + head, log_sum, mask=head < H)
+    attended = tl.where(some[:, None], sums / total[:, None], 0.0)
+    at = Attended + (column * H + head).to(tl.int64)[:, None] * C + c[None, :]
+    tl.store(at, attended, mask=(head < H)[:, None])
+    d = tl.arange(0, D_PAD)
+    weight = tl.load(VWeight + d[:, None] * C + c[None, :], mask=(d < D)[:, None], other=0.0)
+    weight = tl.trans(weight.to(DTYPE).to(tl.float32))
+    value = tl.dot(attended, weight, input_precision="ieee")
+    at = Value + (column * H + head)[:, None] * D + d[None, :]
+    tl.store(at, value, mask=(head < H)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -168,13 +200,13 @@ def output_kernel(
 @triton.jit
 def output_back_kernel(
     DY, X, NormWeight, NormBias, Mean, Rstd, Value, Gate, GateBias, Out, DN, DValue,
-    OutShares, GateShares, BiasShares, S, N, x_0, x_1, x_2, parts, items,
+    Shares, S, N, x_0, x_1, x_2, parts, items,
     C: tl.constexpr, HD: tl.constexpr, Z: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gate's part of the normalised rows' gradient, and parts of that of o.
 
     A program walks over every so many items and leaves its shares of the gradients of the gate's
-    and the output's weight and, in BiasShares [program, HD + Z], of their biases.
+    weight, the output's weight and of their biases one behind the other in Shares.
     """
     weight = load_vector(NormWeight, tl.arange(0, C), C)
     bias = load_vector(NormBias, tl.arange(0, C), C)
@@ -207,11 +239,14 @@ def output_back_kernel(
             at = DN + ((sample * S + s) * N + n)[:, None] * C + tl.arange(0, C)[None, :]
             tl.store(at, dn.to(DN.dtype.element_ty), mask=(s < last)[:, None])
         tl.store(DValue + item * HD + tl.arange(0, HD), tl.sum(do, 0))
-    program, h, c, z = tl.program_id(0), tl.arange(0, HD), tl.arange(0, C), tl.arange(0, Z)
-    tl.store(GateShares + program * HD * C + h[:, None] * C + c[None, :], dgate_weight)
-    tl.store(OutShares + program * HD * Z + z[:, None] * HD + h[None, :], dout_weight)
-    tl.store(BiasShares + program * (HD + Z) + h, dgate_bias)
-    tl.store(BiasShares + program * (HD + Z) + HD + z, dout_bias)
+    h, c, z = tl.arange(0, HD), tl.arange(0, C), tl.arange(0, Z)
+    share = Shares + tl.program_id(0).to(tl.int64) * (HD * C + Z * HD + HD + Z)
+    tl.store(share + h[:, None] * C + c[None, :], dgate_weight)
+    share += HD * C
+    tl.store(share + z[:, None] * HD + h[None, :], dout_weight)
+    share += Z * HD
+    tl.store(share + h, dgate_bias)
+    tl.store(share + HD + z, dout_bias)
 
 
 @triton.jit
@@ -226,16 +261,17 @@ def weights_back(normed, query, dattended, log_sum, delta, kept):
 def query_back_kernel(
     X, NormWeight, NormBias, Mask, Mean, Rstd, Query, DAttended, LogSum, Delta, DQuery,
     S, N, x_0, x_1, x_2, parts,
-    C: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute a part's share of the gradient of the queries, [item, HEADS, C]."""
+    """Compute a part's share of the gradient of the queries, [item, H, C]."""
     item, head, c = tl.program_id(0), tl.arange(0, HEADS), tl.arange(0, C)
     column, sample, n, first, last = part_of(item, S, N, parts)
     weight, bias = load_vector(NormWeight, c, C), load_vector(NormBias, c, C)
-    query = load_matrix(Query + column * HEADS * C, HEADS, C)
-    dattended = load_matrix(DAttended + column * HEADS * C, HEADS, C)
-    log_sum = tl.load(LogSum + column * HEADS + head)
-    delta = tl.load(Delta + column * HEADS + head)
+    query = load_heads(Query, column, H, HEADS, C)
+    dattended = load_heads(DAttended, column, H, HEADS, C)
+    log_sum = load_per_head(LogSum, column, H, HEADS)
+    delta = load_per_head(Delta, column, H, HEADS)
     dquery = tl.zeros([HEADS, C], tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         s = start + tl.arange(0, BLOCK)
@@ -244,31 +280,33 @@ def query_back_kernel(
         kept = load_each(Mask, sample, n, s, last, S, N) > 0
         _, dlogits = weights_back(normed, query, dattended, log_sum, delta, kept)
         dquery = tl.dot(tl.trans(dlogits.to(normed.dtype)), normed, dquery)
-    tl.store(DQuery + (item * HEADS + head)[:, None] * C + c[None, :], dquery)
+    at = DQuery + (item * H + head).to(tl.int64)[:, None] * C + c[None, :]
+    tl.store(at, dquery, mask=(head < H)[:, None])
 
 
 @triton.jit
 def rows_back_kernel(
     X, NormWeight, NormBias, Mask, Mean, Rstd, Query, DAttended, LogSum, Delta, DMean, DX,
     NormShares, S, N, x_0, x_1, x_2, parts, items,
-    C: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    C: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Turn the gate's part of the normalised rows' gradient in DX into dx.
 
-    DMean is the gradient of a column's sum of rows. A program walks over every so many items and
-    leaves its share of the norm's gradients in NormShares [program, 2, C].
+    DMean [column, H, C] is the gradient of a column's sum of rows, by heads. A program walks over
+    every so many items and leaves its share of the norm's gradients in NormShares [program, 2, C].
     """
-    head, c = tl.arange(0, HEADS), tl.arange(0, C)
+    c = tl.arange(0, C)
     weight, bias = load_vector(NormWeight, c, C), load_vector(NormBias, c, C)
     dweight = tl.zeros([C], tl.float32)
     dbias = tl.zeros([C], tl.float32)
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         column, sample, n, first, last = part_of(item, S, N, parts)
-        query = load_matrix(Query + column * HEADS * C, HEADS, C)
-        dattended = load_matrix(DAttended + column * HEADS * C, HEADS, C)
-        log_sum = tl.load(LogSum + column * HEADS + head)
-        delta = tl.load(Delta + column * HEADS + head)
-        dmean = load_vector(DMean + column * C, c, C)
+        query = load_heads(Query, column, H, HEADS, C)
+        dattended = load_heads(DAttended, column, H, HEADS, C)
+        log_sum = load_per_head(LogSum, column, H, HEADS)
+        delta = load_per_head(Delta, column, H, HEADS)
+        dmean = tl.sum(load_heads(DMean, column, H, HEADS, C), 0)
         for start in tl.range(first, last, BLOCK, num_stages=STAGES):
             s = start + tl.arange(0, BLOCK)
             xhat, rstd = load_scaled(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)

@@ -26,6 +26,8 @@ from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, line
 from bevatron.kernels.rows import processors
 from bevatron.kernels.triton_products import allows_tf32
 
+BESIDE_KEPT = 1
+"""Shares of a chunk's bytes that the gradient of kept products gets one of: all."""
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
 KEPT_BYTES = 512 * 2**20
@@ -144,7 +146,7 @@ def mean_of_products_backward(
     for sample, a, b, both, kept, outer in zip(*per_sample, strict=True):
         scale = _reciprocal(kept, mask_eps)
         da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
-        for part in _parts(N, m, H, share=1 if outer is None else 2):
+        for part in _parts(N, m, H, share=1 if outer is None else BESIDE_KEPT):
             g = torch.empty_like(sample[part]).view(-1, len(weight))
             scaled = (sample[part].view(g.shape), scale[part], g)
             dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))

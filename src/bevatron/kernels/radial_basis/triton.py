@@ -130,7 +130,7 @@ def _power(x, P: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _cutoff(r, r_max, P: tl.constexpr):
+def cutoff(r, r_max, P: tl.constexpr):
     """U and its first two derivatives by r."""
     x = r / r_max
     below = _power(x, P - 2)
@@ -156,7 +156,7 @@ def radial_basis_forward(
     b = tl.arange(0, FUNCTIONS)
     r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
     w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
-    u, _, _ = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    u, _, _ = cutoff(r, tl.load(r_max_ptr).to(T), P)
     f = tl.sin(w[None, :] * r[:, None]) / r[:, None]
     at = e[:, None] * num_functions + b[None, :]
     mask = (e < count)[:, None] & (b < num_functions)[None, :]
@@ -178,7 +178,7 @@ def radial_basis_backward(
     r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
     w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
     g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
-    u, du, _ = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    u, du, _ = cutoff(r, tl.load(r_max_ptr).to(T), P)
     phase = w[None, :] * r[:, None]
     f = tl.sin(phase) / r[:, None]
     df = (w[None, :] * tl.cos(phase) - f) / r[:, None]
@@ -203,7 +203,7 @@ def radial_basis_double_backward(
     w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
     g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
     c = tl.load(c_ptr).to(T)
-    u, du, ddu = _cutoff(r, tl.load(r_max_ptr).to(T), P)
+    u, du, ddu = cutoff(r, tl.load(r_max_ptr).to(T), P)
     phase = w[None, :] * r[:, None]
     sine = tl.sin(phase)
     f = sine / r[:, None]

@@ -5,6 +5,9 @@ cut into chunks of equal size. For each, a matrix product makes the weights and 
 while they are still in the cache. A receiver whose edges lie in two chunks continues its sum in the
 later launch: an order that never changes. Gradients by the weights overwrite the weights in place
 and leave through matrix products with hidden and last_weight.
+
+The weights of the first chunks, as many as `KEPT_BYTES` hold, are kept for the derivatives: memory
+stays in proportion to the edges.
 """
 
 from typing import Any
@@ -15,12 +18,17 @@ from torch import Tensor
 from bevatron.kernels.autograd import is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
 from bevatron.kernels.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.channelwise_tensor_product.triton_launch import Index, chunks, run
+from bevatron.kernels.channelwise_tensor_product.triton_launch import Chunk, Index, chunks, run
 from bevatron.kernels.radial_tensor_product.triton_matmul import Layer, OuterSum
 from bevatron.maths.irreps import Irreps, Layout
 
 CHUNK_BYTES = 128 * 2**20
 """What the weights of a chunk may take: enough to fill a GPU, little beside all weights."""
+KEPT_BYTES = 3840
+"""Of every edge, what weights may take that are kept for the derivatives, which else make them
+three times. That is three quarters of what 10 paths of 128 channels have, more than 4 paths need:
+MACE's step on forces then keeps 70 to 80 % of its weights in half as much memory again, and stays
+below half of cuEquivariance's."""
 
 
 def radial_tensor_product(
@@ -43,7 +51,10 @@ def radial_tensor_product(
     irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid), layout])
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
-    result: Tensor = _forward(x, harmonics, hidden, last_weight, *tensors, irreps, size)
+    given = (x, harmonics, hidden, last_weight)
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    kept = kept_edges(order.num_edges, size, last_weight) if differentiated else 0
+    result: Tensor = _forward(*given, *tensors, irreps, size, kept)[0]
     return result
 
 
@@ -51,6 +62,12 @@ def chunk_size(num_edges: int, edge_bytes: int) -> int:
     """Cut the edges into as few chunks of equal length as `CHUNK_BYTES` allows."""
     most = max(CHUNK_BYTES // max(edge_bytes, 1), 1)
     return -(-num_edges // max(-(-num_edges // most), 1))
+
+
+def kept_edges(num_edges: int, size: int, last_weight: Tensor) -> int:
+    """Count the edges in as many whole chunks as `KEPT_BYTES` of all edges hold, one at least."""
+    bytes_of_chunk = max(size * last_weight.shape[1] * last_weight.element_size(), 1)
+    return min(max(KEPT_BYTES * num_edges // bytes_of_chunk, 1) * size, num_edges)
 
 
 # In the operators below edges are sorted by receiver, so that `Index` needs no permutation.
@@ -68,22 +85,24 @@ def _forward(
     sender_ptr: Tensor,
     irreps: str,
     size: int,
-) -> Tensor:
-    """Compute the product; ``irreps`` as `named_product` takes them."""
+    kept: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute the product; ``irreps`` as `named_product` takes them.
+
+    Also the weights of the first ``kept`` edges, whole chunks of ``size``.
+    """
     product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     out = x.new_zeros(x.shape[0], product.dim_out)
     x, harmonics, hidden, last_weight = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight)
     )
-    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
+    weights = _Weights(hidden, last_weight, size, hidden.new_empty(kept, last_weight.shape[1]))
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
-        w = buffer[: chunk.stop - chunk.first]
-        layer.expand(hidden[part], w)
-        tensors = {"x": x, "y": harmonics[part], "w": w}
+        tensors = {"x": x, "y": harmonics[part], "w": weights.make(chunk)}
         run(product, "forward", tensors, {"out": out}, index, chunk)
-    return out
+    return out, weights.kept
 
 
 @torch.library.custom_op("bevatron::radial_tensor_product_backward", mutates_args=())
@@ -97,6 +116,7 @@ def _backward(
     receiver_ptr: Tensor,
     by_sender: Tensor,
     sender_ptr: Tensor,
+    kept: Tensor,
     irreps: str,
     size: int,
     needs: list[bool],
@@ -108,20 +128,18 @@ def _backward(
     x, harmonics, hidden, last_weight, g = (
         t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
     )
-    buffer, layer = _buffer(hidden, last_weight, size), Layer(last_weight)
-    outer = OuterSum(g_last)
+    weights, outer = _Weights(hidden, last_weight, size, kept), OuterSum(g_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
-        w = buffer[: chunk.stop - chunk.first]
-        layer.expand(hidden[part], w)
+        w, gw = weights.of(chunk), weights.room(chunk)
         into = {"gx": gx} if needs[0] else {}
         into |= {"gy": gy[part]} if needs[1] else {}
-        into |= {"gw": w} if needs[2] or needs[3] else {}
+        into |= {"gw": gw} if needs[2] or needs[3] else {}
         run(product, "backward", {"x": x, "y": harmonics[part], "w": w, "g": g}, into, index, chunk)
         if needs[2]:
-            layer.contract(w, gh[part])
+            weights.layer.contract(gw, gh[part])
         if needs[3]:
-            outer.add(hidden[part], w)
+            outer.add(hidden[part], gw)
     outer.finish()
     return results
 
@@ -141,6 +159,7 @@ def _double_backward(
     receiver_ptr: Tensor,
     by_sender: Tensor,
     sender_ptr: Tensor,
+    kept: Tensor,
     irreps: str,
     size: int,
     needs: list[bool],
@@ -158,23 +177,22 @@ def _double_backward(
         t.contiguous() for t in (x, harmonics, hidden, last_weight, g)
     )
     along = {"ax": ax.contiguous()} if ax is not None else {}
-    buffer, second = (_buffer(hidden, last_weight, size) for _ in range(2))
+    weights = _Weights(hidden, last_weight, size, kept)
+    second = torch.empty_like(weights.buffer)
     ay, ah, a_last = (None if t is None else t.contiguous() for t in (ay, ah, a_last))
-    layer, outer = Layer(last_weight), OuterSum(d_last)
+    layer, outer = weights.layer, OuterSum(d_last)
     along_last = None if a_last is None else Layer(a_last)
     for chunk in chunks(len(hidden), size):
         part = slice(chunk.first, chunk.stop)
-        rows = chunk.stop - chunk.first
-        w = buffer[:rows]
-        layer.expand(hidden[part], w)
+        w, dw = weights.of(chunk), weights.room(chunk)
         tensors = {"x": x, "y": harmonics[part], "w": w, "g": g, **along}
         tensors |= {"ay": ay[part]} if ay is not None else {}
         into = {"dg": dg} if needs[0] else {}
         into |= {"dx": dx} if needs[1] else {}
         into |= {"dy": dy[part]} if needs[2] else {}
-        into |= {"dw": w} if needs[3] or needs[4] else {}
+        into |= {"dw": dw} if needs[3] or needs[4] else {}
         if ah is not None or along_last is not None:
-            aw = tensors["aw"] = second[:rows]
+            aw = tensors["aw"] = second[: chunk.stop - chunk.first]
             if ah is not None:
                 layer.expand(ah[part], aw)
             if along_last is not None:
@@ -183,20 +201,50 @@ def _double_backward(
                 into |= {"gw": aw}
         run(product, "double_backward", tensors, into, index, chunk)
         if needs[3]:
-            layer.contract(w, dh[part])
+            layer.contract(dw, dh[part])
             if along_last is not None:
                 along_last.contract(aw, dh[part], add=True)
         if needs[4]:
-            outer.add(hidden[part], w)
+            outer.add(hidden[part], dw)
             if ah is not None:
                 outer.add(ah[part], aw)
     outer.finish()
     return dg, *results
 
 
-def _buffer(hidden: Tensor, last_weight: Tensor, size: int) -> Tensor:
-    """Make room for the weights of a chunk."""
-    return hidden.new_empty(min(size, hidden.shape[0]), last_weight.shape[1])
+class _Weights:
+    """The weights of the edges, some kept, the others made chunk by chunk in one buffer.
+
+    Parameters
+    ----------
+    hidden, last_weight
+        Contiguous.
+    size
+        Edges of a chunk.
+    kept
+        The weights of the edges in the first chunks, or room for them.
+    """
+
+    def __init__(self, hidden: Tensor, last_weight: Tensor, size: int, kept: Tensor) -> None:
+        self.layer, self.kept, self._hidden = Layer(last_weight), kept, hidden
+        self.buffer = hidden.new_empty(min(size, hidden.shape[0]), last_weight.shape[1])
+
+    def room(self, chunk: Chunk) -> Tensor:
+        """Return where gradients by a chunk's weights may go: over these, unless they are kept."""
+        return self.buffer[: chunk.stop - chunk.first]
+
+    def make(self, chunk: Chunk) -> Tensor:
+        """Compute the weights of a chunk."""
+        part = slice(chunk.first, chunk.stop)
+        w = self.kept[part] if chunk.stop <= len(self.kept) else self.room(chunk)
+        self.layer.expand(self._hidden[part], w)
+        return w
+
+    def of(self, chunk: Chunk) -> Tensor:
+        """Return the weights of a chunk, made again unless they are kept."""
+        if chunk.stop <= len(self.kept):
+            return self.kept[chunk.first : chunk.stop]
+        return self.make(chunk)
 
 
 def _results(
@@ -212,8 +260,10 @@ def _results(
 
 
 @_forward.register_fake
-def _(x: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape[0], named_product(rest[-2]).dim_out)
+def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    last_weight, irreps, kept = rest[2], rest[-3], rest[-1]
+    out = x.new_empty(x.shape[0], named_product(irreps).dim_out)
+    return out, x.new_empty(kept, last_weight.shape[1])
 
 
 @_backward.register_fake
@@ -230,32 +280,33 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return by_g, *_results(x, harmonics, hidden, last_weight, needs[1:])
 
 
-def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:8])
+    # Nothing is differentiated by the weights that are kept: they stand for hidden and last_weight.
+    ctx.save_for_backward(*inputs[:8], output[1].detach())
     ctx.others = inputs[8:10]
 
 
-def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+def _forward_gradients(ctx: Any, g: Tensor | None, _kept: None) -> tuple[Tensor | None, ...]:
     needs = [is_wanted(ctx, i) for i in range(4)]
     if g is None or not any(needs):
-        return (None,) * 10
+        return (None,) * 11
     results = _backward(g, *ctx.saved_tensors, *ctx.others, needs)
-    return *_where(needs, results), *(None,) * 6
+    return *_where(needs, results), *(None,) * 7
 
 
 def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9])
-    ctx.others = inputs[9:11]
+    ctx.save_for_backward(*inputs[:10])
+    ctx.others = inputs[10:12]
 
 
 def _backward_gradients(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = [is_wanted(ctx, i) for i in range(5)]
     if all(cotangent is None for cotangent in cotangents) or not any(needs):
-        return (None,) * 12
+        return (None,) * 13
     results = _double_backward(*cotangents, *ctx.saved_tensors, *ctx.others, needs)
-    return *_where(needs, results), *(None,) * 7
+    return *_where(needs, results), *(None,) * 8
 
 
 def _where(needs: list[bool], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:

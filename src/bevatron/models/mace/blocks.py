@@ -6,7 +6,8 @@ is normalised as in e3nn: weights are of order 1 and the output is divided by th
 number of inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
 from math import sqrt
 
@@ -19,6 +20,7 @@ from bevatron.kernels import (
     equivariant_linear,
     indexed_linear,
     radial_basis,
+    radial_network,
     scatter_sum,
     silu,
     silu_linear,
@@ -156,16 +158,57 @@ class RadialBasis(nn.Module):
 
     def forward(
         self, lengths: Float[Tensor, " E"], numbers: Int[Tensor, " N"], edges: Int[Tensor, "2 E"]
-    ) -> tuple[Float[Tensor, "E B"], Float[Tensor, "E 1"] | None]:
+    ) -> "RadialFunctions":
         """Return the basis, and the cutoff where it is not yet part of the basis."""
+        constants = (self.frequencies, self.prefactor, self.r_max)
         if self.apply_cutoff and self.agnesi is None:
-            constants = (self.frequencies, self.prefactor, self.r_max)
-            return radial_basis(lengths, *constants, self.polynomial_cutoff), None
+            given = (lengths, *constants, self.polynomial_cutoff)
+            return RadialFunctions(
+                partial(radial_basis, *given), None, partial(radial_network, *given)
+            )
         cutoff = polynomial_cutoff(lengths, self.r_max, self.polynomial_cutoff).unsqueeze(-1)
         if self.agnesi is not None:
             lengths = self.agnesi(lengths, numbers, edges)
         basis = bessel_basis(lengths, self.frequencies, self.prefactor)
-        return (basis * cutoff, None) if self.apply_cutoff else (basis, cutoff)
+        if self.apply_cutoff:
+            return RadialFunctions(lambda: basis * cutoff)
+        return RadialFunctions(lambda: basis, cutoff)
+
+
+class RadialFunctions:
+    """Radial functions of all edges.
+
+    Parameters
+    ----------
+    basis
+        Makes them [E, B], if anybody asks for them.
+    cutoff
+        [E, 1], what is not yet part of the basis; None if nothing is.
+    network
+        Makes the hidden numbers [E, H] from the matrices of all hidden layers at once, where one
+        operator does.
+    """
+
+    def __init__(
+        self,
+        basis: Callable[[], Tensor],
+        cutoff: Float[Tensor, "E 1"] | None = None,
+        network: Callable[[Sequence[Tensor]], Tensor] | None = None,
+    ) -> None:
+        self._make_basis, self.cutoff, self._network = basis, cutoff, network
+
+    @cached_property
+    def basis(self) -> Float[Tensor, "E B"]:
+        """The functions themselves."""
+        return self._make_basis()
+
+    def hidden(self, mlp: "RadialMLP") -> Float[Tensor, "E H"]:
+        """Return what enters the last layer of a network, the cutoff included."""
+        weights = mlp.hidden_weights
+        if self._network is not None and weights:
+            return self._network(weights)
+        hidden = mlp.hidden(self.basis)
+        return hidden if self.cutoff is None else hidden * self.cutoff
 
 
 class AgnesiTransform(nn.Module):
@@ -250,10 +293,14 @@ class RadialMLP(nn.Module):
 
     def hidden(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E H"]:
         """Return what enters the last layer: apply that with `last_weight`, fused if one likes."""
-        for layer in range(len(self.weights) - 1):
-            weight = self._scaled(layer)
+        for layer, weight in enumerate(self.hidden_weights):
             x = silu_linear(x, weight) if layer else x @ weight
         return silu(x) if len(self.weights) > 1 else x
+
+    @property
+    def hidden_weights(self) -> list[Tensor]:
+        """The matrices of all layers but the last, normalisation included."""
+        return [self._scaled(layer) for layer in range(len(self.weights) - 1)]
 
     @property
     def last_weight(self) -> Float[Tensor, "H n"]:

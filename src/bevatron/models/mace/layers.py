@@ -14,6 +14,7 @@ from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficie
 from bevatron.models.mace.blocks import (
     ElementLinear,
     EquivariantLinear,
+    RadialFunctions,
     RadialMLP,
     flatten_degrees,
     join_degrees,
@@ -68,19 +69,15 @@ class Interaction(nn.Module):
         self,
         features: Float[Tensor, "N D"],
         harmonics: Float[Tensor, "E S"],
-        radial: Float[Tensor, "E B"],
-        cutoff: Float[Tensor, "E 1"] | None,
+        radial: RadialFunctions,
         edges: EdgeOrder,
         elements: ElementOrder,
     ) -> tuple[Float[Tensor, "N K S"], Float[Tensor, "N F"] | None]:
         """Return A and, in the residual kinds, what the skip adds after the product."""
-        hidden = self.radial_mlp.hidden(radial)
-        if cutoff is not None:
-            hidden = hidden * cutoff
         messages = radial_tensor_product(
             self.linear_up(features),
             harmonics,
-            hidden,
+            radial.hidden(self.radial_mlp),
             self.radial_mlp.last_weight,
             edges,
             self.irreps_in,
@@ -88,7 +85,7 @@ class Interaction(nn.Module):
             self.irreps_out,
             layout="ir_mul",
         )
-        a = self._mixed(messages, radial, cutoff, edges)
+        a = self._mixed(messages, radial, edges)
         if self.residual:
             skip = self.skip(split_degrees(features, [self.channels] * (self.l_in + 1)), elements)
             return a, flatten_degrees(skip)
@@ -96,7 +93,7 @@ class Interaction(nn.Module):
         return join_degrees(self.skip(degrees, elements)), None
 
     def _mixed(
-        self, messages: Tensor, radial: Tensor, cutoff: Tensor | None, edges: EdgeOrder
+        self, messages: Tensor, radial: RadialFunctions, edges: EdgeOrder
     ) -> Float[Tensor, "N K S"]:
         """Mix channels; divide by the number of neighbours, average or as a smooth density."""
         scale = 1.0 / self.avg_num_neighbors if self.density is None else 1.0
@@ -104,9 +101,9 @@ class Interaction(nn.Module):
         a: Tensor = mixed.unflatten(1, (-1, self.channels)).transpose(1, 2)
         if self.density is None:
             return a
-        density = torch.tanh(self.density(radial).square())
-        if cutoff is not None:
-            density = density * cutoff
+        density = torch.tanh(self.density(radial.basis).square())
+        if radial.cutoff is not None:
+            density = density * radial.cutoff
         total = scatter_sum(density, edges.edges[1], len(a), ordered=True)
         return a / (1.0 + total).unsqueeze(2)
 

@@ -195,10 +195,10 @@ class MACE(nn.Module):
     def _features(self, geometry: "Geometry", elements: ElementOrder) -> list[Tensor]:
         """Run all layers; one flat feature [N, F] of each."""
         harmonics = spherical_harmonics(self.config.l_max, geometry.vectors)
-        radial, cutoff = self.radial_basis(geometry.lengths, geometry.numbers, geometry.order.edges)
+        radial = self.radial_basis(geometry.lengths, geometry.numbers, geometry.order.edges)
         features = [self.embedding(elements)]
         for interaction, product in zip(self.interactions, self.products, strict=True):
-            a, skip = interaction(features[-1], harmonics, radial, cutoff, geometry.order, elements)
+            a, skip = interaction(features[-1], harmonics, radial, geometry.order, elements)
             features.append(product(a, skip, elements))
         return features[1:]
 
