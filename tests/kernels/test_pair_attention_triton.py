@@ -102,6 +102,39 @@ def test_a_masked_key_far_above_the_others_is_not_seen():
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)
 
 
+FAR = {
+    "a late key far above": (slice(-1, None), 100.0, 0),
+    "late keys slightly above": (slice(20, None), 12.0, 0),
+    "all far below, the first hidden": (slice(None), -100.0, 16),
+    "all far above, the first hidden": (slice(None), 100.0, 16),
+    "the first far below": (slice(0, 16), -100.0, 0),
+    "the first far above": (slice(0, 16), 100.0, 0),
+}
+
+
+@pytest.mark.parametrize("case", FAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_logits_may_lie_anywhere(case, dtype):
+    keys, added, hidden = FAR[case]
+    inputs = make(S=2, Nq=17, Nk=40, D=16, gated=True, dtype=dtype)
+    inputs["bias"][..., keys] += added
+    inputs["mask"][:, 0] = True
+    inputs["mask"][:, 0, :hidden] = False
+    limit = Tolerance(2e-5, 2e-5) if dtype == torch.float32 else LIMITS[dtype]  # of logits of 100
+    check_op(pair_attention, pair_attention, inputs, order=1, tolerance=limit, ran=RAN)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 0.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_scale_may_be_any_number(scale, dtype):
+    inputs = make(S=2, Nq=5, Nk=20, D=16, dtype=dtype)
+    check_op(
+        lambda **given: pair_attention(**given, scale=scale),
+        lambda **given: pair_attention(**given, scale=scale),
+        inputs, order=1, tolerance=LIMITS[dtype], ran=RAN,
+    )  # fmt: skip
+
+
 def test_many_rows_are_dealt_to_programs(monkeypatch):
     module = load(*RAN).__globals__
     monkeypatch.setitem(module, "PROGRAMS_PER_PROCESSOR", 1000)
@@ -268,37 +301,40 @@ def test_a_cuda_graph_gives_the_same_bits():
         assert torch.equal(want, got)
 
 
+def check_last_row(q, k, bias):
+    """Compare the last of many rows, the only one with a gradient, with itself in float64."""
+
+    def derive(q, k, bias, implementation):
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, k, bias)]
+        with kernels.use(pair_attention=implementation):
+            result = pair_attention(*leaves, layout="BSNHD")
+        along = torch.zeros_like(result)
+        along[:, -1:] = 1.0
+        dq, dk, dv, dbias = torch.autograd.grad(result, leaves, along)
+        rows = {"result": result.detach(), "dq": dq, "dk": dk, "dv": dv}
+        return {name: rows[name][:, -1:] for name in rows} | {"dbias": dbias}
+
+    found = derive(q, k, bias, "triton")
+    alone = (tensor.double() for tensor in (q[:, -1:], k[:, -1:], bias))
+    for name, exact in derive(*alone, "reference").items():
+        limits = LIMITS[q.dtype]
+        limit = limits.forward if name == "result" else limits.gradients
+        assert_close(found[name], exact, limit, name)
+
+
+MANY = (1, 4100, 4096, 4, 32)
+"""The last row begins beyond 2^31 elements."""
+
+
 @ON_GPU
 def test_more_than_2_to_the_31_elements():
-    def last_row(q, k):
-        q, k, v, b = (t.detach().requires_grad_() for t in (q, k, k, bias))
-        with kernels.use(pair_attention="triton"):
-            result = pair_attention(q, k, v, b, layout="BSNHD")
-        along = torch.zeros_like(result)  # of other rows the gradient of the bias gets zeros
-        along[:, -1:] = 1.0
-        dq, dk, dv, db = torch.autograd.grad(result, (q, k, v, b), along)
-        return [t[:, -1:] for t in (result.detach(), dq, dk, dv)] + [db]
-
-    rows, count, heads, head = 4100, 4096, 4, 32
-    q = torch.randn(1, rows, count, heads, head, device=DEVICE, dtype=torch.bfloat16)
-    bias = torch.randn(1, 1, heads, count, 64, device=DEVICE, dtype=torch.bfloat16)
-    k = q[:, :, :64]
-    for within, alone in zip(last_row(q, k), last_row(q[:, -1:], k[:, -1:]), strict=True):
-        assert torch.equal(within, alone)
+    q = torch.randn(MANY, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(1, 1, 4, 4096, 64, device=DEVICE, dtype=torch.bfloat16)
+    check_last_row(q, q[:, :, :64], bias)
 
 
 @ON_GPU
 def test_keys_beyond_2_to_the_31_elements():
-    rows, count, heads, head = 4100, 4096, 4, 32
-    k = torch.randn(1, rows, count, heads, head, device=DEVICE, dtype=torch.bfloat16)
-    bias = torch.randn(1, 1, heads, 64, count, device=DEVICE, dtype=torch.bfloat16)
-    q = k[:, :, :64]
-    found = []
-    for rows_of in (slice(None), slice(-1, None)):
-        leaves = [t[:, rows_of].detach().requires_grad_() for t in (q, k)]
-        with kernels.use(pair_attention="triton"):
-            result = pair_attention(leaves[0], leaves[1], leaves[1].detach(), bias, layout="BSNHD")
-        gradients = torch.autograd.grad(result, leaves, torch.ones_like(result))
-        found.append([t[:, -1:] for t in (result.detach(), *gradients)])
-    for within, alone in zip(*found, strict=True):
-        assert torch.equal(within, alone)
+    k = torch.randn(MANY, device=DEVICE, dtype=torch.bfloat16)
+    bias = torch.randn(1, 1, 4, 64, 4096, device=DEVICE, dtype=torch.bfloat16)
+    check_last_row(k[:, :, :64], k, bias)

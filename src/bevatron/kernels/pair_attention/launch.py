@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair_attention.tiles import Tiles, padded
-from bevatron.kernels.pair_attention.triton_forward import MASK_WIDTH
+from bevatron.kernels.pair_attention.triton_forward import MASK_COLUMNS, MASK_WIDTH
 from bevatron.kernels.triton_products import allows_tf32
 
 WIDE = 8
@@ -39,14 +39,13 @@ def prepare(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Copy what the kernels cannot read as it lies, or would read slowly."""
-    keep = None if mask is None else _added(mask)
     return (
         rows_contiguous(q),
         rows_contiguous(k),
         rows_contiguous(v),
         None if gate is None else rows_contiguous(gate),
         None if bias is None else _rows_aligned(bias),
-        keep,
+        None if mask is None else in_columns(mask, q),
     )
 
 
@@ -56,8 +55,20 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if good else tensor.contiguous()
 
 
-def _added(mask: Tensor) -> Tensor:
-    """Write what is added to logits, 0 or minus infinity, as often as `load_mask` wants it."""
+def in_columns(mask: Tensor, q: Tensor) -> Tensor:
+    """Write what is added to logits, 0 or minus infinity, as columns that a product adds.
+
+    All but the first are 0. In float32 there are no matrix units, and copies serve.
+    """
+    if q.element_size() > 2:
+        return in_copies(mask)
+    columns = q.new_zeros((*mask.shape, MASK_COLUMNS.value))
+    torch.log2(mask, out=columns[..., 0])
+    return columns
+
+
+def in_copies(mask: Tensor) -> Tensor:
+    """Write what is added to logits, as often for each key as `load_pairs` wants it."""
     copies = mask[..., None].expand(*mask.shape, MASK_WIDTH.value)
     return torch.where(copies, 0.0, float("-inf")).contiguous()
 
@@ -99,9 +110,14 @@ def strides(align: int, *tensors: Tensor | None) -> list[int]:
     return found
 
 
+def one_stride(*tensors: Tensor) -> bool:
+    """Say whether rows of all these lie equally far apart: kernels then need fewer registers."""
+    return len({tensor.stride(3) for tensor in tensors}) == 1
+
+
 def mask_strides(mask: Tensor | None) -> Sequence[int]:
-    """List strides of B and S."""
-    return (0, 0) if mask is None else mask.stride()[:2]
+    """List strides of B and S, counted in keys."""
+    return (0, 0) if mask is None else [stride // mask.shape[-1] for stride in mask.stride()[:2]]
 
 
 def or_else(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -125,7 +141,7 @@ def constants_of(
         "FULL_K": num_keys % tiles.block_k == 0,
         "BIAS_FULL": bias is None
         or (bias.shape[-2] % tiles.block_q == 0 and bias.shape[-1] % tiles.block_k == 0),
-        "HAS_MASK": mask is not None,
+        "MASK": 0 if mask is None else mask.shape[-1],
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 

@@ -36,18 +36,18 @@ class Tiles:
 
 
 SMALL_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(64, 64, 4, 3, registers=128),
+    "forward": Tiles(128, 64, 4, 3, registers=168),
     "dq": Tiles(64, 64, 4, 3, registers=128),
-    "dkv": Tiles(64, 64, 4, 3, registers=168),
-    "dbias": Tiles(64, 64, 4, 2, registers=168),
+    "dkv": Tiles(32, 64, 4, 3, registers=96),
+    "dbias": Tiles(64, 64, 4, 4, registers=168),
 }
 """16-bit types, heads up to 32."""
 
 MEDIUM_HEADS: Mapping[str, Tiles] = {
-    "forward": Tiles(64, 32, 4, 3),
-    "dq": Tiles(64, 32, 4, 3),
+    "forward": Tiles(64, 64, 4, 3, registers=128),
+    "dq": Tiles(64, 64, 4, 2, registers=128),
     "dkv": Tiles(32, 64, 4, 3),
-    "dbias": Tiles(64, 64, 4, 2, registers=168),
+    "dbias": Tiles(64, 64, 4, 3, registers=168),
 }
 """16-bit types, heads up to 64."""
 
@@ -85,6 +85,8 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
         Of a row.
     """
     tiles = _replaced.get(kernel) or _table(head, itemsize)[kernel]
+    if tiles.block_q > 64 and 0 < num_queries % tiles.block_q <= tiles.block_q // 2:
+        tiles = replace(tiles, block_q=tiles.block_q // 2)  # the last would be half empty
     return replace(
         tiles,
         block_q=min(tiles.block_q, padded(num_queries)),

@@ -13,8 +13,10 @@ from bevatron.kernels.pair_attention import LARGEST_HEAD
 from bevatron.kernels.pair_attention.launch import (
     alignment,
     constants_of,
+    in_copies,
     launch,
     mask_strides,
+    one_stride,
     or_else,
     prepare,
     processors,
@@ -28,6 +30,7 @@ from bevatron.kernels.pair_attention.triton_backward import (
     dq_kernel,
     sum_kernel,
 )
+from bevatron.kernels.pair_attention.triton_careful import MARKS, careful_kernel
 from bevatron.kernels.pair_attention.triton_forward import forward_kernel
 
 LOG2E = 1.4426950408889634
@@ -39,6 +42,8 @@ MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
 SUM_BLOCK = 1024
+SMALLEST_SCALE = 1 / 64
+"""That kernels take, so that what hides keys stays far below all logits."""
 
 
 def pair_attention(
@@ -58,6 +63,8 @@ def pair_attention(
             f"pair_attention: heads of {head} are not a multiple of 8 up to {LARGEST_HEAD}, which "
             "the Triton kernel needs; use('reference') takes any"
         )
+    if scale < SMALLEST_SCALE:  # what hides keys is scaled with the logits
+        q, scale = q * scale, 1.0
     heads_first = layout == "BSHND"
     if not heads_first:
         q, k, v = (tensor.transpose(2, 3) for tensor in (q, k, v))
@@ -86,20 +93,25 @@ def attention(
     tiles = choose("forward", padded(D), q.element_size(), Nq, Nk)
     align = alignment(q, k, v, gate, out)
     bias_align = alignment(bias)
-    launch(
-        forward_kernel,
-        B * S * H * -(-Nq // tiles.block_q),
-        tiles,
-        *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse),
+    programs = B * S * H * -(-Nq // tiles.block_q)
+    again = q.new_empty(programs, dtype=torch.int32)
+    tensors = (q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, again)
+    numbers = (
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
         *strides(align, gate, out),
         *(S, H, Nq, Nk, scale),
-        HAS_BIAS=bias is not None,
-        HAS_GATE=gate is not None,
-        **constants_of(q, tiles, align, bias, Nk, mask),
     )
+    constants = {
+        "HAS_BIAS": bias is not None,
+        "HAS_GATE": gate is not None,
+        "ONE_STRIDE": one_stride(q, k, v),
+        **constants_of(q, tiles, align, bias, Nk, mask),
+    }
+    launch(forward_kernel, programs, tiles, *tensors, *numbers, **constants)
+    groups = -(-programs // MARKS.value)
+    launch(careful_kernel, groups, tiles, *tensors, *numbers, programs, **constants)
     return out, lse
 
 
@@ -141,6 +153,7 @@ def attention_backward(
     width = 2 if choose("dkv", padded(q.shape[4]), q.element_size(), Nq, Nk).block_q >= 64 else 4
     stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
     dbias = _new_dbias(q, bias, wants_dbias)
+    copies = in_copies(mask) if mask is not None and dbias.numel() else None
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     dout = rows_contiguous(dout.to(q.dtype))
     _dq(q, k, v, bias, mask, gate, out, lse, dout, dq, dgate, gated, stats, scale)
@@ -148,7 +161,7 @@ def attention_backward(
         dout = gated
     _dkv(q, k, v, bias, mask, stats, dout, dk, dv, scale)
     if bias is not None and wants_dbias:
-        _dbias(q, k, v, bias, mask, stats, dout, dbias, scale)
+        _dbias(q, k, v, bias, copies, stats, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
 
 
@@ -236,6 +249,7 @@ def _dq(
         HAS_BIAS=bias is not None,
         HAS_GATE=gate is not None,
         STATS_WIDTH=stats.shape[-1],
+        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -271,6 +285,7 @@ def _dkv(
         HAS_BIAS=bias is not None,
         BIAS_TURNED=turned,
         STATS_WIDTH=stats.shape[-1],
+        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
 
@@ -309,6 +324,7 @@ def _dbias(
         *(S, H, Nq, Nk, scale * LOG2E, bias.shape[1], rows, dbias.numel()),
         STAGES=tiles.stages,
         STATS_WIDTH=stats.shape[-1],
+        ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
     if parts != 1:

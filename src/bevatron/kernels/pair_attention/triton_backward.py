@@ -17,10 +17,11 @@ import triton.language as tl
 from bevatron.kernels.pair_attention.triton_forward import (
     LOG2E,
     NUMBERS,
+    hide,
     load_bias,
     load_block,
-    load_mask,
     load_pairs,
+    logits,
     plus_product,
     store_block,
 )
@@ -51,22 +52,25 @@ def _gradient_past_gate(
 
 @triton.jit
 def _dq_step(
-    q, do, lse, delta, dq, k_base, v_base, mask_base, x_bias, first, k_N, v_N, Nk, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
-    FULL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    q, do, lse, delta, dq, k_base, v_base, bias_base, mask_base, first_q, first, k_N, v_N, bias_N,
+    Nq, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
     v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    x = logits(q, k, mask_base, first, Nk, BLOCK_Q, BLOCK_K, FULL, MASK, PRECISION) * scale
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if HAS_BIAS:
+        x_bias = load_bias(
+            bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+            BIAS_FULL, False,
+        )  # fmt: skip
         x += x_bias * LOG2E - lse[:, None]
     else:
         x -= lse[:, None]
-    if HAS_MASK:
-        x += load_mask(mask_base, first, Nk, BLOCK_K, FULL)[None, :]
-    elif not (FULL or HAS_BIAS):
-        x = tl.where((tl.arange(0, BLOCK_K) + first < Nk)[None, :], x, float("-inf"))
+    x = hide(x, mask_base, first, Nk, BLOCK_K, FULL, HAS_BIAS, MASK)
     ds = tl.exp2(x) * (dp - delta[:, None])
     return plus_product(dq, tl.dot(ds.to(k.dtype), k, input_precision=PRECISION))
 
@@ -81,14 +85,18 @@ def dq_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr,
-    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and the gradients around the gate for one block of queries.
 
     Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out; Stats holds the
     logarithm and delta of each query, for the kernels to come.
     """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
     blocks = tl.cdiv(Nq, BLOCK_Q)
     pid = tl.program_id(0)
     first_q = (pid % blocks) * BLOCK_Q
@@ -103,7 +111,7 @@ def dq_kernel(
     g_base = Gate + (b * g_B + h * g_H) * ALIGN
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
     o_head = (b * o_B + h * o_H) * ALIGN
-    mask_base = Mask + b * mask_B
+    mask_base = Mask + b * mask_B * MASK
     bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
     rows = tl.arange(0, BLOCK_Q) + first_q
 
@@ -122,16 +130,11 @@ def dq_kernel(
     tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, Nk, BLOCK_K):
-        x_bias = 0.0
-        if HAS_BIAS:
-            x_bias = load_bias(
-                bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-                BIAS_FULL, False,
-            )  # fmt: skip
         dq = _dq_step(
-            q, do, lse, delta, dq, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN,
-            mask_base + s * mask_S, x_bias, first, k_N, v_N, Nk, scale,
-            D, D_PAD, BLOCK_K, ALIGN, FULL_K, HAS_BIAS, HAS_MASK, PRECISION,
+            q, do, lse, delta, dq, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN, bias_base,
+            mask_base + s * mask_S * MASK, first_q, first, k_N, v_N, bias_N, Nq, Nk, scale,
+            D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
+            PRECISION,
         )  # fmt: skip
     store_block(Dq + o, first_q, o_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
 
@@ -176,12 +179,13 @@ def _dkv_step(
 def _store_kept(
     dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
-    HAS_MASK: tl.constexpr,
+    MASK: tl.constexpr,
 ):  # fmt: skip
     """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
-    if HAS_MASK:
-        keep = load_mask(mask_base, first, Nk, BLOCK_K, False)
-        keep = (keep == 0.0)[:, None]
+    if MASK > 0:
+        keys = tl.arange(0, BLOCK_K) + first
+        added = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=0.0).to(tl.float32)
+        keep = (added == 0.0)[:, None]
         dk = tl.where(keep, dk, 0.0)
         dv = tl.where(keep, dv, 0.0)
     store_block(dk_base, first, dk_N, Nk, dk * scale, BLOCK_K, D, D_PAD, ALIGN)
@@ -198,13 +202,17 @@ def dkv_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
-    BIAS_TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
-    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS_TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, MASK: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a head of a row.
 
     A turned bias is [.., Nk, Nq]: read as it lies, it needs no transposing in every turn.
     """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
     blocks = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)
     first_k = (pid % blocks) * BLOCK_K
@@ -218,7 +226,7 @@ def dkv_kernel(
     v_base = V + (b * v_B + h * v_H) * ALIGN
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
     dk_head = (b * dk_B + h * dk_H) * ALIGN
-    mask_base = Mask + b * mask_B
+    mask_base = Mask + b * mask_B * MASK
     bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
 
     line = ((b * S + s) * H + h) * Nq
@@ -239,8 +247,8 @@ def dkv_kernel(
         )  # fmt: skip
     place = dk_head + s * dk_S * ALIGN
     _store_kept(
-        Dk + place, Dv + place, mask_base + s * mask_S, dk, dv, first_k, dk_N, Nk, scale_dk,
-        D, D_PAD, BLOCK_K, ALIGN, HAS_MASK,
+        Dk + place, Dv + place, mask_base + s * mask_S * MASK, dk, dv, first_k, dk_N, Nk, scale_dk,
+        D, D_PAD, BLOCK_K, ALIGN, MASK,
     )  # fmt: skip
 
 
@@ -252,13 +260,17 @@ def dbias_kernel(
     S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
-    BIAS_FULL: tl.constexpr, HAS_MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIAS_FULL: tl.constexpr, MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
     A bias of each row (bias_rows = S) has one row to sum.
     """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
     blocks_q = tl.cdiv(Nq, BLOCK_Q)
     blocks_k = tl.cdiv(Nk, BLOCK_K)
     pid = tl.program_id(0)
@@ -278,8 +290,6 @@ def dbias_kernel(
     k_base = K + (b * k_B + h * k_H) * ALIGN
     v_base = V + (b * v_B + h * v_H) * ALIGN
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
-    rows = tl.arange(0, BLOCK_Q) + first_q
-    cols = tl.arange(0, BLOCK_K) + first_k
     x_bias = load_bias(
         Bias + (b * bias_B + row * bias_S + h * bias_H) * BIAS_ALIGN, first_q, first_k, bias_N,
         Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, BIAS_FULL, False,
@@ -287,24 +297,28 @@ def dbias_kernel(
     acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     start = row + part * rows_per_program
     last = tl.minimum(start + rows_per_program, row + shared_by)
-    for s in tl.range(start, last, num_stages=STAGES):
-        line = ((b * S + s) * H + h) * Nq
+    x_bias = x_bias * LOG2E
+    stats_base = Stats + (b * S * H + h) * Nq * STATS_WIDTH
+    mask_head = Mask + b * mask_B * MASK
+    for number in tl.range(start.to(tl.int32), last.to(tl.int32), num_stages=STAGES):
+        s = tl.cast(number, tl.int64)
         q = load_block(q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
         k = load_block(k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
-        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        mask_base = mask_head + s * mask_S * MASK
+        x = logits(q, k, mask_base, first_k, Nk, BLOCK_Q, BLOCK_K, FULL_K, MASK, PRECISION) * scale
         do = load_block(
             do_base + s * do_S * ALIGN, first_q, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
         )  # fmt: skip
         v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         lse, delta = load_pairs(
-            Stats + line * STATS_WIDTH, first_q, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL_Q
+            stats_base + s * H * Nq * STATS_WIDTH, first_q, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL_Q
         )  # fmt: skip
-        x += x_bias * LOG2E - lse[:, None]
-        if HAS_MASK:
-            keep = load_mask(Mask + b * mask_B + s * mask_S, first_k, Nk, BLOCK_K, FULL_K)
-            x += keep[None, :]
+        x += x_bias - lse[:, None]
+        x = hide(x, mask_base, first_k, Nk, BLOCK_K, FULL_K, True, MASK)
         acc += tl.exp2(x) * (dp - delta[:, None])
+    rows = tl.arange(0, BLOCK_Q) + first_q
+    cols = tl.arange(0, BLOCK_K) + first_k
     place = ((b * bias_rows + row) * H + h) * Nq + first_q
     pointers = (
         Part + part * part_size + place * Nk + first_k
