@@ -7,6 +7,7 @@ from bevatron.kernels import (
     channelwise_tensor_product,
     equivariant_linear,
     indexed_linear,
+    radial_network,
     radial_tensor_product,
     silu_linear,
     symmetric_contraction,
@@ -25,6 +26,11 @@ def one(*shape):
     ("operator", "arguments", "names"),
     [
         (silu_linear, (ONES(2, 3), one(3, 1)), "x weight"),
+        (
+            radial_network,
+            (ONES(2), ONES(1), ONES(()), ONES(()), 5, [ONES(1, 2), one(2, 2)]),
+            "lengths weights",
+        ),
         (equivariant_linear, (ONES(2, 4), [ONES(1, 1), one(1, 1)]), "x weights"),
         (indexed_linear, (ONES(2, 3, 1), one(1, 3, 3), ELEMENTS), "x weights"),
         (

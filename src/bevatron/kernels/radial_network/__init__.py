@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.one_type import check_one_type
 
 __all__ = ["radial_network"]
 
@@ -46,7 +47,7 @@ def radial_network(
     KernelError
         If Triton was asked for and cannot run; it has no derivatives by the constants of the basis.
     ValueError
-        If the shapes do not go together.
+        If the shapes do not go together, or lengths and weights have several types.
 
     Examples
     --------
@@ -64,6 +65,7 @@ def radial_network(
             f"radial_network: weights {[tuple(weight.shape) for weight in weights]} do not go with "
             f"{widths[0]} functions or with each other"
         )
+    check_one_type("radial_network", {"lengths": lengths, "weights": list(weights)})
     run = registry.dispatch("radial_network", lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order, list(weights))
     return result
