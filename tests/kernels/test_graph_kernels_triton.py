@@ -201,14 +201,16 @@ def test_large_scores_do_not_overflow():
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("place", [0, 700, 1499])
-def test_an_infinite_feature_of_a_long_row_stays_in_its_channel_of_an_inference(place):
+def test_an_infinite_feature_of_a_long_row_stays_in_its_channel(place, trains):
     n = 1500
     row, col = torch.zeros(n, dtype=torch.long), torch.arange(n)
     csr = Csr.from_coo(row, col, (2, n)).to(DEVICE)
     x, row_score, col_score = draw(n, 1, 4), draw(2, 1, seed=1), draw(n, 1, seed=2)
     col_score[3] = 40.0  # the others' attention is small, not nothing
     x[place, 0, 1] = torch.inf
+    x.requires_grad_(trains)
     with kernels.use("triton"):
         found = graph_attention(csr, x, row_score, col_score)[:, 0]
     with kernels.use("reference"):

@@ -30,6 +30,18 @@ TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.cons
 
 
 @triton.jit
+def sum_of_sides(zp, zn):
+    """Add the sums over positive and over other entries.
+
+    An infinite feature of one side met a weight of nought, which made NaN, in the other's sum. To
+    choose entry by entry would cost half as many instructions again, so where both sides have
+    infinite features the result is NaN.
+    """
+    number = tl.where(zn != zn, zp, zn)  # noqa: PLR0124  is it NaN
+    return tl.where(tl.abs(number) == float("inf"), number, zp + zn)
+
+
+@triton.jit
 def write_rows(
     m, sp, sn, zp, zn, row, live, head, c, z_out, first_out, second_out, third_out, side_out,
     C: tl.constexpr, H: tl.constexpr, MODE: tl.constexpr,
@@ -44,17 +56,18 @@ def write_rows(
     place = stat[:, None] * C + c[None, :]
     leader = live & (tl.min(c) == 0)
     s = sp + sn
+    z = zp if MODE % 2 == 0 else sum_of_sides(zp, zn)
     if MODE >= PARTIAL_INFERENCE:
         tl.store(first_out + stat, m * LN2, mask=leader)
         tl.store(second_out + stat, s, mask=leader)
-        tl.store(z_out + place, zp + zn, mask=mask)
+        tl.store(z_out + place, z, mask=mask)
         if MODE == PARTIAL:
             tl.store(third_out + stat, sp, mask=leader)
             tl.store(side_out + place, zp, mask=mask)
     else:
         empty = s == 0.0
         inverse = 1.0 / tl.where(empty, 1.0, s)
-        z = (zp + zn) * inverse[:, None]
+        z = z * inverse[:, None]
         tl.store(z_out + place, z.to(z_out.dtype.element_ty), mask=mask)
         if MODE == TRAINING:
             lse = tl.where(empty, float("inf"), m + tl.log2(tl.where(empty, 1.0, s)))
