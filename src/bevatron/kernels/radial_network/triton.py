@@ -41,8 +41,8 @@ ROWS = 32
 """Edges of a block. With 64, for which Triton takes the larger products of Hopper, the backward
 has 400 to 700 numbers of a thread too many."""
 WARPS = {"forward": 4, "top": 8, "bottom": 8}
-STAGES = 1
-"""Loads under way at once. With two the gradients took 700 us instead of 603 on an H200."""
+STAGES = {"forward": 2, "top": 1, "bottom": 1}
+"""Loads under way at once. With two in both the gradients took 700 us instead of 603 on an H200."""
 PROGRAMS = {"forward": 264, "top": 132, "bottom": 132}
 """Programs that share the edges, as many as an H200 has room for; each sums its own part of the
 gradients by weights."""
@@ -102,7 +102,8 @@ def forward(
             radial_network_forward[_programs("forward", r)](
                 *tensors, h, slope if sloped else h, len(r),
                 **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
-                PRECISION=precision(r), num_warps=WARPS["forward"], num_stages=STAGES,
+                PRECISION=precision(r), num_warps=WARPS["forward"],
+                num_stages=STAGES["forward"],
             )  # fmt: skip
     return h, slope
 
@@ -145,16 +146,16 @@ def backward(
         c_2, d_2 = (r.new_empty(r.shape[0], w2.shape[1]) for _ in range(2))
         sizes, kind = _sizes(w1, w2, w3), precision(r)
         shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind}
-        shared["num_stages"] = STAGES
         with torch.cuda.device_of(r):
             radial_network_top[top](
                 p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
-                **sizes, **shared, num_warps=WARPS["top"],
+                **sizes, **shared, num_warps=WARPS["top"], num_stages=STAGES["top"],
             )  # fmt: skip
             sizes.pop("H3")
             radial_network_bottom[bottom](
                 c_2, d_2, r, w, c, r_max, w1, w2, found if by_r else c_2, lower, len(r),
                 **sizes, **shared, BY_R=by_r, num_warps=WARPS["bottom"],
+                num_stages=STAGES["bottom"],
             )  # fmt: skip
     first, second = torch.sum(lower, 0).split([w1.numel(), w2.numel()])
     # Copies: what an operator returns must not lie in one piece of memory.
