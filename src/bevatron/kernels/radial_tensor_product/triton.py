@@ -27,8 +27,8 @@ CHUNK_BYTES = 128 * 2**20
 KEPT_BYTES = 3840
 """Of every edge, what weights may take that are kept for the derivatives, which else make them
 three times. That is three quarters of what 10 paths of 128 channels have, more than 4 paths need:
-MACE's step on forces then keeps 70 to 80 % of its weights in half as much memory again, and stays
-below half of cuEquivariance's."""
+of its weights MACE's step on forces then keeps 70 to 80 %, in less than half the memory of
+cuEquivariance's step."""
 
 
 def radial_tensor_product(
