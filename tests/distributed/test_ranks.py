@@ -202,6 +202,12 @@ def test_two_processes_share_every_epoch_and_validation(two):
     assert {"rng-rank0.safetensors", "rng-rank1.safetensors"} <= names
 
 
+def test_no_rank_is_over_before_the_first_has_written_all(tmp_path):
+    done = start("end", tmp_path)
+    assert done.codes == [0, 0], done.errors
+    assert all(json.loads((tmp_path / f"end{rank}.json").read_text()) for rank in range(2))
+
+
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path):
     done = start("stop", tmp_path)
     assert done.codes == [0, 0], done.errors

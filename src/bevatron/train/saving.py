@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bevatron.errors import BevatronError
 from bevatron.files import explained
-from bevatron.parallel.collectives import sum_scalars
+from bevatron.parallel.collectives import barrier, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import RunRecord, prune_checkpoints, save_checkpoint
@@ -95,7 +95,10 @@ class Saver:
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:
-        """Write the weights of a finished run, put them into the model, call what ends it."""
+        """Write the weights of a finished run, put them into the model, call what ends it.
+
+        No rank leaves before all is written: over NCCL `equalise` makes no host wait.
+        """
         decisions = self.state.progress.decisions
         self.records.console.say(f"the run is over ({result.finished}), writing its weights")
         if self.mesh.is_main:
@@ -109,6 +112,7 @@ class Saver:
             self.run.before_end(self.mesh)
         if self.mesh.is_main and self.run.on_end is not None:
             self.run.on_end(result, self.run.folder)
+        barrier(self.mesh)
         return result
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
