@@ -52,8 +52,9 @@ def test_gat_on_a_square_grid_sends_less_than_the_papers_scheme(p, large):
 
 
 def test_features_are_sent_in_chunks_only_where_hiding_them_pays():
-    large = Workload(2**21, 375_000_000, channels=128)
+    large = Workload(2**24, 3_000_000_000, channels=128)
     assert best_chunks(Grid(1, 2), large) > 1
+    assert best_chunks(Grid(1, 2), large, Machine(hiding=0.0)) == 1
     shrunk = Workload(2**21 // 256, 375_000_000 // 256, channels=128)
     narrow = Workload(2**21, 375_000_000, channels=16)
     slow = Machine(launching=1.0)
@@ -64,10 +65,35 @@ def test_features_are_sent_in_chunks_only_where_hiding_them_pays():
 
 def test_what_travels_alone_is_one_chunk_each_way():
     work = Workload(2**21, 375_000_000, channels=128)
-    free = Machine(latency=0.0, launching=0.0)
+    free = Machine(latency=0.0, launching=0.0, hiding=1.0)
     whole, halves = (overlapped_seconds(Grid(2, 2), work, c, free) for c in (1, 2))
     travel = 2**21 * 128 * 4 * 0.5 / free.bandwidth
     assert whole - halves == pytest.approx(2 * travel / 2)
+
+
+SIX_H = Workload(2**21, 375_540_995, channels=128)
+MEASURED = {
+    (2, "two_dimensional"): 107.9,
+    (2, "feature_parallel"): 110.1,
+    (4, "feature_parallel"): 58.3,
+    (4, "two_dimensional"): 63.3,
+}
+"""Milliseconds of training steps of three layers on GPUs, 2-D blocks in one chunk; 190.5 on one."""
+
+
+@pytest.mark.parametrize(("p", "scheme"), [(2, "two_dimensional"), (4, "feature_parallel")])
+def test_what_was_fastest_on_gpus_is_chosen(p, scheme):
+    """On two ranks blocks send as much as rows and features, and copy nothing before."""
+    chosen = plan(SIX_H, p).chosen
+    assert chosen.scheme == scheme
+    assert best_chunks(Grid(2, p // 2), SIX_H) == 1
+
+
+@pytest.mark.parametrize(("p", "scheme"), MEASURED)
+def test_times_on_gpus_are_those_predicted(p, scheme):
+    """A step is its share of one GPU's and what the planner says of three layers' traffic."""
+    choice = plan(SIX_H, p, schemes=[scheme]).chosen
+    assert 190.5 / p + 3e3 * choice.seconds == pytest.approx(MEASURED[p, scheme], rel=0.04)
 
 
 def test_a_plan_explains_itself_in_bytes():
