@@ -284,8 +284,8 @@ def steady_rate(row: Mapping[str, Any], column: str = "median") -> float:
 
 
 def pictures(rows: Rows) -> dict[str, Any]:
-    """Draw strong and weak scaling and what batching and kernels give."""
-    figures = {}
+    """Draw strong and weak scaling and what batching and kernels give, of one run and code."""
+    figures, rows = {}, [row for row in rows if "measured" not in row]
     for kind in ("strong", "weak"):
         own = [row for row in rows if row["scaling"] == kind]
         if len({row["GPUs"] for row in own}) > 1:
@@ -312,11 +312,11 @@ def _scaling(rows: Rows, kind: str) -> Any:
     rates, efficiencies = [], []
     for case in dict.fromkeys(row["case"] for row in rows):
         own = sorted((row for row in rows if row["case"] == case), key=lambda row: row["GPUs"])
-        gpus = [row["GPUs"] for row in own]
-        rates.append(plots.Curve(case, gpus, [row["atoms/s"] for row in own]))
+        gpus, name = [row["GPUs"] for row in own], STEPS.get(case, case)
+        rates.append(plots.Curve(name, gpus, [row["atoms/s"] for row in own]))
         if "efficiency by medians %" in own[0]:
             shares = [row["efficiency by medians %"] for row in own]
-            efficiencies.append(plots.Curve(case, gpus, shares))
+            efficiencies.append(plots.Curve(name, gpus, shares))
     title = f"{kind.capitalize()} scaling"
     panels = [
         plots.Panel(title, "atoms per second", rates),

@@ -38,6 +38,16 @@ def test_one_copy_on_one_gpu_begins_weak_scaling_too(scaling):
     assert not scaling.weak_on_one([*rows, *found])
 
 
+def test_pictures_do_not_join_runs_of_different_code(scaling):
+    plain = {"case": "fixed_count:reference"}
+    rows = [row(1, 100), row(4, 390), row(4, 20, **plain), row(1, 6, **plain)]
+    older = [row(8, 80, measured="h200 2026-11-20"), row(8, 9, measured="then", **plain)]
+    figures = scaling.pictures([*rows, *older])
+    assert "4 GPUs" in figures["ablation"].axes[0].get_xlabel()
+    lines = {line.get_label(): line for line in figures["strong"].axes[0].get_lines()}
+    assert max(lines["balanced, fast kernels"].get_xdata()) == 4
+
+
 def test_the_first_steps_of_every_epoch_have_not_settled(scaling):
     late = scaling.settled_steps([1] * 12 + [2] * 11)
     assert late.nonzero()[0].tolist() == [10, 11, 22]

@@ -160,7 +160,7 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         ax.set_yscale("log")
         readable_log_ticks(ax)
     elif panel.from_zero:
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.04 * ax.get_ylim()[1])  # the margin of a narrow range is too little
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
     if not longest:
         say(ax, "no values")
