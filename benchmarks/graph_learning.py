@@ -2,7 +2,7 @@
 
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --seeds 10 --out rows
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --peer --out rows
-    python benchmarks/graph_learning.py --collect rows
+    python benchmarks/graph_learning.py --collect rows --page results/graph_learning_X_DATE.json
 
 Planetoid (public split): GAT with the recipe of its paper and its authors' program (8 heads of 8,
 ELU, dropout 0.6 of inputs, coefficients and projected features, Adam, row-normalised features,
@@ -21,6 +21,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from bevatron.files import write_text_atomically
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.metrics import counted_classes
 from bevatron.train.cuda_graphs import NotRecordableError, Recorder
-from bevatron.train.plots.style import new_axes
+from bevatron.train.plots.style import PALETTE, new_axes
 
 BETWEEN = 50
 """Epochs between two looks at the figures, which wait for the device."""
@@ -400,6 +401,7 @@ def measure(
         "by": whose,
         "bf16": options.bf16,
         "seeds": results,
+        "measured": f"{datetime.now(UTC):%Y-%m-%d}",
         "hardware": hardware(options.device),
         "versions": versions(),
     }
@@ -452,6 +454,7 @@ def row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ours = _columns(cells).get("ours", cells[0])["seeds"]
     line["ours valid"] = spread([100 * one["valid"] for one in ours])
     line["epochs"] = round(np.mean([one["epochs"] for one in ours]))
+    line["measured"] = ", ".join(sorted({cell["measured"] for cell in cells}))
     return line
 
 
@@ -469,21 +472,36 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}{deviation}"
 
 
-def collect(folder: Path, out: Path, note: str) -> None:
-    """Make a table and a picture of all runs in a folder."""
-    by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)
+def trained(folder: Path, page: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """Read what was trained: a page's runs, and in place of those measured again the folder's."""
+    known: dict[tuple[str, str, bool], dict[str, Any]] = {}
+    if page is not None:
+        earlier = json.loads(page.read_text())
+        for cell in (cell for cells in earlier["extra"]["cells"] for cell in cells):
+            known[cell["run"], cell["by"], cell["bf16"]] = {"measured": earlier["date"], **cell}
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
     for path in sorted(folder.glob("*.json")):
         cell = json.loads(path.read_text())
         if "by" in cell and cell["seeds"]:
-            by_run[cell["run"]].append(cell)
-    if not by_run:
-        raise SystemExit(f"{folder}: holds no results")
-    ordered = {name: by_run[name] for name in RUNS if name in by_run}
+            known[cell["run"], cell["by"], cell["bf16"]] = {"measured": today, **cell}
+    machines = {cell["hardware"] for cell in known.values()}
+    if len(machines) != 1:
+        raise SystemExit(f"{folder}: expected results of one machine, found {sorted(machines)}")
+    by_run: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for (run, _by, _bf16), cell in known.items():
+        by_run[run].append(cell)
+    return {name: by_run[name] for name in RUNS if name in by_run}
+
+
+def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
+    """Make a table and a picture of all runs in a folder, and of others on an earlier page."""
+    ordered = trained(folder, page)
     notes = (
         "Percent, mean ± standard deviation over seeds (of tolokers and minesweeper: over the "
-        "published splits) of the test value at the epoch that was best in validation; "
-        "'ours valid' is the validation's; 'by loss': at the epoch of the lowest loss in "
-        "validation. PyG: the same stack of PyTorch "
+        "published splits) of the test value at the epoch that was best in validation (accuracy "
+        "and loss both the best so far, the rule of GAT's program; of ROC-AUC the best); "
+        "'ours valid' is the validation's; 'by loss': of the same trainings, where that was "
+        "measured, at the epoch of the lowest loss in validation. PyG: the same stack of PyTorch "
         "Geometric's layers, trained alike. Published: GAT (arXiv "
         "1710.10903), AGNN (1803.03735, standard error), heterophilous-graphs (2302.11640)."
     )
@@ -499,27 +517,34 @@ def collect(folder: Path, out: Path, note: str) -> None:
 
 
 def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """Draw every seed's test value beside what is published."""
-    styles = {"ours": ("o", "C0"), "ours bf16": ("s", "C1"), "PyG": ("^", "C2")}
-    with new_axes(1.3 * len(by_run) + 2.0, 4.2) as (figure, axes):
+    """Draw every seed's test value beside what is published, a line for every run."""
+    styles = {"ours": ("o", PALETTE[0]), "ours bf16": ("s", PALETTE[1]), "PyG": ("^", PALETTE[2])}
+    rules = {"test": ("", True), "test by loss": (", by loss", False)}
+    names: dict[str, Any] = {}
+    with new_axes(8.4, 0.5 * len(by_run) + 1.9) as (figure, axes):
         ax = axes[0, 0]
         for place, (name, cells) in enumerate(by_run.items()):
             mean, deviation = (float(part) for part in RUNS[name].published.split(" ± "))
-            ax.fill_between(
-                [place - 0.4, place + 0.4], mean - deviation, mean + deviation,
-                color="0.8", label="published" if place == 0 else None,
-            )  # fmt: skip
-            for title, cell in _columns(cells).items():
-                values = [100 * one["test"] for one in cell["seeds"]]
-                at = place + 0.22 * ([*styles].index(title) - 1)
-                marker, colour = styles[title]
-                ax.plot([at] * len(values), values, marker, color=colour, alpha=0.45, ms=4)
-                ax.plot(at, np.mean(values), "_", color=colour, ms=14, mew=2)
-        for title, (marker, colour) in styles.items():
-            ax.plot([], [], marker, color=colour, label=title)
-        ax.set_xticks(range(len(by_run)), list(by_run), rotation=20, ha="right")
-        ax.set(ylabel="test, %", title="Every seed; of tolokers and minesweeper ROC-AUC")
-        figure.legend(loc="outside lower center", ncols=4)
+            band = [(mean - deviation, 2 * deviation)]
+            names["published"] = ax.broken_barh(band, (place - 0.42, 0.84), color="0.85")
+            drawn = [
+                (title, rule, [100 * one[rule] for one in cell["seeds"]])
+                for title, cell in _columns(cells).items()
+                for rule in rules
+                if all(rule in one for one in cell["seeds"])
+            ]
+            for number, (title, rule, values) in enumerate(drawn):
+                at = place + 0.24 * (number - (len(drawn) - 1) / 2)
+                (marker, colour), (words, filled) = styles[title], rules[rule]
+                face = colour if filled else "none"
+                dots = {"ls": "", "marker": marker, "color": colour, "mfc": face, "ms": 4}
+                ax.plot(values, [at] * len(values), alpha=0.5, **dots)
+                ax.plot(np.mean(values), at, "|", color=colour, ms=9, mew=2)
+                names.setdefault(title + words, ax.plot([], [], **dots)[0])
+        ax.set_yticks(range(len(by_run)), list(by_run))
+        ax.invert_yaxis()
+        ax.set(xlabel="test, %", title="Every seed; of tolokers and minesweeper ROC-AUC")
+        figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=len(names))
     return figure
 
 
@@ -528,6 +553,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the results in it")
+    parser.add_argument("--page", type=Path, help="JSON to join what is not in the folder from")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -542,7 +568,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if options.collect is not None:
-        collect(options.collect, options.out, options.note)
+        collect(options.collect, options.page, options.out, options.note)
         return
     if options.data is None:
         parser.error("expected --data FOLDER (or --collect FOLDER)")
