@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 
 from bevatron.kernels import outer_product_mean, products, use
 from bevatron.testing import Tolerance, assert_close, check_op
@@ -151,7 +153,7 @@ def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
     mask = inputs.pop("mask").float()
     inputs = {name: value.requires_grad_() for name, value in inputs.items()}
     kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    hooks = saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with hooks, use(outer_product_mean="triton"):
         outer_product_mean(**inputs, mask=mask)
     given = {value.data_ptr() for value in (*inputs.values(), mask)}
@@ -160,6 +162,31 @@ def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
     assert (
         sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 4 * 8 + weights + products
     )
+
+
+@pytest.mark.parametrize("_small_chunks", ["kept"], indirect=True)
+@pytest.mark.parametrize(
+    ("length", "batch", "dtype", "kept"),
+    [
+        (768, (), torch.bfloat16, True),
+        (1024, (), torch.bfloat16, False),
+        (768, (2,), torch.bfloat16, False),
+        (768, (), torch.float32, False),
+    ],
+)
+def test_outer_products_of_768_residues_are_kept_and_no_more(length, batch, dtype, kept):
+    weights = ((256,), (256,), (32, 256), (32, 256), (128, 32**2))
+    found = []
+    with FakeTensorMode():
+        m, *others = (
+            torch.empty(shape, dtype=dtype, requires_grad=True)
+            for shape in ((*batch, 128, length, 256), *weights)
+        )
+        hooks = saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t)
+        with hooks, use(outer_product_mean="triton"):
+            outer_product_mean(m, torch.ones(m.shape[:-1]), *others)
+    products = [t for t in found if t.shape[1:] == (length, 32, length * 32)]
+    assert [len(t) for t in products] == [1 if kept else 0]
 
 
 def test_the_custom_operators_are_well_formed():

@@ -26,12 +26,14 @@ from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, line
 from bevatron.kernels.rows import processors
 from bevatron.kernels.triton_products import allows_tf32
 
-BESIDE_KEPT = 1
-"""Shares of a chunk's bytes that the gradient of kept products gets one of: all."""
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
-KEPT_BYTES = 512 * 2**20
-"""Of outer products that are kept for the backward pass at most; more are made again."""
+KEPT_BYTES = 1280 * 2**20
+"""Of outer products that are kept for the backward pass at most; more are made again.
+
+A pair of 768 residues in 16 bits has 1152 MiB. A limit, not a share of what enters: they grow as
+the pair does, so any share would keep all or none.
+"""
 LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
 BACK = {"BM": 128, "BN": 64, "STAGES": 3, "num_warps": 8}
 WEIGHT = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
@@ -146,7 +148,7 @@ def mean_of_products_backward(
     for sample, a, b, both, kept, outer in zip(*per_sample, strict=True):
         scale = _reciprocal(kept, mask_eps)
         da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
-        for part in _parts(N, m, H, share=1 if outer is None else BESIDE_KEPT):
+        for part in _parts(N, m, H):
             g = torch.empty_like(sample[part]).view(-1, len(weight))
             scaled = (sample[part].view(g.shape), scale[part], g)
             dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))
@@ -234,9 +236,9 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     return shares
 
 
-def _parts(N: int, m: Tensor, H: int, share: int = 1) -> Iterator[slice]:
-    """Cut the lines of a pair so that the outer products of a part fit in a buffer's share."""
-    return chunks(N, share * N * H * H * m.element_size(), CHUNK_LINES)
+def _parts(N: int, m: Tensor, H: int) -> Iterator[slice]:
+    """Cut the lines of a pair so that the outer products of a part fit in a buffer."""
+    return chunks(N, N * H * H * m.element_size(), CHUNK_LINES)
 
 
 def _each(products: Tensor, samples: int) -> Sequence[Tensor | None]:
