@@ -43,7 +43,7 @@ def outer_product_mean(
 
     AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The quotient is taken behind the last layer
     and its bias, as in the published code. Between forward and backward are kept the input, two
-    float32 numbers per row and, if they take up to 512 MiB, the N^2 H^2 products; more than that
+    float32 numbers per row and, if they take up to 1280 MiB, the N^2 H^2 products; more than that
     exist for a few lines of the pair at a time only, and are made again in the backward pass.
 
     Parameters
