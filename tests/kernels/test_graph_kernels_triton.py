@@ -219,6 +219,26 @@ def test_an_infinite_feature_of_a_long_row_stays_in_its_channel(place, trains):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_infinite_feature_is_where_the_reference_has_it_if_fetches_have_no_masks(
+    monkeypatch, trains
+):
+    monkeypatch.setattr(launch, "FEW_PARTS", 0)
+    full = torch.rand(9, 24, generator=torch.Generator().manual_seed(3)) < 0.4
+    full[:, 23] = True  # past a row's end its last entry is fetched again: that one is finite
+    full[2], full[5, :23] = False, False
+    csr = Csr.from_coo(*full.nonzero().unbind(1), tuple(full.shape)).to(DEVICE)
+    x, row_score, col_score = draw(24, 2, 4), draw(9, 2, seed=1), draw(24, 2, seed=2)
+    x[int(full[0].nonzero()[0]), 1, 1] = -torch.inf
+    x.requires_grad_(trains)
+    with gat_launch.tiles(forward=Tile(16, 4)), kernels.use("triton"):
+        found = graph_attention(csr, x, row_score, col_score)
+    with kernels.use("reference"):
+        wanted = graph_attention(csr, x, row_score, col_score)
+    assert wanted.isinf().any()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)], ids=str
 )
