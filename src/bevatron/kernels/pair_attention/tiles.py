@@ -35,10 +35,14 @@ class Tiles:
     registers: int = 0
 
 
+LARGEST_BIAS_FIRST = 64
+"""Heads, as padded: with larger ones dk and dv would need more registers than there are."""
+
 SMALL_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(128, 64, 4, 3, registers=168),
     "dq": Tiles(64, 64, 4, 3, registers=128),
     "dkv": Tiles(32, 64, 4, 3, registers=96),
+    "dkv_bias_first": Tiles(64, 64, 4, 4, registers=168),
     "dbias": Tiles(64, 64, 4, 4, registers=168),
 }
 """16-bit types, heads up to 32."""
@@ -47,6 +51,7 @@ MEDIUM_HEADS: Mapping[str, Tiles] = {
     "forward": Tiles(64, 64, 4, 3, registers=128),
     "dq": Tiles(64, 64, 4, 2, registers=128),
     "dkv": Tiles(32, 64, 4, 3),
+    "dkv_bias_first": Tiles(32, 64, 4, 3, registers=168),
     "dbias": Tiles(64, 64, 4, 3, registers=168),
 }
 """16-bit types, heads up to 64."""
@@ -76,7 +81,8 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
     Parameters
     ----------
     kernel
-        ``forward``, ``dq``, ``dkv`` or ``dbias``.
+        ``forward``, ``dq``, ``dkv``, ``dbias``, or ``dkv_bias_first``: ``dkv`` where it reads the
+        bias before its first product (16-bit types, heads up to `LARGEST_BIAS_FIRST`).
     head
         Head size, as padded.
     itemsize

@@ -23,7 +23,7 @@ from bevatron.kernels.pair_attention.launch import (
     rows_contiguous,
     strides,
 )
-from bevatron.kernels.pair_attention.tiles import Tiles, choose, padded
+from bevatron.kernels.pair_attention.tiles import LARGEST_BIAS_FIRST, Tiles, choose, padded
 from bevatron.kernels.pair_attention.triton_backward import (
     dbias_kernel,
     dkv_kernel,
@@ -150,7 +150,7 @@ def attention_backward(
     dq, dk, dv = _new(q, Nq, heads_first), _new(q, Nk, heads_first), _new(q, Nk, heads_first)
     dgate = _new(q, Nq, heads_first, gate.dtype) if gate is not None else q.new_empty(0)
     gated = _new(q, Nq, heads_first) if gate is not None else None
-    width = 2 if choose("dkv", padded(q.shape[4]), q.element_size(), Nq, Nk).block_q >= 64 else 4
+    width = 2 if _dkv_tiles(q, bias, Nk).block_q >= 64 else 4
     stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
     dbias = _new_dbias(q, bias, wants_dbias)
     copies = in_copies(mask) if mask is not None and dbias.numel() else None
@@ -266,11 +266,11 @@ def _dkv(
     dv: Tensor,
     scale: float,
 ) -> None:
-    B, S, H, Nq, D = q.shape
+    B, S, H, Nq, _ = q.shape
     Nk = k.shape[3]
-    tiles = choose("dkv", padded(D), q.element_size(), Nq, Nk)
+    tiles = _dkv_tiles(q, bias, Nk)
     align, bias_align = alignment(q, k, v, dout, dk), alignment(bias)
-    turned = bias is not None and _shared_by(bias, S) >= FEWEST_ROWS
+    turned = _is_turned(bias, S)
     read = bias.transpose(-1, -2).contiguous() if bias is not None and turned else bias
     launch(
         dkv_kernel,
@@ -284,10 +284,27 @@ def _dkv(
         *(S, H, Nq, Nk, scale * LOG2E, scale),
         HAS_BIAS=bias is not None,
         BIAS_TURNED=turned,
+        BIAS_FIRST=_is_first(q, bias),
         STATS_WIDTH=stats.shape[-1],
         ONE_STRIDE=one_stride(q, k, v, dout),
         **constants_of(q, tiles, align, bias, Nk, mask),
     )
+
+
+def _dkv_tiles(q: Tensor, bias: Tensor | None, num_keys: int) -> Tiles:
+    kernel = "dkv_bias_first" if _is_first(q, bias) else "dkv"
+    return choose(kernel, padded(q.shape[4]), q.element_size(), q.shape[3], num_keys)
+
+
+def _is_turned(bias: Tensor | None, rows: int) -> bool:
+    """Say whether dk and dv read a transposed copy of the bias: rows enough share it."""
+    return bias is not None and _shared_by(bias, rows) >= FEWEST_ROWS
+
+
+def _is_first(q: Tensor, bias: Tensor | None) -> bool:
+    """Say whether dk and dv read the bias before their first product, as their tiles are cut."""
+    small = q.element_size() == 2 and padded(q.shape[4]) <= LARGEST_BIAS_FIRST
+    return small and _is_turned(bias, q.shape[1])
 
 
 def _dbias(

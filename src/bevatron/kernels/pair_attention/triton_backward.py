@@ -145,33 +145,46 @@ def _dkv_step(
     scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
-    HAS_BIAS: tl.constexpr, BIAS_TURNED: tl.constexpr, STATS_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
     lse, delta = load_pairs(stats_base, first, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL)
+    if BIAS_FIRST:
+        # Read after the product, Triton 3.6 keeps this block in shared memory as it lies in
+        # memory, where reads of eight rows share banks.
+        x_bias = load_bias(
+            bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN, BIAS_FULL,
+            False,
+        )  # fmt: skip
     x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-    # After the product: a bias loaded before it makes ptxas let all products run one by one.
     if HAS_BIAS:
-        if BIAS_TURNED:
-            x_bias = load_bias(
-                bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN,
-                BIAS_FULL, False,
-            )  # fmt: skip
-        else:
-            x_bias = load_bias(
-                bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
-                BIAS_FULL, True,
-            )  # fmt: skip
+        if not BIAS_FIRST:
+            if BIAS_TURNED:
+                x_bias = load_bias(
+                    bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN,
+                    BIAS_FULL, False,
+                )  # fmt: skip
+            else:
+                x_bias = load_bias(
+                    bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+                    BIAS_FULL, True,
+                )  # fmt: skip
         x += x_bias * LOG2E - lse[None, :]
     else:
         x -= lse[None, :]
     p = tl.exp2(x)
-    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-    ds = p * (dp - delta[None, :])
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    if BIAS_FIRST:
+        dv = plus_product(dv, tl.dot(p.to(do.dtype), do, input_precision=PRECISION))
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = plus_product(dk, tl.dot(ds.to(q.dtype), q, input_precision=PRECISION))
+    else:
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -202,8 +215,9 @@ def dkv_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
-    BIAS_TURNED: tl.constexpr, HAS_BIAS: tl.constexpr, MASK: tl.constexpr,
-    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+    BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr,
+    MASK: tl.constexpr, STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv for one block of keys of a head of a row.
 
@@ -243,7 +257,7 @@ def dkv_kernel(
             k, v, dk, dv, q_base + s * q_S * ALIGN, do_base + s * do_S * ALIGN,
             Stats + line * STATS_WIDTH, bias_base, first, first_k, q_N, do_N, bias_N, Nq, Nk, scale,
             D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, BIAS_FULL,
-            HAS_BIAS, BIAS_TURNED, STATS_WIDTH, PRECISION,
+            HAS_BIAS, BIAS_TURNED, BIAS_FIRST, STATS_WIDTH, PRECISION,
         )  # fmt: skip
     place = dk_head + s * dk_S * ALIGN
     _store_kept(
