@@ -63,6 +63,7 @@ def check(irreps, correlation, inputs, **options):
         (1, "2x0e+2x1o", 4, torch.float64),
         (1, "2x0e+2x2e", 1, torch.float32),
         (0, "2x0e", 3, torch.float32),
+        (4, "2x0e", 2, torch.float64),
     ],
 )
 def test_result_and_derivatives_are_those_of_the_reference(l_max, irreps, correlation, dtype):

@@ -117,6 +117,11 @@ class MaceRun:
                 f"loss.stage_two.start_epoch is {two.start_epoch} but schedule.stage_two_start is "
                 f"{schedule}; leave the latter out"
             )
+        if self.train.compile:
+            raise ConfigError(
+                "train.compile: forces are gradients, and torch.compile does not differentiate "
+                "its own gradients again; leave it out"
+            )
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
