@@ -100,6 +100,12 @@ def test_weights_made_in_chunks_give_the_same(graph, dtype, kept, small_chunks, 
     check(SMALL, make(SMALL, graph, dtype, hidden=5))
 
 
+def test_a_hub_with_thousands_of_edges(monkeypatch):
+    monkeypatch.setattr(module("radial_tensor_product.triton"), "chunk_size", lambda *_: 700)
+    irreps = ("2x0e", "0e+1o", "0e+1o")
+    check(irreps, make(irreps, awkward_graphs(hub=2000)[5], hidden=3))
+
+
 @pytest.mark.parametrize(("kept", "made"), [(0, 6), (4, 4), (5, 2)])
 def test_weights_that_are_kept_are_not_made_again(kept, made, small_chunks, monkeypatch):
     """Five edges are two chunks: made for the result, its gradient and that gradient's."""
