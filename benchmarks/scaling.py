@@ -3,8 +3,9 @@
     python benchmarks/scaling.py PATH/mptrj_random_1k.extxyz.gz --costs costs.json
 
 Nothing here is measured on more than the GPU whose steps gave the costs. Sizes are drawn from the
-ranges of Table 3 of Firoz et al. (arXiv:2504.10700), see tools/paper_mix.py. `pack` makes the very
-plans that training would use. A rank's step takes
+ranges of Table 3 of Firoz et al. (arXiv:2504.10700): MPtrj's from a random sample of it, one in two
+thousand log-uniform from there to 444 atoms, those of all other sets uniform (tools/paper_mix.py).
+`pack` makes the very plans that training would use. A rank's step takes
 
     t = a * atoms + b * edges + c * structures + d        (fitted to steps on one GPU)
 
