@@ -56,7 +56,7 @@ def radial_network(
     >>> w, c = bessel_parameters(5.0, 2, torch.float32)
     >>> weights = [torch.ones(2, 3), torch.ones(3, 1)]
     >>> radial_network(torch.tensor([1.0, 5.0]), w, c, torch.tensor(5.0), 5, weights)
-    tensor([[1.6739],
+    tensor([[1.8780],
             [0.0000]])
     """
     widths = [frequencies.shape[0], *(weight.shape[1] for weight in weights)]
