@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from bevatron.maths.symmetric_product import symmetric_coefficients
 from bevatron.testing import assert_close, derivatives
 
 ATOMS, EDGES, CELL = 3072, 118_980, 256
+DEVICE = "cuda"
 PASSES = ("forward", "backward", "training")
 
 
@@ -56,6 +58,8 @@ class Case:
     tolerance
         Of the check: result, derivatives. A sum over 120 thousand edges in another order differs
         more than one over a few.
+    inner
+        Inputs by which "training" takes the first derivatives, as forces are taken: all if none.
     """
 
     op: str
@@ -65,6 +69,7 @@ class Case:
     bytes: Mapping[str, float]
     operations: Mapping[str, float] = field(default_factory=dict)
     tolerance: tuple[float, float] = (1e-6, 1e-5)
+    inner: tuple[str, ...] = ()
 
 
 Maker = Callable[[torch.dtype], list[Case]]
@@ -82,12 +87,12 @@ def cases(op: str) -> Callable[[Maker], Maker]:
     return add
 
 
-def crystal_edges(atoms: int = ATOMS, edges: int = EDGES) -> Tensor:
+def crystal_edges() -> Tensor:
     """Draw edges within cells of 256 atoms, sorted by receiver."""
     generator = torch.Generator().manual_seed(0)
-    receivers = torch.randint(0, atoms, (edges,), generator=generator).sort().values
-    senders = torch.randint(0, CELL, (edges,), generator=generator) + receivers // CELL * CELL
-    return torch.stack([senders, receivers]).cuda()
+    receivers = torch.randint(0, ATOMS, (EDGES,), generator=generator).sort().values
+    senders = torch.randint(0, CELL, (EDGES,), generator=generator) + receivers // CELL * CELL
+    return torch.stack([senders, receivers]).to(DEVICE)
 
 
 HARMONICS = "0e+1o+2e+3o"
@@ -99,7 +104,7 @@ LAYERS = {
 
 
 def _draw(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=dtype, device="cuda")
+    return torch.randn(shape, dtype=dtype, device=DEVICE)
 
 
 @cases("channelwise_tensor_product")
@@ -183,7 +188,7 @@ def _elements(present: int, known: int = 89) -> ElementOrder:
     """Draw the atoms' elements from some of those that a foundation model knows."""
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(known, generator=generator)[:present]
-    drawn = chosen[torch.randint(0, present, (ATOMS,), generator=generator)].cuda()
+    drawn = chosen[torch.randint(0, present, (ATOMS,), generator=generator)].to(DEVICE)
     order = ElementOrder(drawn, known)
     order.counts  # noqa: B018  the reference asks the device for it, once per batch
     return order
@@ -315,18 +320,97 @@ def harmonics_cases(dtype: torch.dtype) -> list[Case]:
     return [Case("spherical_harmonics", "l up to 3", call, inputs, moved)]
 
 
+def _basis_constants(dtype: torch.dtype) -> list[Tensor]:
+    """Frequencies, prefactor and r_max of the paper's 8 functions."""
+    frequencies, prefactor = bessel_parameters(4.5, 8)
+    return [t.to(DEVICE, dtype) for t in (frequencies, prefactor, torch.tensor(4.5))]
+
+
+def _lengths(dtype: torch.dtype) -> Tensor:
+    return 1.5 + 2.9 * torch.rand(EDGES, dtype=dtype, device=DEVICE)
+
+
 @cases("radial_basis")
 def basis_cases(dtype: torch.dtype) -> list[Case]:
     """Return the basis of the paper's configuration; derivatives are by lengths alone."""
-    frequencies, prefactor = bessel_parameters(4.5, 8)
-    constants = [t.to("cuda", dtype) for t in (frequencies, prefactor, torch.tensor(4.5))]
+    constants = _basis_constants(dtype)
 
     def call(lengths: Tensor) -> Tensor:
         return kernels.radial_basis(lengths, *(t.to(lengths.dtype) for t in constants), 5)
 
-    inputs = {"lengths": 1.5 + 2.9 * torch.rand(EDGES, dtype=dtype, device="cuda")}
+    inputs = {"lengths": _lengths(dtype)}
     moved = _per_edge(1 + 8, 2 + 8, 3 + 2 * 8, dtype)
     return [Case("radial_basis", "8 functions", call, inputs, moved)]
+
+
+@cases("radial_network")
+def network_cases(dtype: torch.dtype) -> list[Case]:
+    """Return all hidden layers of a layer's radial network; "training" is by lengths first."""
+    constants, widths = _basis_constants(dtype), (8, 64, 64, 64)
+
+    def call(lengths: Tensor, **weights: Tensor) -> Tensor:
+        basis = (t.to(lengths.dtype) for t in constants)
+        return kernels.radial_network(lengths, *basis, 5, list(weights.values()))
+
+    inputs = {"lengths": _lengths(dtype)}
+    for i, (n, m) in enumerate(pairwise(widths)):
+        inputs[f"w{i + 1}"] = _draw(dtype, n, m) * (1.7 / n**0.5)
+    # Numbers of an edge. Forward: r, h. Backward: slope h' too; p, h' and what is by r; r, p.
+    # Training, in place of the last: u, h', u h'; u, p, q = u p; r, q and what is by r.
+    moved = _per_edge(1 + 64, 2 + 4 * 64, 3 + 4 * 64, dtype)
+    # Products of [E, 64] with [64, 64], those with the basis an eighth. Forward: 1/8, 1, 1.
+    # Backward, as the kernels go: each twice, for h'; both kernels repeat what is below them (4.5);
+    # two by each layer and two through the upper ones. Training: 1/8 more for what is by r.
+    once = 2.0 * EDGES * 64 * 64
+    counts = {"forward": 2.125 * once, "backward": 17 * once, "training": 17.125 * once}
+    return [
+        Case("radial_network", "8, 64, 64, 64", call, inputs, moved, counts, inner=("lengths",))
+    ]
+
+
+@cases("edge_vectors")
+def vector_cases(dtype: torch.dtype) -> list[Case]:
+    """Return the vectors of twelve crystals; second derivatives have no shifts."""
+    order = EdgeOrder(crystal_edges(), ATOMS, by_receiver=True)
+    structures = torch.arange(ATOMS, device=DEVICE) // CELL
+    cells = 14 * torch.eye(3, dtype=dtype, device=DEVICE).repeat(-(-ATOMS // CELL), 1, 1)
+    shifts = torch.randint(-1, 2, (EDGES, 3), device=DEVICE).to(dtype)
+
+    def call(positions: Tensor) -> Tensor:
+        given = (tensor.to(positions) for tensor in (shifts, cells))
+        return kernels.edge_vectors(positions, order, *given, structures)
+
+    inputs = {"positions": 4 * _draw(dtype, ATOMS, 3)}
+    # Looked up rows once; indices of 8 bytes: both ends, structures; places by sender, pointers.
+    size = dtype.itemsize
+    forward = size * (6 * EDGES + 3 * ATOMS + cells.numel()) + 8 * (2 * EDGES + ATOMS)
+    sums = size * 3 * (EDGES + ATOMS) + 8 * (EDGES + 2 * ATOMS)
+    again = size * 3 * (EDGES + ATOMS) + 8 * 2 * EDGES
+    moved = {"forward": forward, "backward": forward + sums, "training": forward + sums + again}
+    return [Case("edge_vectors", "12 crystals", call, inputs, moved)]
+
+
+@cases("scatter_sum")
+def sum_cases(dtype: torch.dtype) -> list[Case]:
+    """Return energies of atoms into structures, and of edges into atoms in two orders."""
+    receivers = crystal_edges()[1]
+    mixed = receivers[torch.randperm(EDGES, device=DEVICE)]
+    structures = torch.arange(ATOMS, device=DEVICE) // CELL
+    found = []
+    for name, index, ordered in (
+        ("atoms into structures", structures, True),
+        ("edges into atoms", receivers, True),
+        ("edges into atoms, any order", mixed, False),
+    ):
+        segments = -(-ATOMS // CELL) if index is structures else ATOMS
+        call = partial(kernels.scatter_sum, index=index, num_segments=segments, ordered=ordered)
+        rows = dtype.itemsize * (len(index) + segments)
+        forward = rows + 8 * (segments + 1) + (0 if ordered else 8 * len(index))
+        backward = forward + rows + 8 * len(index)
+        moved = {"forward": forward, "backward": backward, "training": backward + forward}
+        inputs = {"values": _draw(dtype, len(index))}
+        found.append(Case("scatter_sum", name, call, inputs, moved))
+    return found
 
 
 def check(case: Case) -> None:
@@ -344,11 +428,11 @@ def check(case: Case) -> None:
 def work(case: Case, which: str) -> Callable[[], Any]:
     """Return what is timed: one of `PASSES`."""
     inputs = {name: value.detach().requires_grad_() for name, value in case.inputs.items()}
-    wanted = list(inputs.values())
-    generator = torch.Generator(device="cuda").manual_seed(0)
+    wanted, inner = list(inputs.values()), [inputs[name] for name in case.inner or inputs]
+    generator = torch.Generator(device=DEVICE).manual_seed(0)
     with torch.no_grad():
         g = torch.randn_like(case.call(**inputs)).requires_grad_()
-    along = [torch.empty_like(v).normal_(generator=generator) for v in wanted]
+    along = [torch.empty_like(v).normal_(generator=generator) for v in inner]
 
     def forward() -> Any:
         with torch.no_grad():
@@ -358,8 +442,9 @@ def work(case: Case, which: str) -> Callable[[], Any]:
         return torch.autograd.grad(case.call(**inputs), wanted, g)
 
     def training() -> Any:
-        first = torch.autograd.grad(case.call(**inputs), wanted, g, create_graph=True)
-        return torch.autograd.grad(first, [g, *wanted], along)
+        first = torch.autograd.grad(case.call(**inputs), inner, g, create_graph=True)
+        # What is linear has no second derivative by its input.
+        return torch.autograd.grad(first, [g, *wanted], along, allow_unused=True)
 
     return {"forward": forward, "backward": backward, "training": training}[which]
 
