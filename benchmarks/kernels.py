@@ -363,9 +363,9 @@ def network_cases(dtype: torch.dtype) -> list[Case]:
     # two by each layer and two through the upper ones. Training: 1/8 more for what is by r.
     once = 2.0 * EDGES * 64 * 64
     counts = {"forward": 2.125 * once, "backward": 17 * once, "training": 17.125 * once}
-    return [
-        Case("radial_network", "8, 64, 64, 64", call, inputs, moved, counts, inner=("lengths",))
-    ]
+    # The reference in float32 has errors of 9e-7 at so many lengths: phases up to 25 are rounded.
+    limits, name = (2e-6, 1e-5), "8, 64, 64, 64"
+    return [Case("radial_network", name, call, inputs, moved, counts, limits, inner=("lengths",))]
 
 
 @cases("edge_vectors")
