@@ -165,6 +165,24 @@ def test_outer_products_are_kept_where_they_are_few(most, monkeypatch):
 
 
 @pytest.mark.parametrize("_small_chunks", ["kept"], indirect=True)
+@pytest.mark.parametrize("trained", ["m", "b_bias", None])
+def test_outer_products_are_kept_for_whoever_differentiates(trained, monkeypatch):
+    from bevatron.kernels.outer_product_mean import triton
+
+    keeps, run = [], triton.mean_of_products
+    monkeypatch.setattr(
+        triton, "mean_of_products", lambda *given: keeps.append(given[-1]) or run(*given)
+    )
+    inputs = make(4, 8, 6, 5, 3)
+    mask = inputs.pop("mask").float()
+    for name, value in inputs.items():
+        value.requires_grad_(name == trained)
+    with use(outer_product_mean="triton"):
+        outer_product_mean(**inputs, mask=mask)
+    assert keeps == [trained is not None]
+
+
+@pytest.mark.parametrize("_small_chunks", ["kept"], indirect=True)
 @pytest.mark.parametrize(
     ("length", "batch", "dtype", "kept"),
     [

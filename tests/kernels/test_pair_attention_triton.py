@@ -79,6 +79,8 @@ CASES = {
     "one query, one key": {"Nq": 1, "Nk": 1, "S": 1},
     "two samples": {"B": 2, "S": 1, "H": 2, "Nq": 3, "Nk": 8},
     "no queries": {"Nq": 0},
+    "no keys": {"Nk": 0, "gated": True},
+    "no keys, no bias, no mask": {"Nk": 0, "bias_rows": 0, "masked": False},
     "no rows": {"S": 0, "masked": False},
 }
 
@@ -126,6 +128,37 @@ def test_logits_may_lie_anywhere(case, dtype):
     inputs["mask"][:, 0, :hidden] = False
     limit = Tolerance(2e-5, 2e-5) if dtype == torch.float32 else LIMITS[dtype]  # of logits of 100
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=limit, ran=RAN)
+
+
+def test_a_block_is_computed_again_wherever_it_lies_and_whichever_keys_it_has():
+    inputs = make(S=36, Nq=3, Nk=150, D=8)
+    inputs["q"][:, 34], inputs["k"][:, 34] = 10.0, 10.0  # logits of 283
+    inputs["mask"][:, 34] = torch.arange(150, device=DEVICE) > 140
+    limit = Tolerance(2e-5, 2e-5)  # of such logits
+    check_op(pair_attention, pair_attention, inputs, order=0, tolerance=limit, ran=RAN)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("key", [0, 30])
+def test_what_is_no_number_stays_visible(number, key):
+    inputs = make(S=2, Nq=5, Nk=40, D=8, masked=False)
+    inputs["q"], inputs["k"][0, 1, 0, key] = inputs["q"].abs(), number
+    with kernels.use(pair_attention="triton"):
+        found = pair_attention(**inputs)
+    with kernels.use(pair_attention="reference"):
+        wanted = pair_attention(**inputs)
+    assert wanted[:, 1].isnan().all()
+    assert torch.equal(found.isnan(), wanted.isnan())
+
+
+def test_a_small_scale_rounds_no_queries():
+    inputs = make(S=1, Nq=4, Nk=20, D=16, dtype=torch.float16, bias_rows=0)
+    inputs["q"], inputs["k"] = 30 * inputs["q"], 30 * inputs["k"]
+    check_op(
+        lambda **given: pair_attention(**given, scale=0.01),
+        lambda **given: pair_attention(**given, scale=0.01),
+        inputs, order=1, tolerance=LIMITS[torch.float16], ran=RAN,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 0.01])

@@ -36,8 +36,6 @@ BLOCK = 64
 """Rows of a column in a block."""
 PER_PROCESSOR = 4
 """Programs side by side on a processor, about."""
-OUTPUT_BACK = (2, 64)
-"""Stages of loads, and rows of a block, of the kernel with most sums in registers."""
 COLUMNS = 16
 """Columns of a program where rows do not matter."""
 SHARE_NUMBERS, SHARES = 128, 8
@@ -120,9 +118,9 @@ class Columns:
         """Allocate float32 numbers."""
         return self.m.new_empty(shape, dtype=torch.float32)
 
-    def constants(self, stages: int, block: int | None = None) -> dict[str, Any]:
+    def constants(self, stages: int) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
-        return {"C": self.m.shape[-1], "BLOCK": block or BLOCK, "STAGES": stages, "num_warps": 4}
+        return {"C": self.m.shape[-1], "BLOCK": BLOCK, "STAGES": stages, "num_warps": 4}
 
     def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel of `triton_columns`: a program for `COLUMNS` columns and a head."""
@@ -375,7 +373,7 @@ def _output_backward(
             *(*columns.geometry, columns.items),
             HD=HD,
             Z=Z,
-            **columns.constants(*OUTPUT_BACK),
+            **columns.constants(2),
         )
         add_kernel[(-(-numbers // SHARE_NUMBERS),)](
             *(shares, dgate, dout, dgate_bias, dout_bias, walkers),

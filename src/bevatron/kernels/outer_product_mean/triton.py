@@ -69,7 +69,10 @@ def outer_product_mean(
         zero = torch.zeros(len(a_weight), dtype=joint.dtype, device=joint.device)
         joint_bias = torch.cat([zero if bias is None else bias for bias in (a_bias, b_bias)])
     N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
-    keeps = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES and torch.is_grad_enabled()
+    given = (m, norm_weight, norm_bias, joint, joint_bias, out_weight, out_bias)
+    differentiated = any(tensor is not None and tensor.requires_grad for tensor in given)
+    few = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES
+    keeps = few and differentiated and torch.is_grad_enabled()
     y: Tensor = mean_of_products(
         *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
         *(out_weight, out_bias, eps, mask_eps, keeps),

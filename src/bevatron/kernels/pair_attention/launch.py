@@ -138,9 +138,14 @@ def constants_of(
         "ALIGN": align,
         "BIAS_ALIGN": alignment(bias),
         "FULL_Q": q.shape[3] % tiles.block_q == 0,
-        "FULL_K": num_keys % tiles.block_k == 0,
+        # The forward kernel looks at the first keys without asking: there need not be any.
+        "FULL_K": num_keys > 0 and num_keys % tiles.block_k == 0,
         "BIAS_FULL": bias is None
-        or (bias.shape[-2] % tiles.block_q == 0 and bias.shape[-1] % tiles.block_k == 0),
+        or (
+            num_keys > 0
+            and bias.shape[-2] % tiles.block_q == 0
+            and bias.shape[-1] % tiles.block_k == 0
+        ),
         "MASK": 0 if mask is None else mask.shape[-1],
         "PRECISION": "tf32" if tf32 else "ieee",
     }

@@ -42,8 +42,6 @@ MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
 SUM_BLOCK = 1024
-SMALLEST_SCALE = 1 / 64
-"""That kernels take, so that what hides keys stays far below all logits."""
 
 
 def pair_attention(
@@ -63,7 +61,7 @@ def pair_attention(
             f"pair_attention: heads of {head} are not a multiple of 8 up to {LARGEST_HEAD}, which "
             "the Triton kernel needs; use('reference') takes any"
         )
-    if scale < SMALLEST_SCALE:  # what hides keys is scaled with the logits
+    if scale <= 0:  # minus infinity, which hides keys, is scaled with the logits
         q, scale = q * scale, 1.0
     heads_first = layout == "BSHND"
     if not heads_first:
