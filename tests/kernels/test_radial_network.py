@@ -106,6 +106,19 @@ def test_forces_alone_need_no_gradient_by_weights(monkeypatch):
         torch.autograd.grad(network(**given).sum(), given["lengths"])
 
 
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_without_edges_weights_have_gradients_of_zero(implementation):
+    """Where a batch has no edges, optimisers and sums over ranks still find every gradient."""
+    given = {name: value.requires_grad_() for name, value in make(0, (8, 16, 16, 16)).items()}
+    with kernels.use(radial_network=implementation):
+        h = network(**given)
+    (by_r,) = torch.autograd.grad(h.sum(), given["lengths"], create_graph=True)
+    weights = [value for name, value in given.items() if name != "lengths"]
+    found = torch.autograd.grad(h.sum() + by_r.square().sum(), weights)
+    assert [g.shape for g in found] == [w.shape for w in weights]
+    assert not any(g.any() for g in found)
+
+
 def test_constants_of_the_basis_have_no_gradient_in_triton():
     w, c = (constant.to(DEVICE) for constant in bessel_parameters(R_MAX, 2))
     given = (torch.ones(1), w.requires_grad_(), c, torch.tensor(R_MAX), torch.ones(2, 2))

@@ -38,6 +38,17 @@ def test_forces_and_gradients_of_a_loss_on_them_are_those_of_the_references(
             assert_close(got, want, 1e-11)
 
 
+def test_a_batch_without_edges_gives_every_parameter_a_gradient(structures, tiny):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny(radial_mlp=(8, 6, 4)).to(device)
+    batch = structures.batch(structures.sample([8], [0, 0, 0])).to(device)
+    with kernels.use("reference", radial_network="triton"):
+        outputs = model(batch, create_graph=True)
+        (outputs["energy"].sum() + outputs["forces"].square().sum()).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
 @pytest.mark.parametrize("changes", [{}, {"apply_cutoff": False}, {"interaction": "density"}])
 def test_hidden_layers_on_chip_give_the_numbers_of_the_references(changes, structures, tiny):
     pytest.importorskip("triton")
