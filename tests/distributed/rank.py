@@ -97,6 +97,17 @@ def end(folder: Path) -> int:
     return 0
 
 
+def fail_at_the_end(folder: Path) -> int:
+    """Train, and fail in what only rank 0 does when the run is over."""
+
+    def on_end(*_):
+        raise BevatronError("no room for a report")
+
+    run = make(folder, train={"epochs": 1})
+    run.on_end = on_end
+    return attempt(run)
+
+
 def stop(folder: Path) -> int:
     """Train one epoch in which rank 1 gets SIGTERM."""
 
@@ -192,6 +203,7 @@ MODES = {
     "train": train,
     "gpus": train_on_gpus,
     "end": end,
+    "fail-at-the-end": fail_at_the_end,
     "stop": stop,
     "fail": lambda folder: attempt(make(folder, task=Failing(0))),
     "stuck-gpus": lambda folder: attempt(make(folder, task=Failing(600), train={"device": "cuda"})),

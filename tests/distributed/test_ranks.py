@@ -221,6 +221,14 @@ def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path):
     assert changes == {"ranks": ["2", "1"]}
 
 
+def test_a_report_that_fails_ends_the_ranks_that_wait_for_it(tmp_path):
+    begin = time.monotonic()
+    done = start("fail-at-the-end", tmp_path)
+    assert time.monotonic() - begin < 30
+    assert 0 not in done.codes
+    assert "error: no room for a report" in done.errors
+
+
 @pytest.mark.parametrize("mode", ["fail", "stuck"])
 def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
     """Also one that is busy outside any collective."""
