@@ -1,10 +1,23 @@
-"""What operators' backward formulas ask the autograd engine."""
+"""What operators and their backward formulas ask autograd."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is made of these now: what a backward pass needs is worth it.
+
+    Examples
+    --------
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> is_differentiated(None, x), is_differentiated(x.detach())
+    (True, False)
+    """
+    wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return wanted and torch.is_grad_enabled()
 
 
 def is_wanted(ctx: Any, position: int) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bevatron.kernels.autograd import is_differentiated
 from bevatron.kernels.csr import Csr
 from bevatron.kernels.csr.direct import direct, is_traced
 from bevatron.kernels.csr.launch import columns_of, ids_of, rows_of
@@ -35,8 +36,7 @@ def graph_attention(
     """Compute what the reference computes; see `bevatron.kernels.graph_attention`."""
     rows, row_numbers = rows_of(csr)
     columns, column_numbers = columns_of(csr)
-    wanted = (x, row_score, col_score, *([] if csr.values is None else [csr.values]))
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
+    training = is_differentiated(x, row_score, col_score, csr.values)
     by_column = csr.values_by_column if training else None
     by_column = None if by_column is None else by_column.detach()
     run = attend if is_traced(x) else _attend_directly

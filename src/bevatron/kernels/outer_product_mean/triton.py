@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import empty_gradients, of_given
+from bevatron.kernels.autograd import empty_gradients, is_differentiated, of_given
 from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.outer_product_mean.triton_kernels import (
@@ -70,9 +70,8 @@ def outer_product_mean(
         joint_bias = torch.cat([zero if bias is None else bias for bias in (a_bias, b_bias)])
     N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
     given = (m, norm_weight, norm_bias, joint, joint_bias, out_weight, out_bias)
-    differentiated = any(tensor is not None and tensor.requires_grad for tensor in given)
     few = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES
-    keeps = few and differentiated and torch.is_grad_enabled()
+    keeps = few and is_differentiated(*given)
     y: Tensor = mean_of_products(
         *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
         *(out_weight, out_bias, eps, mask_eps, keeps),

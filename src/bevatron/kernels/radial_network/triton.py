@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 
 from bevatron.errors import KernelError
-from bevatron.kernels.autograd import is_wanted
+from bevatron.kernels.autograd import is_differentiated, is_wanted
 from bevatron.kernels.radial_basis import radial_basis
 from bevatron.kernels.radial_network.reference import radial_network as plain
 from bevatron.kernels.radial_network.triton_kernels import (
@@ -69,7 +69,7 @@ def radial_network(
             x = silu_linear(x, weight) if number else x @ weight
         return silu(x)
     own = (tensor.to(lengths.dtype) for tensor in constants)
-    sloped = torch.is_grad_enabled() and lengths.requires_grad
+    sloped = is_differentiated(lengths)
     h: Tensor = forward(lengths, *own, *weights, order, sloped)[0]
     return h
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import is_wanted
+from bevatron.kernels.autograd import is_differentiated, is_wanted
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder, PathTable
 from bevatron.kernels.channelwise_tensor_product.couplings import named_product
 from bevatron.kernels.channelwise_tensor_product.triton_launch import Chunk, Index, chunks, run
@@ -52,8 +52,7 @@ def radial_tensor_product(
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
     given = (x, harmonics, hidden, last_weight)
-    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    kept = kept_edges(order.num_edges, size, last_weight) if differentiated else 0
+    kept = kept_edges(order.num_edges, size, last_weight) if is_differentiated(*given) else 0
     result: Tensor = _forward(*given, *tensors, irreps, size, kept)[0]
     return result
 
