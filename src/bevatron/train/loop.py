@@ -23,7 +23,7 @@ from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.train.captured_step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
-from bevatron.train.cuda_graphs import NotRecordableError
+from bevatron.train.cuda_graphs import NotCapturableError
 from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
 from bevatron.train.evaluate import (
     Interrupted,
@@ -258,7 +258,7 @@ class Trainer:
         if self.captured is not None:
             try:
                 return self._with_recording_told(self.captured(batches, lr=lr, notes=notes))
-            except NotRecordableError as error:
+            except NotCapturableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
                         f"train.cuda_graphs: no step can be captured, {error}"
