@@ -1,4 +1,4 @@
-"""PTX of two checkouts compared: a changed constant is found; a renamed or moved kernel is equal."""
+"""PTX compared: a changed constant is found; a renamed or moved kernel is equal."""
 
 import gzip
 import json
@@ -115,7 +115,9 @@ def test_a_recording_equals_itself(recordings):
 
 def test_a_changed_constant_is_found_and_a_renamed_and_moved_kernel_is_equal(recordings):
     before, after = (recordings / f"{name}.json.gz" for name in ("before", "after"))
-    said, code = compared(before, after, "--renamed", "same=renamed", "--show", "other.changed")
+    said, code = compared(
+        before, after, "--renamed", "tiny.same=tiny.renamed", "--show", "other.changed"
+    )
     assert code == 1
     assert said[:2] == ["changed: other.changed", "  0 equal, 3 changed"]
     assert said[-1] == "1 changed, 1 equal"

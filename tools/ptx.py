@@ -7,8 +7,8 @@
 Needs no GPU: it stops at PTX for sm_90. Launches are found by a hook, not by a list of files. The
 kernel tests run with tensors on the CPU, but custom operators are told that they are on an H200,
 so that they choose what a GPU would run. No kernel runs: a launch is noted, results are zeros, and
-comparisons of tensors always hold, so that a test goes on to its next launch. Then each distinct
-launch is compiled, in a process forked for it, also with bfloat16 for float16 or float32.
+comparisons of tensors hold, so that a test goes on to its next launch (some tests fail; that does
+not matter). Then distinct launches are compiled, also with bfloat16 for float16 or float32.
 
 A kernel is known by its operator (the folder of its module) and name, a variant by the types,
 constexprs, alignments and options of a launch, by position: modules and arguments may be renamed.
@@ -28,19 +28,16 @@ import os
 import pkgutil
 import re
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter, defaultdict
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
-SECONDS = 120
+SECONDS = 300
 """Time a kernel may take to compile."""
-
-# ---------------------------------------------------------------- notes what a GPU would launch
 
 
 class Launches:
@@ -53,6 +50,7 @@ class Launches:
         """Note launches; run custom operators as if on a GPU; let comparisons of tensors hold."""
         import torch
         import triton
+        from torch._library.custom_ops import CustomOpDef
         from triton.backends.compiler import GPUTarget
         from triton.compiler import make_backend
         from triton.runtime.jit import JITFunction
@@ -62,24 +60,20 @@ class Launches:
         self.target = GPUTarget("cuda", 90, 32)
         self.backend = make_backend(self.target)
         self.defaults = vars(self.backend.parse_options({}))
-        JITFunction.run = lambda kernel, *args, **kwargs: self.note(kernel, args, kwargs)
-        definition = torch._library.custom_ops.CustomOpDef
-        register = definition.register_kernel
+        register = CustomOpDef.register_kernel
 
         def register_kernel(operator, device_types, function=None, /):
             def inner(function):
-                register(operator, device_types)(self.on_gpu(operator._qualname, function))
+                register(operator, device_types)(self.on_gpu(str(operator), function))
                 return function
 
             return inner if function is None else inner(function)
 
-        definition.register_kernel = register_kernel
+        JITFunction.run = lambda kernel, *args, **kwargs: self.note(kernel, args, kwargs)
+        CustomOpDef.register_kernel = register_kernel
         torch.cuda.device.__enter__ = torch.cuda.device.__exit__ = lambda *_: None
-        for module, name in (
-            (torch, "equal"), (torch, "allclose"), (torch.testing, "assert_close"),
-            (torch.autograd, "gradcheck"), (torch.autograd, "gradgradcheck"),
-        ):  # fmt: skip
-            setattr(module, name, lambda *_, **__: True)
+        torch.equal = torch.allclose = torch.testing.assert_close = lambda *_, **__: True
+        torch.autograd.gradcheck = torch.autograd.gradgradcheck = torch.equal
 
     def note(self, kernel, args, kwargs):
         """Keep what Triton would compile for this launch."""
@@ -87,21 +81,18 @@ class Launches:
 
         kwargs = {k: v for k, v in kwargs.items() if k not in {"grid", "warmup"}}
         if not hasattr(kernel, "binder"):
-            kernel.binder = create_function_from_signature(
-                kernel.signature, kernel.params, self.backend
-            )
-            kernel.shape = shape_of(kernel.src)
+            given = kernel.signature, kernel.params, self.backend
+            kernel.binder, kernel.shape = create_function_from_signature(*given), shape_of(kernel)
         bound, specialization, _ = kernel.binder(*args, **kwargs)
-        options, signature, constexprs, attrs = kernel._pack_args(
-            self.backend, kwargs, bound, specialization, None
-        )
+        given = self.backend, kwargs, bound, specialization, None
+        options, signature, constexprs, attrs = kernel._pack_args(*given)  # noqa: SLF001
         launch = SimpleNamespace(
             kernel=kernel, options=options, signature=signature, constexprs=constexprs, attrs=attrs
         )
         self.found.setdefault(self.key_of(launch), launch)
 
     def key_of(self, launch):
-        """Label, variant and shape; a renamed argument or an edited comment leaves them the same."""
+        """Label, variant, structure and text; a comment or a renamed argument is only in the last."""
 
         def token(kind, path):
             if isinstance(kind, tuple):
@@ -113,7 +104,9 @@ class Launches:
         words = [token(kind, (i,)) for i, kind in enumerate(launch.signature.values())]
         given = vars(launch.options).items()
         words += [f"{name}:{value}" for name, value in given if value != self.defaults[name]]
-        return label_of(launch.kernel), " ".join(words), launch.kernel.shape
+        kernel = launch.kernel
+        label = f"{kernel.__module__.split('.')[-2]}.{kernel.__name__}"
+        return label, " ".join(words), kernel.shape, kernel.src
 
     def on_gpu(self, operator, function):
         """Call a custom operator as if on a GPU; where that fails, as on a CPU."""
@@ -141,9 +134,9 @@ def as_if_on_gpu():
     import torch
     from torch.overrides import TorchFunctionMode
 
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    getters = {"device": gpu, "is_cuda": True, "is_cpu": False}
+    getters = {"device": torch.device("cuda", 0), "is_cuda": True, "is_cpu": False}
     answers = {getattr(torch.Tensor, name): value for name, value in getters.items()}
+    cpu = torch.device("cpu")
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -177,88 +170,30 @@ def as_if_on_gpu():
         vars(torch.cuda).update(before)
 
 
-def label_of(function):
-    """Operator and name: ``layer_norm.forward_kernel``; families above the operator may change."""
-    return f"{function.__module__.split('.')[-2]}.{function.__name__}"
-
-
 def constant(value):
     if isinstance(value, tuple | list):
         return f"({' '.join(map(constant, value))})"
-    return value.__name__ if hasattr(value, "binder") or callable(value) else str(value)
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)
 
 
-def shape_of(source):
+def shape_of(kernel):
     """Hash a function's structure without names, comments and docstrings."""
-    tree = ast.parse(source)
-    names = {}
+    tree, names = kernel.parse(), {}
     for node in ast.walk(tree):
         for field in ("id", "arg", "name"):
             if isinstance(name := getattr(node, field, None), str):
                 setattr(node, field, names.setdefault(name, f"n{len(names)}"))
-        body = getattr(node, "body", None)
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            del body[0]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+            del node.body[0]
+    return digest_of(ast.dump(tree))
 
 
-# ---------------------------------------------------------------- compiles
-
-
-def compile_launch(launches, launch):
-    """Compile one launch to PTX, or say why not; runs in a process of its own."""
-    from triton._C.libtriton import ir
-    from triton.compiler import ASTSource
-    from triton.compiler.code_generator import CodeGenerator
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    reached, call = {function_of(launch.kernel)}, CodeGenerator.call_JitFunction
-
-    def noted_call(generator, function, *args, **kwargs):
-        reached.add(function_of(function))
-        return call(generator, function, *args, **kwargs)
-
-    CodeGenerator.call_JitFunction = noted_call
-    backend, kernel, options = launches.backend, launch.kernel, launch.options
-    kind = GluonASTSource if kernel.is_gluon() else ASTSource
-    source = kind(kernel, launch.signature, launch.constexprs, launch.attrs)
-    context, stages, metadata = ir.context(), {}, {}
-    try:
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        module = source.make_ir(
-            launches.target, options, backend.get_codegen_implementation(options),
-            backend.get_module_map(), context,
-        )  # fmt: skip
-        backend.add_stages(stages, options, source.language)
-        names = list(stages)
-        for name in names[names.index(source.ext) : names.index("cubin")]:
-            module = stages[name](module, metadata)
-    except Exception as error:  # noqa: BLE001
-        last = str(error).strip().splitlines() or [""]
-        return {"error": f"{type(error).__name__}: {last[-1]}", "reached": reached}
-    sizes = ("num_warps", "shared", "global_scratch_size", "tmem_size")
-    head = "".join(f"{name} {metadata.get(name)}\n" for name in sizes)
-    return {"ptx": head + normalised(module), "reached": reached}
-
-
-def function_of(function):
-    return f"{function.__module__}:{function.__name__}"
-
-
-def normalised(ptx):
-    """PTX without what a rename or a moved line changes: symbols, debug sections, comments."""
-    ptx = re.sub(r"//[^\n]*", "", ptx.split(".section\t.debug")[0])
-    ptx = re.sub(r"^\s*\.(file|loc|section)\b[^\n]*$", "", ptx, flags=re.MULTILINE)
-    ptx = re.sub(r"^\s*\$L__(tmp|func_\w+?)\d+:\s*$", "", ptx, flags=re.MULTILINE)
-    symbols = re.findall(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)
-    for number, symbol in enumerate(dict.fromkeys(symbols)):
-        ptx = re.sub(rf"(?<![\w$]){re.escape(symbol)}(?=_param_\d|\b)", f"function{number}", ptx)
-    return "".join(f"{line.rstrip()}\n" for line in ptx.splitlines() if line.strip())
+def digest_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def in_bfloat16(launch):
-    """Return the launch with pointers to 16-bit (or else to 32-bit) numbers in bfloat16, or None."""
+    """Return the launch with pointers to 16-bit (or else 32-bit) numbers in bfloat16, or None."""
     kinds = str(tuple(launch.signature.values()))
     half = next((kind for kind in ("*fp16", "*fp32") if kind in kinds), None)
     if half is None or "*fp64" in kinds or "*bf16" in kinds:
@@ -273,258 +208,215 @@ def in_bfloat16(launch):
     return SimpleNamespace(**{**vars(launch), "signature": signature})
 
 
-# ---------------------------------------------------------------- a process that runs and compiles
+def compile_launch(pipe, launches, launch):
+    """Send which functions a launch compiles, and its PTX or why there is none."""
+    from triton._C.libtriton import ir
+    from triton.compiler import ASTSource
+    from triton.compiler.code_generator import CodeGenerator
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    backend, kernel, options = launches.backend, launch.kernel, launch.options
+    reached, call = {f"{kernel.__module__}:{kernel.__name__}"}, CodeGenerator.call_JitFunction
+
+    def noted_call(generator, function, *args, **kwargs):
+        reached.add(f"{function.__module__}:{function.__name__}")
+        return call(generator, function, *args, **kwargs)
+
+    CodeGenerator.call_JitFunction = noted_call
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind(kernel, launch.signature, launch.constexprs, launch.attrs)
+    context, stages, metadata = ir.context(), {}, {}
+    try:
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(options), backend.get_module_map()
+        module = source.make_ir(launches.target, options, *functions, context)
+        backend.add_stages(stages, options, source.language)
+        names = list(stages)
+        for name in names[names.index(source.ext) : names.index("cubin")]:
+            module = stages[name](module, metadata)
+    except Exception as error:  # noqa: BLE001
+        last = str(error).strip().splitlines() or [""]
+        pipe.send((reached, {"error": f"{type(error).__name__}: {last[-1]}"}))
+        return
+    sizes = ("num_warps", "shared", "global_scratch_size", "tmem_size")  # not in the PTX
+    head = "".join(f"{name} {metadata.get(name)}\n" for name in sizes)
+    pipe.send((reached, {"text": head + normalised(module)}))
+
+
+def normalised(ptx):
+    """PTX without what a rename or a moved line changes: symbols, debug sections, comments."""
+    ptx = re.sub(r"//[^\n]*", "", ptx.split(".section\t.debug")[0])
+    ptx = re.sub(r"^\s*\.(file|loc|section)\b[^\n]*$", "", ptx, flags=re.MULTILINE)
+    ptx = re.sub(r"^\s*\$L__(tmp|func_\w+?)\d+:\s*$", "", ptx, flags=re.MULTILINE)
+    symbols = re.findall(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)
+    for number, symbol in enumerate(dict.fromkeys(symbols)):
+        ptx = re.sub(rf"(?<![\w$]){re.escape(symbol)}(?=_param_\d|\b)", f"function{number}", ptx)
+    return "".join(f"{line.rstrip()}\n" for line in ptx.splitlines() if line.strip())
 
 
 class Plugin:
-    """Runs those tests that no other process took, after importing all kernels as a GPU would."""
+    """Imports all kernels as a GPU would, before the tests; keeps which tests failed."""
 
-    def __init__(self, taken):
-        self.taken, self.outcomes, self.failed = taken, Counter(), []
+    def __init__(self):
+        self.failed = []
 
-    def pytest_sessionstart(self, session):
+    def pytest_sessionstart(self):
+        """Import kernels without TRITON_INTERPRET, which the registry wants of CPU tensors."""
         os.environ.pop("TRITON_INTERPRET", None)
         kernels = import_module("bevatron.kernels")
         for found in pkgutil.walk_packages(kernels.__path__, "bevatron.kernels."):
             import_module(found.name)
-        os.environ["TRITON_INTERPRET"] = "1"  # The registry wants it of tensors on the CPU.
+        os.environ["TRITON_INTERPRET"] = "1"
         with contextlib.suppress(ModuleNotFoundError):
-            testing = import_module("bevatron.testing")
-            testing.assert_close = lambda *_, **__: None
-
-    def pytest_runtestloop(self, session):
-        groups = defaultdict(list)
-        for item in session.items:
-            groups[item.nodeid.split("[")[0]].append(item)
-        groups = list(groups.values())
-        while True:
-            with self.taken.get_lock():
-                number = self.taken.value
-                self.taken.value += 1
-            if number >= len(groups):
-                return True
-            for item, after in zip(groups[number], [*groups[number][1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            import_module("bevatron.testing").assert_close = lambda *_, **__: None
 
     def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            self.outcomes[report.outcome] += 1
-            if report.outcome == "failed":
-                self.failed.append(report.nodeid)
-
-
-def work(pipe, taken, root, tests):
-    """Run tests and send what they launched; then compile what is asked for."""
-    import pytest
-
-    sys.path.insert(0, f"{root}/src")
-    launches = Launches()
-    launches.patch()
-    plugin = Plugin(taken)
-    with contextlib.suppress(ImportError):
-        from hypothesis import settings
-
-        settings.register_profile("ptx", deadline=None, database=None)
-        settings.load_profile("ptx")
-    options = ["-q", "--no-header", "--tb=line", "--hypothesis-seed=0", f"--rootdir={root}"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    status = pytest.main([*options, *tests], plugins=[plugin])
-    if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
-        sys.exit(f"{root}: the tests were not run")
-    pipe.send((list(launches.found), launches.trouble, plugin.outcomes, plugin.failed))
-    for key, bfloat16 in iter(pipe.recv, None):
-        launch = launches.found[key]
-        if bfloat16:
-            launch = in_bfloat16(launch)
-        if launch is None:
-            pipe.send((None, {}))
-        else:
-            pipe.send((launches.key_of(launch), forked(launches, launch)))
-
-
-def forked(launches, launch):
-    """Compile in a process of its own, which may crash or take too long."""
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe()
-    process = fork.Process(target=lambda: theirs.send(compile_launch(launches, launch)))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(SECONDS) else {"error": f"not within {SECONDS} seconds"}
-    except EOFError:
-        return {"error": "the compiler died"}
-    finally:
-        process.kill()
-        process.join()
-
-
-# ---------------------------------------------------------------- record
+        """Keep its name if it failed."""
+        self.failed += [report.nodeid] * report.failed
 
 
 def record(out, root, tests, like, processes, most):
+    import pytest
+
     start = time.monotonic()
-    os.environ |= {
-        "PYTHONPATH": str(root / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
-    }  # fmt: skip
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.chdir(root)
-    context = multiprocessing.get_context("spawn")
-    taken, pipes = context.Value("i", 0), []
-    for _ in range(processes):
-        ours, theirs = context.Pipe()
-        context.Process(target=work, args=(theirs, taken, str(root), tests)).start()
-        theirs.close()
-        pipes.append(ours)
-    knows, trouble, outcomes, failed = {}, {}, Counter(), []
-    for pipe in pipes:
-        found, troubles, counts, failures = pipe.recv()
-        knows[pipe] = set(found)
-        trouble |= troubles
-        outcomes += counts
-        failed += failures
+    launches, plugin = Launches(), Plugin()
+    launches.patch()
+    options = ["-q", "--no-header", "--tb=no", "-W", "ignore", f"--rootdir={root}", "-r", "N"]
+    options += ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
+    status = pytest.main([*options, *tests], plugins=[plugin])
+    if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        return f"{root}: the tests did not run"
     tested = time.monotonic()
-    print(f"tests: {dict(outcomes)} in {tested - start:.0f} s", flush=True)
-    chosen, kernels = choose(set().union(*knows.values()), like, most)
-    sources, reached = compile_all(pipes, knows, chosen, kernels)
-    for pipe in pipes:
-        pipe.send(None)
-    never = sorted(written_kernels(root) - reached)
-    result = {"kernels": kernels, "sources": sources, "never": never, "trouble": trouble}
-    result |= {"failed_tests": failed, "seconds": [tested - start, time.monotonic() - tested]}
+    result = choose(launches, like, most)
+    reached = compile_all(launches, result, processes)
+    result |= {"never": sorted(written_kernels(root) - reached), "trouble": launches.trouble}
+    result |= {"failed_tests": plugin.failed}
+    result |= {"seconds": [tested - start, time.monotonic() - tested]}
     with opened(out, "wt") as file:
         json.dump(result, file, indent=0, sort_keys=True)
     summarise(result)
+    return 0
 
 
-def choose(keys, like, most):
-    """Take the most different launches of each kernel, and of those two or four in bfloat16."""
-    by_label = defaultdict(list)
-    for key in sorted(keys):
+def choose(launches, like, most):
+    """Take the most different launches of each kernel, and the same in bfloat16."""
+    by_label, kernels = defaultdict(list), {}
+    for key in sorted(launches.found):
         by_label[key[0]].append(key)
-    chosen, kernels = [], {}
     for label, found in by_label.items():
         wanted = {variant["key"] for variant in like.get(label, {"variants": []})["variants"]}
-        seen, taken = Counter(), []
-        rest = dict.fromkeys(found)
+        seen, taken, rest = set(), {}, dict.fromkeys(found)
         while rest and len(taken) < most:
-            best = max(rest, key=lambda key: news(key, seen, wanted))
-            del rest[best]
+            best = max(rest, key=lambda key: (key[1] in wanted, news(key, seen)))
             seen.update(features(best))
-            taken.append(best)
-        kernels[label] = {"noted": len(found), "left_out": len(rest), "variants": []}
-        chosen += [(key, False) for key in taken] + [(key, True) for key in taken]
-    return chosen, kernels
+            taken[best] = rest.pop(best)
+        for key in list(taken):
+            launch = in_bfloat16(launches.found[key])
+            if launch is not None:
+                taken[launches.key_of(launch)] = None
+                launches.found.setdefault(launches.key_of(launch), launch)
+        kernels[label] = {"noted": len(found), "left_out": len(rest), "variants": list(taken)}
+    return {"kernels": kernels, "sources": {}}
 
 
 def features(key):
-    _, variant, shape = key
+    _, variant, shape, _ = key
     words = variant.split()
     types = [word.split(":")[0] for word in words if not word.startswith("=")]
     return [*enumerate(words), " ".join(types), shape]
 
 
-def news(key, seen, wanted):
-    """Rank a launch: whether another recording has it, then how much of it no other launch has."""
-    unseen = [feature for feature in features(key) if not seen[feature]]
-    return key[1] in wanted, sum(1 if isinstance(f, tuple) else 8 for f in unseen)
+def news(key, seen):
+    """Count what no other launch has; types and structure for more than a size or an alignment."""
+    return sum(1 if isinstance(f, tuple) else 8 for f in features(key) if f not in seen)
 
 
-def compile_all(pipes, knows, chosen, kernels):
-    """Let each process compile launches that it noted, until all are done."""
-    sources, reached, done = {}, set(), 0
-    waiting, busy, idle = list(chosen), set(), list(pipes)
-    while waiting or busy:
-        for pipe in idle:
-            task = next((task for task in waiting if task[0] in knows[pipe]), None)
-            if task is not None:
-                waiting.remove(task)
-                busy.add(pipe)
-                pipe.send(task)
-        idle = wait(list(busy))
-        for pipe in idle:
-            key, outcome = pipe.recv()
-            busy.discard(pipe)
-            if key is None:
-                continue
-            done += 1
-            if done % 100 == 0:
-                print(f"compiled {done}, {len(waiting)} to go", flush=True)
-            reached |= outcome.get("reached", set())
-            variant = {"key": key[1], "shape": key[2]}
-            if "ptx" in outcome:
-                text = outcome["ptx"].encode()
-                digest = hashlib.sha256(text).hexdigest()[:16]
-                sources[digest] = base64.b64encode(zlib.compress(text, 9)).decode()
-                variant |= {"ptx": digest, "bytes": len(text)}
-            else:
-                variant["error"] = outcome["error"]
-            kernels[key[0]]["variants"].append(variant)
-    return sources, reached
+def compile_all(launches, result, processes):
+    """Compile each variant in a process of its own, which may crash or take too long."""
+    fork, running, reached = multiprocessing.get_context("fork"), {}, set()
+    waiting = [key for entry in result["kernels"].values() for key in entry["variants"]]
+    for entry in result["kernels"].values():
+        entry["variants"] = []
+    while waiting or running:
+        while waiting and len(running) < processes:
+            key = waiting.pop()
+            ours, theirs = fork.Pipe()
+            given = theirs, launches, launches.found[key]
+            process = fork.Process(target=compile_launch, args=given)
+            process.start()
+            theirs.close()
+            running[ours] = key, process
+        # Another starts when one is done: if none is, all took too long.
+        for pipe in wait(list(running), SECONDS) or list(running):
+            (label, variant, *_), process = running.pop(pipe)
+            try:
+                functions, outcome = pipe.recv() if pipe.poll() else ((), {"error": "too slow"})
+            except EOFError:
+                functions, outcome = (), {"error": "the compiler died"}
+            process.kill()
+            process.join()
+            pipe.close()
+            reached.update(functions)
+            if (text := outcome.pop("text", None)) is not None:
+                outcome["ptx"] = digest_of(text)
+                source = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+                result["sources"][outcome["ptx"]] = source
+            result["kernels"][label]["variants"].append({"key": variant, **outcome})
+    return reached
 
 
 def written_kernels(root):
     """Return module and name of all functions under src that ``triton.jit`` decorates."""
     found = set()
-    for path in (root / "src").rglob("*.py"):
-        text = path.read_text()
-        if "triton.jit" not in text:
-            continue
+    for path in (root / "src").rglob("triton*.py"):
         module = ".".join(path.relative_to(root / "src").with_suffix("").parts)
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(path.read_text())):
             decorators = getattr(node, "decorator_list", ())
-            if any(ast.unparse(each).startswith("triton.jit") for each in decorators):
+            if any("triton.jit" in ast.unparse(each) for each in decorators):
                 found.add(f"{module}:{node.name}")
     return found
 
 
 def summarise(result):
     kernels = result["kernels"]
-    variants = [v | {"label": k} for k, entry in kernels.items() for v in entry["variants"]]
-    errors = [v for v in variants if "error" in v]
+    variants = [(k, v) for k, entry in kernels.items() for v in entry["variants"]]
     left_out = sum(entry["left_out"] for entry in kernels.values())
     print(f"{len(kernels)} kernels, {len(variants)} variants, {left_out} left out")
     print("tests took {:.0f} s, compilation {:.0f} s".format(*result["seconds"]))
+    errors = [f"{k} {v['key']}: {v['error']}" for k, v in variants if "error" in v]
     for name, lines in {
-        "variants that do not compile": [f"{v['label']} {v['key']}: {v['error']}" for v in errors],
-        "operators that did not run as if on a GPU": [
-            f"{name}: {error}" for name, error in result["trouble"].items()
-        ],
+        "variants that do not compile": errors,
+        "operators that did not run as if on a GPU": [*map(": ".join, result["trouble"].items())],
         "tests that failed": result["failed_tests"],
         "kernels never compiled": result["never"],
     }.items():
         print(f"{name}: {len(lines)}", *lines, sep="\n  ")
 
 
-# ---------------------------------------------------------------- compare
-
-
 def compare(before, after, renamed, show):
     """Print which kernels differ; return how many."""
     a, b = read(before), read(after)
-    old, new = a["kernels"], b["kernels"]
-    old = {renamed.get(k, renamed.get(k.split(".")[1], k)): v for k, v in old.items()}
+    old = {renamed.get(k, k): outcomes_of(v) for k, v in a["kernels"].items()}
+    new = {k: outcomes_of(v) for k, v in b["kernels"].items()}
     counts = Counter()
-    for label, other in sorted(pairs(old, new)):
-        if label is None or other is None:
-            state, left, right = ("new" if label is None else "missing"), {}, {}
-        else:
-            left, right = outcomes_of(old[label]), outcomes_of(new[other])
-            common = left.keys() & right.keys()
-            changed = [key for key in common if left[key] != right[key]]
-            gone, come = left.keys() - right.keys(), right.keys() - left.keys()
-            state = "changed" if changed else "other variants" if gone or come else "equal"
+    for label, other in sorted(pairs(old, new), key=str):
+        left, right = old.get(label, {}), new.get(other, {})
+        changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
+        gone, come = left.keys() - right.keys(), right.keys() - left.keys()
+        state = "missing" if not right else "new" if not left else "equal"
+        if left and right and (changed or gone or come):
+            state = "changed" if changed else "other variants"
         counts[state] += 1
         if state == "equal":
             continue
-        name = label or other if label in {other, None} or other is None else f"{label} -> {other}"
-        print(f"{state}: {name}")
+        print(f"{state}: {label or other}")
         if not (left and right):
             continue
-        print(f"  {len(common) - len(changed)} equal, {len(changed)} changed")
-        print(*(f"  only before: {key}" for key in sorted(gone)), sep="\n", end="\n" * bool(gone))
-        print(*(f"  only after: {key}" for key in sorted(come)), sep="\n", end="\n" * bool(come))
-        for key in changed if show in {label, other, other.split(".")[1]} else []:
+        print(f"  {len(left) - len(gone) - len(changed)} equal, {len(changed)} changed")
+        for key in sorted(gone | come):
+            print(f"  only {'before' if key in gone else 'after'}: {key}")
+        for key in sorted(changed) if show in {label, other} else ():
             show_difference(key, left[key] - right[key], right[key] - left[key], a, b)
     print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     return counts.total() - counts["equal"]
@@ -532,13 +424,11 @@ def compare(before, after, renamed, show):
 
 def pairs(old, new):
     """Match kernels by label, then (an operator was renamed) by name and most equal variants."""
-    for label in old.keys() & new.keys():
-        yield label, label
+    yield from ((label, label) for label in old.keys() & new.keys())
     rest = new.keys() - old.keys()
     for label in sorted(old.keys() - new.keys()):
-        same_name = [other for other in sorted(rest) if other.split(".")[1] == label.split(".")[1]]
-        keys = outcomes_of(old[label]).items()
-        other = max(same_name, key=lambda k: len(keys & outcomes_of(new[k]).items()), default=None)
+        same = [other for other in sorted(rest) if other.split(".")[1] == label.split(".")[1]]
+        other = max(same, key=lambda k: len(old[label].items() & new[k].items()), default=None)
         rest.discard(other)
         yield label, other
     yield from ((None, other) for other in rest)
@@ -554,13 +444,12 @@ def outcomes_of(entry):
 
 def show_difference(key, gone, come, a, b):
     def lines(digests, recording):
-        texts = (recording["sources"].get(digest, "") for digest in sorted(digests))
-        texts = (zlib.decompress(base64.b64decode(text)) if text else b"" for text in texts)
-        return [line for text in texts for line in text.decode().splitlines()]
+        for digest in sorted(digests & recording["sources"].keys()):
+            source = base64.b64decode(recording["sources"][digest])
+            yield from zlib.decompress(source).decode().splitlines()
 
-    print(f"  {key}")
-    both = difflib.unified_diff(lines(gone, a), lines(come, b), "before", "after", "", "", 2, "")
-    print(*both, sep="\n")
+    texts = list(lines(gone, a)), list(lines(come, b))
+    print(f"  {key}", *difflib.unified_diff(*texts, "before", "after", n=2, lineterm=""), sep="\n")
 
 
 def opened(path, mode):
@@ -586,15 +475,18 @@ def main():
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
-    comparing.add_argument("--show", metavar="KERNEL", help="print how its PTX differs")
+    comparing.add_argument("--show", metavar="OPERATOR.KERNEL", help="print how its PTX differs")
     args = parser.parse_args()
-    if args.command == "record":
-        like = read(args.like)["kernels"] if args.like else {}
-        out, root = args.out.resolve(), args.root.resolve()
-        record(out, root, args.tests, like, args.processes, args.most)
-        return 0
-    renamed = dict(each.split("=") for each in args.renamed)
-    return bool(compare(args.before, args.after, renamed, args.show))
+    if args.command == "compare":
+        renamed = dict(each.split("=") for each in args.renamed)
+        return int(compare(args.before, args.after, renamed, args.show) > 0)
+    like = read(args.like)["kernels"] if args.like else {}
+    out, root = args.out.resolve(), args.root.resolve()
+    os.environ |= {"PYTHONPATH": f"{root}/src", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
+    sys.path.insert(0, f"{root}/src")
+    os.chdir(root)
+    return record(out, root, args.tests, like, args.processes, args.most)
 
 
 if __name__ == "__main__":
