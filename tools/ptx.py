@@ -92,7 +92,7 @@ class Launches:
         self.found.setdefault(self.key_of(launch), launch)
 
     def key_of(self, launch):
-        """Label, variant, structure and text; a comment or a renamed argument is only in the last."""
+        """Label, variant, structure and text, which alone shows comments and names."""
 
         def token(kind, path):
             if isinstance(kind, tuple):
@@ -256,10 +256,7 @@ def normalised(ptx):
 
 
 class Plugin:
-    """Imports all kernels as a GPU would, before the tests; keeps which tests failed."""
-
-    def __init__(self):
-        self.failed = []
+    """Imports all kernels as a GPU would, before the tests."""
 
     def pytest_sessionstart(self):
         """Import kernels without TRITON_INTERPRET, which the registry wants of CPU tensors."""
@@ -271,27 +268,22 @@ class Plugin:
         with contextlib.suppress(ModuleNotFoundError):
             import_module("bevatron.testing").assert_close = lambda *_, **__: None
 
-    def pytest_runtest_logreport(self, report):
-        """Keep its name if it failed."""
-        self.failed += [report.nodeid] * report.failed
-
 
 def record(out, root, tests, like, processes, most):
     import pytest
 
     start = time.monotonic()
-    launches, plugin = Launches(), Plugin()
+    launches = Launches()
     launches.patch()
     options = ["-q", "--no-header", "--tb=no", "-W", "ignore", f"--rootdir={root}", "-r", "N"]
     options += ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
-    status = pytest.main([*options, *tests], plugins=[plugin])
+    status = pytest.main([*options, *tests], plugins=[Plugin()])
     if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
         return f"{root}: the tests did not run"
     tested = time.monotonic()
     result = choose(launches, like, most)
     reached = compile_all(launches, result, processes)
     result |= {"never": sorted(written_kernels(root) - reached), "trouble": launches.trouble}
-    result |= {"failed_tests": plugin.failed}
     result |= {"seconds": [tested - start, time.monotonic() - tested]}
     with opened(out, "wt") as file:
         json.dump(result, file, indent=0, sort_keys=True)
@@ -308,8 +300,10 @@ def choose(launches, like, most):
         wanted = {variant["key"] for variant in like.get(label, {"variants": []})["variants"]}
         seen, taken, rest = set(), {}, dict.fromkeys(found)
         while rest and len(taken) < most:
-            best = max(rest, key=lambda key: (key[1] in wanted, news(key, seen)))
-            seen.update(features(best))
+            # Types and structure that no other has count for more than a size or an alignment.
+            news = {key: (key[1] in wanted, rank(features(key) - seen)) for key in rest}
+            best = max(rest, key=news.get)
+            seen |= features(best)
             taken[best] = rest.pop(best)
         for key in list(taken):
             launch = in_bfloat16(launches.found[key])
@@ -320,16 +314,14 @@ def choose(launches, like, most):
     return {"kernels": kernels, "sources": {}}
 
 
+def rank(features):
+    return sum(1 if isinstance(feature, tuple) else 8 for feature in features)
+
+
 def features(key):
-    _, variant, shape, _ = key
-    words = variant.split()
+    words = key[1].split()
     types = [word.split(":")[0] for word in words if not word.startswith("=")]
-    return [*enumerate(words), " ".join(types), shape]
-
-
-def news(key, seen):
-    """Count what no other launch has; types and structure for more than a size or an alignment."""
-    return sum(1 if isinstance(f, tuple) else 8 for f in features(key) if f not in seen)
+    return {*enumerate(words), " ".join(types), key[2]}
 
 
 def compile_all(launches, result, processes):
@@ -388,7 +380,6 @@ def summarise(result):
     for name, lines in {
         "variants that do not compile": errors,
         "operators that did not run as if on a GPU": [*map(": ".join, result["trouble"].items())],
-        "tests that failed": result["failed_tests"],
         "kernels never compiled": result["never"],
     }.items():
         print(f"{name}: {len(lines)}", *lines, sep="\n  ")
