@@ -25,9 +25,9 @@ from bevatron.errors import ConfigError
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss
 from bevatron.train import Run, describe, evaluate, fit, predict
-from bevatron.train import captured_step as captured_module
-from bevatron.train.captured_inference import CapturedInference
-from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.capture import step as captured_module
+from bevatron.train.capture.inference import CapturedInference
+from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import begin_state
 from bevatron.train.step import out_of_memory
 
@@ -343,7 +343,7 @@ def test_the_trainer_names_no_kind_of_batch():
     found = [
         f"{path.relative_to(folder)}: {word}"
         for path in sorted(folder.rglob("*.py"))
-        if path.relative_to(folder).parts[0] not in {"plots", "report", "report.py"}
+        if path.relative_to(folder).parts[0] not in {"report"}
         for word in words_of(path.read_text())
         if word in BATCHES | COUNTED or COUNTED & set(word.split("_"))
     ]
