@@ -1,9 +1,10 @@
 """Kernels around the matmuls of the conditioned transition.
 
-`adapt_kernel` is a matmul with the adaptive norm as its epilogue: scales and shifts [BLOCK, BLOCK_C]
-stay in registers and the normalised rows are written. The other three are memory-bound: a program
-holds whole rows [BLOCK, C_PAD] in registers; those that also need column sums are persistent, and
-each program writes one partial sum [C]. D channels of the condition, C of x.
+`adapt_kernel` is a matmul with the adaptive norm as its epilogue: scales and shifts of a block
+[BLOCK, BLOCK_C] stay in registers, the normalised rows are written. The other three are
+memory-bound: a program holds whole rows [BLOCK, C_PAD] in registers; the backward kernels, which
+also need column sums, are persistent, and each program writes one partial sum [C].
+D is the number of channels of the condition, C that of x.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 

@@ -1,9 +1,10 @@
 """The fused optimiser step in Triton: three launches for any number of parameters.
 
-``_norms`` writes the sum of squares of each tile of the gradient. ``_judge``, a single program, adds
-the tiles in their order, decides whether the step is sound, and writes the float64 coefficients of
-each parameter's step. ``_adam`` updates one chunk of one parameter per program: the gradient, the
-moments and the averages are flat [n], the parameters are found through a table of addresses.
+``_norms`` writes the sum of squares of each tile of the gradient. ``_judge``, a single program,
+adds the tiles in their order, decides whether the step is sound, and writes the float64
+coefficients of each parameter's step. ``_adam`` updates one chunk of one parameter per program: the
+gradient, the moments and the averages are flat [n], the parameters are found through a table of
+addresses.
 Clipping by the norm of each parameter takes one more launch: ``_chunk_norms`` uses the chunks of
 ``_adam`` in place of tiles, and ``_clips`` adds those of each parameter.
 Nothing is atomic. n is the number of elements of a flat tensor, P the number of parameters.

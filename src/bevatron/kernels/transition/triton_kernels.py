@@ -137,7 +137,7 @@ def input_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     HAS_UP_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of BLOCK rows; write them normalised, and partial sums for the norm's gradients."""
+    """Compute dx of BLOCK rows; write n = LayerNorm(x) and partial sums of its weight gradients."""
     first = tl.program_id(0) * BLOCK
     row = first + tl.arange(0, BLOCK)
     mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
@@ -268,7 +268,7 @@ def add_kernel(
     NORM_BLOCK: tl.constexpr, NORM_BLOCK_C: tl.constexpr, MATRICES: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Add partial sums in order: of one matrix, or, in the last program_id(1), of the norm's vectors.
+    """Add partial sums in order: of matrix program_id(1), or after the last, of the norm.
 
     Parts is [parts, MATRICES, NUMBERS], as `weight_kernel` writes it; NormParts [norm_parts, 2, C].
     """
