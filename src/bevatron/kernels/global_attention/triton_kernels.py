@@ -126,7 +126,7 @@ def attend_kernel(
     sums = tl.zeros([HEADS, C], tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         s = start + tl.arange(0, BLOCK)
-        # [BLOCK, C]
+        # xhat [BLOCK, C]
         xhat, _ = load_normalised(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)
         normed = (xhat * weight + bias).to(X.dtype.element_ty)
         kept = load_per_row(Mask, sample, n, s, last, S, N) > 0  # [BLOCK]
@@ -206,7 +206,7 @@ def output_kernel(
     o = load_vector(Value + column * HD, tl.arange(0, HD), HD)  # [1, HD]
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         s = start + tl.arange(0, BLOCK)
-        # [BLOCK, C]
+        # xhat [BLOCK, C]
         xhat, _ = load_normalised(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)
         normed = (xhat * weight + bias).to(X.dtype.element_ty)
         gated = logistic(tl.dot(normed, gate_weight) + gate_bias) * o  # [BLOCK, HD]
@@ -241,7 +241,7 @@ def output_back_kernel(
         do = tl.zeros([BLOCK, HD], tl.float32)
         for start in tl.range(first, last, BLOCK, num_stages=STAGES):
             s = start + tl.arange(0, BLOCK)
-            # [BLOCK, C]
+            # xhat [BLOCK, C]
             xhat, _ = load_normalised(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)
             normed = (xhat * weight + bias).to(X.dtype.element_ty)
             sigma = logistic(tl.dot(normed, tl.trans(gate_weight)) + gate_bias)  # [BLOCK, HD]
@@ -297,7 +297,7 @@ def query_back_kernel(
     dquery = tl.zeros([HEADS, C], tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         s = start + tl.arange(0, BLOCK)
-        # [BLOCK, C]
+        # xhat [BLOCK, C]
         xhat, _ = load_normalised(X, Mean, Rstd, sample, n, s, last, x_0, x_1, x_2, S, N, C)
         normed = (xhat * weight + bias).to(X.dtype.element_ty)
         kept = load_per_row(Mask, sample, n, s, last, S, N) > 0  # [BLOCK]
