@@ -29,7 +29,10 @@ EXACT = json.loads((OLD / "arithmetic.json").read_text())["hash"] == arithmetic(
 """Whether the CPU and torch here compute the same last digits as those that wrote the fixtures."""
 
 TOLERANCE = 1e-9
-"""Elsewhere numbers may differ by this share of the largest in their tensor."""
+"""Elsewhere the numbers of a resumed run may differ by this share of the largest in a tensor."""
+
+START_TOLERANCE = 1e-5
+"""The same from the first step on: initial weights are drawn in float32, by other instructions."""
 
 # An old key may be read with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -58,23 +61,23 @@ def records(folder):
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
-def close(found, expected):
+def close(found, expected, tolerance=TOLERANCE):
     """Whether two values, or trees of values, agree as closely as they can on this machine."""
     if isinstance(expected, dict):
         same = isinstance(found, dict) and found.keys() == expected.keys()
-        return same and all(close(found[key], value) for key, value in expected.items())
+        return same and all(close(found[key], value, tolerance) for key, value in expected.items())
     if isinstance(expected, float) and isinstance(found, float) and not EXACT:
-        return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-12)
+        return math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return found == expected
 
 
-def assert_same_records(found, expected):
+def assert_same_records(found, expected, tolerance=TOLERANCE):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert close(one, other), f"found {one}, expected {other}"
+        assert close(one, other, tolerance), f"found {one}, expected {other}"
 
 
-def assert_same_weights(found, expected):
+def assert_same_weights(found, expected, tolerance=TOLERANCE):
     """Compare two model folders."""
     one, other = (load_file(folder / "weights.safetensors") for folder in (found, expected))
     assert one.keys() == other.keys()
@@ -82,8 +85,8 @@ def assert_same_weights(found, expected):
         if EXACT:
             assert torch.equal(one[name], value), name
         else:
-            largest = float(value.abs().max()) if value.numel() else 0.0
-            torch.testing.assert_close(one[name], value, rtol=0, atol=TOLERANCE * largest)
+            largest = max([1.0, *value.abs().flatten().tolist()])
+            torch.testing.assert_close(one[name], value, rtol=0, atol=tolerance * largest)
     kinds = [
         json.loads((folder / "model.json").read_text())["kind"] for folder in (found, expected)
     ]
@@ -136,8 +139,8 @@ def test_a_run_of_two_ranks_with_batches_overtaken_is_resumed_on_one(case):
 def test_a_configuration_trains_to_the_same_end(case):
     call("train", "run.yaml")
     assert costs("run.yaml") <= costs("run/config.yaml")
-    assert_same_records(records(Path("run")), records(case / "finished"))
-    assert_same_weights(Path("run"), case / "finished")
+    assert_same_records(records(Path("run")), records(case / "finished"), START_TOLERANCE)
+    assert_same_weights(Path("run"), case / "finished", START_TOLERANCE)
 
 
 @cases("mace", "gpspp", "graphs")
