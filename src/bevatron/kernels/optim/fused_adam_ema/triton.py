@@ -309,6 +309,6 @@ def _adam(
         tl.store(copy + at, w.to(copy.dtype.element_ty), mask=sound)
     if AVERAGED:
         a = tl.load(average + at, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
-        share = tl.load(controls + 2).to(ACCUMULATOR)  # []
-        tl.store(average + at, a + share * (w - a), mask=sound)
+        alpha = tl.load(controls + 2).to(ACCUMULATOR)  # []
+        tl.store(average + at, a + alpha * (w - a), mask=sound)
     tl.store(gradient + at, tl.zeros((CHUNK,), dtype=ACCUMULATOR), mask=mask)

@@ -136,7 +136,7 @@ def query_grad_kernel(
 
 @triton.jit
 def add_kernel(
-    Shares, DGate, DOut, DGateBias, DOutBias, shares,
+    Partials, DGate, DOut, DGateBias, DOutBias, partials,
     C: tl.constexpr, HD: tl.constexpr, Z: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Add the programs' partial sums of four gradients, which are consecutive, in order."""
@@ -146,10 +146,10 @@ def add_kernel(
     END: tl.constexpr = BIAS + Z
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, shares, AT_ONCE):
+    for first in range(0, partials, AT_ONCE):
         for i in tl.static_range(AT_ONCE):
-            here = (at < END) & (first + i < shares)
-            start = Shares + tl.cast(first + i, tl.int64) * END
+            here = (at < END) & (first + i < partials)
+            start = Partials + tl.cast(first + i, tl.int64) * END
             total += tl.load(start + at, mask=here, other=0.0)  # [BLOCK]
     tl.store(DGate + at, total.to(DGate.dtype.element_ty), mask=at < GATE)
     out = (at >= GATE) & (at < OUT)

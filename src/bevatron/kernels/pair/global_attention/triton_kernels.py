@@ -218,13 +218,13 @@ def output_kernel(
 @triton.jit
 def output_back_kernel(
     DY, X, NormWeight, NormBias, Mean, Rstd, Value, Gate, GateBias, Out, DN, DValue,
-    Shares, S, N, x_0, x_1, x_2, parts, items,
+    Partials, S, N, x_0, x_1, x_2, parts, items,
     C: tl.constexpr, HD: tl.constexpr, Z: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gate's part of dn, and per item the sum of the gradient of o over its rows.
 
     A program computes every num_programs-th item. It writes its partial gradients of the gate's
-    weight, the output's weight and their biases, consecutively, to Shares.
+    weight, the output's weight and their biases, consecutively, to Partials.
     """
     weight = load_vector(NormWeight, tl.arange(0, C), C)  # [1, C]
     bias = load_vector(NormBias, tl.arange(0, C), C)  # [1, C]
@@ -261,13 +261,13 @@ def output_back_kernel(
             tl.store(at, dn.to(DN.dtype.element_ty), mask=(s < last)[:, None])
         tl.store(DValue + item * HD + tl.arange(0, HD), tl.sum(do, 0))  # [HD]
     h, c, z = tl.arange(0, HD), tl.arange(0, C), tl.arange(0, Z)
-    share = Shares + tl.program_id(0).to(tl.int64) * (HD * C + Z * HD + HD + Z)
-    tl.store(share + h[:, None] * C + c[None, :], dgate_weight)
-    share += HD * C
-    tl.store(share + z[:, None] * HD + h[None, :], dout_weight)
-    share += Z * HD
-    tl.store(share + h, dgate_bias)
-    tl.store(share + HD + z, dout_bias)
+    partial = Partials + tl.program_id(0).to(tl.int64) * (HD * C + Z * HD + HD + Z)
+    tl.store(partial + h[:, None] * C + c[None, :], dgate_weight)
+    partial += HD * C
+    tl.store(partial + z[:, None] * HD + h[None, :], dout_weight)
+    partial += Z * HD
+    tl.store(partial + h, dgate_bias)
+    tl.store(partial + HD + z, dout_bias)
 
 
 @triton.jit
@@ -311,14 +311,14 @@ def query_back_kernel(
 @triton.jit
 def rows_back_kernel(
     X, NormWeight, NormBias, Mask, Mean, Rstd, Query, DAttended, LogSum, Delta, DMean, DX,
-    NormShares, S, N, x_0, x_1, x_2, parts, items,
+    NormPartials, S, N, x_0, x_1, x_2, parts, items,
     C: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add all other contributions to the gate's part of dn, in DX, and turn it into dx.
 
     DMean [columns, H, C] is the gradient of a column's sum of rows, per head. A program computes
-    every num_programs-th item; NormShares [programs, 2, C] takes its partial gradients of the norm.
+    every num_programs-th item; NormPartials [programs, 2, C] takes partial gradients of the norm.
     """
     c = tl.arange(0, C)
     weight, bias = load_vector(NormWeight, c, C), load_vector(NormBias, c, C)  # [1, C]
@@ -352,5 +352,5 @@ def rows_back_kernel(
             dx = (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
             at = DX + ((sample * S + s) * N + n)[:, None] * C + c[None, :]
             tl.store(at, dx.to(DX.dtype.element_ty), mask=(s < last)[:, None])
-    tl.store(NormShares + tl.program_id(0) * 2 * C + c, dweight)
-    tl.store(NormShares + tl.program_id(0) * 2 * C + C + c, dbias)
+    tl.store(NormPartials + tl.program_id(0) * 2 * C + c, dweight)
+    tl.store(NormPartials + tl.program_id(0) * 2 * C + C + c, dbias)

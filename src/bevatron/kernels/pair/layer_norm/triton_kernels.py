@@ -2,7 +2,7 @@
 
 A program holds a block of whole rows [BLOCK, C_PAD] in registers, so statistics need one read of x.
 The forward kernel writes y and, in float32, each row's mean and 1/sigma. The backward kernel is
-persistent: its programs walk over all blocks, write dx (and dscale), and keep partial sums of
+persistent: its programs loop over all blocks, write dx (and dscale), and keep partial sums of
 dweight and dbias in registers, which `sum_kernel` adds in a fixed order. Nothing is atomic.
 
 A row's offset is ``i0 s0 + i1 s1 + i2 s2``. AXES, the number of these axes in use, is constexpr, so

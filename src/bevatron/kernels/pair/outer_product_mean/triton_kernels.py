@@ -104,10 +104,10 @@ def layer_weight_kernel(
 
 @triton.jit
 def scaled_kernel(
-    X, Scale, Y, Shares, rows, x_stride, y_stride,
+    X, Scale, Y, Partials, rows, x_stride, y_stride,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, WANTS_SUM: tl.constexpr,
 ):  # fmt: skip
-    """Multiply each row of X by its scale; write this program's partial sum over rows to Shares.
+    """Multiply each row of X by its scale; write this program's partial sum over rows to Partials.
 
     A program computes every num_programs-th block of rows.
     """
@@ -124,5 +124,5 @@ def scaled_kernel(
         if WANTS_SUM:
             total += y
     if WANTS_SUM:
-        at = Shares + tl.program_id(0) * C + col
+        at = Partials + tl.program_id(0) * C + col
         tl.store(at, tl.sum(total, 0), mask=col < C)  # [C_PAD]

@@ -178,13 +178,13 @@ def mask_keys(
 
 
 @triton.jit
-def accumulate(total, product):
-    """Add the result of a matmul to a loop-carried accumulator outside of the tensor cores.
+def accumulate(total, term):
+    """Add a matmul result, `term`, to a loop-carried accumulator outside of the tensor cores.
 
     As the third argument of ``tl.dot`` the accumulator would be in flight from one iteration to the
     next, and ptxas would serialise all matmuls of the loop.
     """
-    return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), total)
+    return tl.fma(term, tl.full(term.shape, 1.0, tl.float32), total)
 
 
 @triton.jit

@@ -120,7 +120,7 @@ def affine(xhat, Weight, Bias, C: tl.constexpr, C_PAD: tl.constexpr):
 
 @triton.jit
 def norm_backward(g, xhat, rstd, Weight, C: tl.constexpr, C_PAD: tl.constexpr):
-    """Return the gradient of the rows; `finish_kernel` makes those of weight and bias."""
+    """Return the gradient of the rows; `finish_kernel` computes those of weight and bias."""
     g *= load_vector(Weight, tl.arange(0, C_PAD), C)
     mean_g = tl.sum(g, 1) / C  # [BLOCK]
     mean_gx = tl.sum(g * xhat, 1) / C  # [BLOCK]
