@@ -51,10 +51,10 @@ def adapt_kernel(
     shift = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
         condition = Condition.load([row, k])  # [BLOCK, BLOCK_K]
-        # [BLOCK, BLOCK_C], of weights [BLOCK_C, BLOCK_K]
-        scale = tl.dot(condition, tl.trans(Weight.load([column, k])), scale)
-        # [BLOCK, BLOCK_C]
-        shift = tl.dot(condition, tl.trans(Weight.load([C + column, k])), shift)
+        scale_weight = Weight.load([column, k])  # [BLOCK_C, BLOCK_K]
+        scale = tl.dot(condition, tl.trans(scale_weight), scale)  # [BLOCK, BLOCK_C]
+        shift_weight = Weight.load([C + column, k])  # [BLOCK_C, BLOCK_K]
+        shift = tl.dot(condition, tl.trans(shift_weight), shift)  # [BLOCK, BLOCK_C]
     scale += tl.load(Bias + col).to(tl.float32)[None, :]  # [BLOCK, BLOCK_C]
     if KEEP:
         tl.store(Scale + at, scale.to(Scale.dtype.element_ty), mask=inside)
