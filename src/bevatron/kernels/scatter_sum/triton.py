@@ -108,7 +108,7 @@ def scatter_sum_kernel(
             row = tl.load(order_ptr + position, mask=position < end, other=0)  # [ROWS, 1]
             row = row.to(tl.int64)
         mask = (position < end) & (column < WIDTH)
-        offsets = row * WIDTH + column
-        sums += tl.load(values_ptr + offsets, mask=mask, other=0.0).to(WIDE)  # [ROWS, COLUMNS]
+        rows_ptr = values_ptr + row * WIDTH + column
+        sums += tl.load(rows_ptr, mask=mask, other=0.0).to(WIDE)  # [ROWS, COLUMNS]
     result = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)  # [1, COLUMNS]
     tl.store(sums_ptr + segment * WIDTH + column, result, mask=column < WIDTH)

@@ -198,8 +198,8 @@ def _rows(ptr, row, column, count, WIDTH: tl.constexpr, PRECISION: tl.constexpr)
     """Load a block of rows up-cast to the accumulator type, zero where masked."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     mask = (row < count)[:, None] & (column < WIDTH)[None, :]
-    offsets = row[:, None] * WIDTH + column[None, :]
-    return tl.load(ptr + offsets, mask=mask, other=0.0).to(T)  # [len(row), len(column)]
+    rows_ptr = ptr + row[:, None] * WIDTH + column[None, :]
+    return tl.load(rows_ptr, mask=mask, other=0.0).to(T)  # [len(row), len(column)]
 
 
 @triton.jit
@@ -214,8 +214,8 @@ def _transposed(w_ptr, h, j, H: tl.constexpr, J: tl.constexpr, PRECISION: tl.con
     """Load W transposed, padded with zeros."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     mask = (h < H)[None, :] & (j < J)[:, None]
-    offsets = h[None, :] * J + j[:, None]
-    return tl.load(w_ptr + offsets, mask=mask, other=0.0).to(T)  # [FULL_J, FULL_H]
+    w_t_ptr = w_ptr + h[None, :] * J + j[:, None]
+    return tl.load(w_t_ptr, mask=mask, other=0.0).to(T)  # [FULL_J, FULL_H]
 
 
 @triton.jit(do_not_specialize=["count"])
