@@ -192,9 +192,9 @@ def _sum_by_sender(
 ):
     """Add the rows of one chunk's edges to the rows of their senders."""
     pid = tl.program_id(0).to(tl.int64)
-    num_blocks = (DIM + BLOCK - 1) // BLOCK
-    node = pid // num_blocks
-    column = pid % num_blocks * BLOCK + tl.arange(0, BLOCK)
+    blocks = (DIM + BLOCK - 1) // BLOCK
+    node = pid // blocks
+    column = pid % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = column < DIM
     begin = tl.load(ptr_ptr + node * runs + run)  # []
     end = tl.load(ptr_ptr + node * runs + run + 1)  # []
@@ -202,6 +202,6 @@ def _sum_by_sender(
         total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         for i in range(begin, end):
             row = tl.load(permutation_ptr + i) - first  # []
-            # total: [BLOCK]
-            total += tl.load(rows_ptr + row * DIM + column, mask=mask, other=0.0).to(DTYPE)
+            row_ptr = rows_ptr + row * DIM + column
+            total += tl.load(row_ptr, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         tl.store(out_ptr + node * DIM + column, total, mask=mask)
