@@ -57,8 +57,8 @@ def load_index(index, start, length, entry, FILLED: tl.constexpr):
         clamped = tl.maximum(tl.minimum(entry, length[None, :] - 1), 0)
         indices = tl.load(index + start[None, :] + clamped)  # [E, R]
     else:
-        indices = index + start[None, :] + entry
-        indices = tl.load(indices, mask=entry < length[None, :], other=0)  # [E, R]
+        index_ptr = index + start[None, :] + entry
+        indices = tl.load(index_ptr, mask=entry < length[None, :], other=0)  # [E, R]
     return indices
 
 
