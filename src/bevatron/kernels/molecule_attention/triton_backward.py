@@ -120,15 +120,10 @@ def _load_queries(
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Load what belongs to a block of queries: q, do, the logarithm and delta."""
-    q = load_rows(
-        q_base, first, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS
-    )  # [HEADS, BLOCK, D_PAD]
-    do = load_rows(
-        do_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS
-    )  # [HEADS, BLOCK, D_PAD]
-    o = load_rows(
-        o_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS
-    )  # [HEADS, BLOCK, D_PAD]
+    # q, do and o: [HEADS, BLOCK, D_PAD]
+    q = load_rows(q_base, first, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
+    do = load_rows(do_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
+    o = load_rows(o_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
     lse = _load_lse(l_base, first, n, H, heads, BLOCK, HEADS, WIDE)  # [HEADS, BLOCK]
     delta = tl.sum(o.to(WIDE) * do.to(WIDE), 2)  # [HEADS, BLOCK]
     return q, do, lse, delta
