@@ -2,7 +2,7 @@
 
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --seeds 10 --out rows
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --peer --out rows
-    python benchmarks/graph_learning.py --collect rows --page results/graph/learning.json
+    python benchmarks/graph_learning.py --collect rows --page benchmarks/results/graph/learning.json
 
 Planetoid (public split): GAT with the recipe of its paper and its authors' program (8 heads of 8,
 ELU, dropout 0.6 of inputs, coefficients and projected features, Adam, row-normalised features,
