@@ -1,0 +1,57 @@
+"""Bessel functions of the lengths of edges times a smooth cutoff."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+
+__all__ = ["radial_basis"]
+
+for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
+    registry.register(
+        "radial_basis",
+        _name,
+        f"bevatron.kernels.equivariant.radial_basis.{_name}:radial_basis",
+        _obstacle,
+    )
+
+
+def radial_basis(
+    lengths: Float[Tensor, " E"],
+    frequencies: Float[Tensor, " B"],
+    prefactor: Float[Tensor, ""],
+    r_max: Float[Tensor, ""],
+    order: int,
+) -> Float[Tensor, "E B"]:
+    r"""Compute :math:`c\, \frac{\sin(w_b r)}{r}\, u(r / r_{max})`.
+
+    u is the polynomial that falls from 1 to 0 with two continuous derivatives; see
+    `bevatron.maths.radial`. Equations 7 and 8 of Gasteiger et al., "Directional message passing"
+    (ICLR 2020).
+
+    Parameters
+    ----------
+    lengths
+        Å, above zero.
+    frequencies, prefactor, r_max
+        w in 1/Å, c and the cutoff in Å; derivatives by them are only the reference's.
+    order
+        p of the polynomial, at least 2.
+
+    Raises
+    ------
+    KernelError
+        If Triton was asked for and cannot run; it gives first and second derivatives by lengths.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bevatron.maths.radial import bessel_parameters
+    >>> r = torch.tensor([1.0], dtype=torch.float64)
+    >>> radial_basis(r, *bessel_parameters(5.0, 2), torch.tensor(5.0).double(), 5).round(decimals=4)
+    tensor([[0.3700, 0.5987]], dtype=torch.float64)
+    """
+    run = registry.dispatch("radial_basis", lengths)
+    result: Tensor = run(lengths, frequencies, prefactor, r_max, order)
+    return result

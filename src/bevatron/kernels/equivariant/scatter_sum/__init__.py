@@ -1,0 +1,57 @@
+"""Sum rows into segments: atoms into structures, edges into atoms."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["scatter_sum"]
+
+for _name in ("reference", "triton"):
+    registry.register(
+        "scatter_sum", _name, f"bevatron.kernels.equivariant.scatter_sum.{_name}:scatter_sum"
+    )
+
+
+def scatter_sum(
+    values: Float[Tensor, "E *rest"],
+    index: Int[Tensor, "E"],
+    num_segments: int,
+    ordered: bool = False,
+) -> Float[Tensor, "N *rest"]:
+    r"""Sum all rows with the same index: :math:`y_n = \sum_{e: index_e = n} v_e`.
+
+    Parameters
+    ----------
+    values
+        Rows of any shape.
+    index
+        The segment of each row, in 0..num_segments-1, in any order.
+    num_segments
+        Number of segments; one without rows gets zero.
+    ordered
+        Whether the index is known to ascend, which saves sorting it.
+
+    Returns
+    -------
+    Tensor
+        Summed in a fixed order, so the same input gives the same bits (the reference: on a CPU);
+        16-bit types in float32.
+
+    Raises
+    ------
+    ValueError
+        If ``values`` and ``index`` differ in length.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scatter_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 0]), 3)
+    tensor([5., 0., 2.])
+    """
+    if index.ndim != 1 or values.shape[:1] != index.shape:
+        raise ValueError(
+            f"scatter_sum: {tuple(values.shape)} values do not go with {tuple(index.shape)} indices"
+        )
+    result: Tensor = registry.dispatch("scatter_sum", values)(values, index, num_segments, ordered)
+    return result

@@ -1,0 +1,38 @@
+"""The activation silu, with second derivatives in one pass each."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+
+__all__ = ["silu"]
+
+registry.register("silu", "reference", f"{__name__}.reference:silu")
+registry.register("silu", "triton", f"{__name__}.triton:silu", only_32_and_64_bit)
+
+
+def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    r"""Compute :math:`x \sigma(x)`, elementwise.
+
+    The gradient of a gradient, which training on forces needs, takes torch some ten passes over
+    the tensor; a fast implementation takes one.
+
+    Parameters
+    ----------
+    x
+        Of any shape.
+
+    Raises
+    ------
+    KernelError
+        If Triton was asked for and cannot run; it gives first and second derivatives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> silu(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.7311])
+    """
+    result: Tensor = registry.dispatch("silu", x)(x)
+    return result

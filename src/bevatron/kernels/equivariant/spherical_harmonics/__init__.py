@@ -1,0 +1,50 @@
+"""Spherical harmonics of the directions of vectors."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+
+__all__ = ["spherical_harmonics"]
+
+for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
+    registry.register(
+        "spherical_harmonics",
+        _name,
+        f"bevatron.kernels.equivariant.spherical_harmonics.{_name}:spherical_harmonics",
+        _obstacle,
+    )
+
+
+def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tensor, "E S"]:
+    r"""Real spherical harmonics of all degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
+
+    What `bevatron.maths.so3.spherical_harmonics` computes with ``normalize``, its basis and
+    normalisation: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
+
+    Parameters
+    ----------
+    l_max
+        Highest degree.
+    vectors
+        Of any length above zero; length zero gives NaN.
+
+    Returns
+    -------
+    Tensor
+        S = (l_max+1)² components.
+
+    Raises
+    ------
+    KernelError
+        If Triton was asked for and cannot run; it gives first and second derivatives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> spherical_harmonics(1, torch.tensor([[0.0, 2.0, 0.0]])).round(decimals=4)
+    tensor([[1.0000, 0.0000, 1.7321, 0.0000]])
+    """
+    result: Tensor = registry.dispatch("spherical_harmonics", vectors)(l_max, vectors)
+    return result

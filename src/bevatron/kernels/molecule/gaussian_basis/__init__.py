@@ -1,0 +1,75 @@
+"""Gaussian kernels of distances, with centres and widths that are learnt."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["gaussian_basis"]
+
+registry.register(
+    "gaussian_basis",
+    "reference",
+    f"{__name__}.reference:gaussian_basis",
+)
+registry.register("gaussian_basis", "triton", f"{__name__}.triton:gaussian_basis")
+
+
+def gaussian_basis(
+    distances: Float[Tensor, " P"],
+    mean: Float[Tensor, " K"],
+    std: Float[Tensor, " K"],
+    *,
+    scale: float = 1.0,
+    epsilon: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "P K"]:
+    r"""Evaluate Gaussian densities of every distance.
+
+    .. math::
+
+        \psi_k(r) = \frac{c}{\sqrt{2\pi} s_k} \exp\Big(-\frac12
+        \Big(\frac{r - \mu_k}{s_k}\Big)^2\Big), \qquad s_k = |\sigma_k| + \epsilon
+
+    The distances of all pairs and these are the inputs of Transformer-M's and GPS++'s bias of
+    attention (arXiv 2302.02947, eq. 31). Only the distances are kept for the backward pass.
+
+    Parameters
+    ----------
+    distances
+        r.
+    mean, std
+        mu and sigma.
+    scale
+        c.
+    epsilon
+        Least width.
+    dtype
+        Of the result; that of ``mean`` by default. Computed in float32 at least.
+
+    Returns
+    -------
+    Tensor
+        [P, K].
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gaussian_basis(torch.tensor([1.0]), torch.tensor([1.0, 0.0]), torch.ones(2))
+    tensor([[0.3989, 0.2420]])
+    """
+    if distances.ndim != 1 or mean.ndim != 1 or mean.shape != std.shape:
+        raise ValueError(
+            f"gaussian_basis: distances {tuple(distances.shape)}, mean {tuple(mean.shape)} and "
+            f"std {tuple(std.shape)}, expected [P], [K], [K]"
+        )
+    run = registry.dispatch("gaussian_basis", distances)
+    kind = mean.dtype if dtype is None else dtype
+    result: Tensor = run(distances, mean, std, scale, epsilon, kind)
+    return result

@@ -1,0 +1,204 @@
+"""Attention within each of many small molecules, with a bias for every pair of atoms."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["molecule_attention", "molecule_attention_beside"]
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    if dtype == torch.float64 and device.type == "cuda":
+        return "it computes in float32 on a GPU, not float64"
+    return None
+
+
+registry.register(
+    "molecule_attention",
+    "reference",
+    f"{__name__}.reference:molecule_attention",
+)
+registry.register(
+    "molecule_attention",
+    "triton",
+    f"{__name__}.triton:molecule_attention",
+    _obstacle,
+)
+
+
+def molecule_attention(
+    q: Float[Tensor, "N *packed H D"],
+    k: Float[Tensor, "N H D"] | None,
+    v: Float[Tensor, "N H D"] | None,
+    bias: Float[Tensor, "P H"] | None,
+    graph_ptr: Int[Tensor, " _"],
+    pair_ptr: Int[Tensor, " _"],
+    scale: float | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> Float[Tensor, "N H D"]:
+    r"""Attend within every molecule of a batch; no atom sees another molecule's.
+
+    For atoms i and j of one molecule and head h
+
+    .. math::
+
+        a_{ijh} = \operatorname{softmax}_j\big( c\, q_{ih} \cdot k_{jh} + b_{ijh} \big), \qquad
+        o_{ih} = \sum_j \frac{m_{ijh}}{1 - p}\, a_{ijh}\, v_{jh}
+
+    with the dropout's mask m. It is the biased self-attention of Graphormer, Transformer-M and
+    GPS++ (arXiv 2302.02947) on molecules laid end to end, without padding.
+
+    Parameters
+    ----------
+    q, k, v
+        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one product gives them,
+        and None for the others: then their gradient is one tensor too.
+    bias
+        b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
+        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at place i n_g + j. Any strides; the
+        kernel reads it best where pairs are contiguous, ``bias.t().contiguous().t()``, and the
+        gradient lies as the bias does. None = no bias.
+    graph_ptr
+        [G + 1], where the atoms of each molecule begin.
+    pair_ptr
+        [G + 1], where its pairs begin. A molecule with atoms but no pairs is skipped: its result
+        is zero, and what pads a batch costs nothing. Rows of ``bias`` behind the last pair are
+        not read, and their gradient is zero.
+    scale
+        c, not 0; 1/sqrt(D) if not given.
+    dropout
+        p, the probability that a weight is dropped.
+    seed
+        One integer on the device, to be drawn anew for every call; needed with dropout. The mask
+        is a hash of it, the two atoms' places in the batch and the head, the same for every
+        implementation and in the backward pass.
+
+    Returns
+    -------
+    Tensor
+        [N, H, D] contiguous, of the type of ``q``. Softmax and sums are float32 for 16-bit types.
+
+    Raises
+    ------
+    ValueError
+        If a shape or type does not fit, or there is dropout without a seed.
+
+    Examples
+    --------
+    Molecules of 1 and 3 atoms with 2 heads of 8:
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 4, 2, 8)
+    >>> graph_ptr, pair_ptr = torch.tensor([0, 1, 4]), torch.tensor([0, 1, 10])
+    >>> out = molecule_attention(q, k, v, torch.zeros(10, 2), graph_ptr, pair_ptr)
+    >>> torch.equal(out[0], v[0])
+    True
+    """
+    scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
+    run = registry.dispatch("molecule_attention", q)
+    out: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)[0]
+    return out
+
+
+def molecule_attention_beside(
+    q: Float[Tensor, "N *packed H D"],
+    k: Float[Tensor, "N H D"] | None,
+    v: Float[Tensor, "N H D"] | None,
+    bias: Float[Tensor, "P H"] | None,
+    graph_ptr: Int[Tensor, " _"],
+    pair_ptr: Int[Tensor, " _"],
+    scale: float | None = None,
+    *,
+    dropout: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
+    """Compute `molecule_attention`, and hand the bias on to what else reads it.
+
+    What flows back through the second result, as from the next block, is added where the bias's
+    gradient is written, in one pass instead of two.
+
+    Parameters
+    ----------
+    q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
+        As of `molecule_attention`.
+
+    Returns
+    -------
+    The result, and the bias.
+
+    Raises
+    ------
+    ValueError
+        As `molecule_attention` does.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 2, 1, 8)
+    >>> graph_ptr, pair_ptr = torch.tensor([0, 2]), torch.tensor([0, 4])
+    >>> out, bias = molecule_attention_beside(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
+    >>> bias.shape
+    torch.Size([4, 1])
+    """
+    scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
+    run = registry.dispatch("molecule_attention", q)
+    found: tuple[Tensor, Tensor | None] = run(
+        q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
+    )
+    return found
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    bias: Tensor | None,
+    graph_ptr: Tensor,
+    pair_ptr: Tensor,
+    scale: float | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> float:
+    """Return the scale, if all fits."""
+    _check(q, k, v)
+    _check_pairs(q, bias, graph_ptr, pair_ptr)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"molecule_attention: dropout is {dropout}, expected 0 <= p < 1")
+    if dropout > 0.0 and seed is None:
+        raise ValueError("molecule_attention: dropout needs a seed, one integer on the device")
+    if scale == 0.0:
+        raise ValueError("molecule_attention: the scale is 0")
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+def _check(q: Tensor, k: Tensor | None, v: Tensor | None) -> None:
+    if k is None and v is None and q.ndim == 4 and q.shape[1] == 3:
+        return
+    if q.ndim != 3 or k is None or v is None:
+        raise ValueError(
+            f"molecule_attention: q has shape {tuple(q.shape)}, expected [N, H, D] with k and v, "
+            "or [N, 3, H, D] without"
+        )
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.shape != q.shape or tensor.dtype != q.dtype:
+            raise ValueError(
+                f"molecule_attention: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected "
+                f"{q.dtype} {tuple(q.shape)} like q"
+            )
+
+
+def _check_pairs(q: Tensor, bias: Tensor | None, graph_ptr: Tensor, pair_ptr: Tensor) -> None:
+    if bias is not None and (bias.ndim != 2 or bias.shape[1] != q.shape[-2]):
+        raise ValueError(
+            f"molecule_attention: bias has shape {tuple(bias.shape)}, expected one row per pair "
+            f"and one column for each of {q.shape[-2]} heads"
+        )
+    if graph_ptr.ndim != 1 or graph_ptr.shape != pair_ptr.shape or len(graph_ptr) == 0:
+        raise ValueError(
+            f"molecule_attention: graph_ptr and pair_ptr have shapes {tuple(graph_ptr.shape)} and "
+            f"{tuple(pair_ptr.shape)}, expected both [G + 1]"
+        )

@@ -1,0 +1,130 @@
+"""The inside of a two-layer network: layer normalisation, then the activation, in one pass."""
+
+from typing import Literal, get_args
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["Activation", "norm_gelu"]
+
+Activation = Literal["gelu", "relu"]
+"""``gelu`` is the tanh form."""
+
+registry.register("norm_gelu", "reference", f"{__name__}.reference:norm_gelu")
+registry.register("norm_gelu", "triton", f"{__name__}.triton:norm_gelu")
+
+
+def norm_gelu(
+    x: Float[Tensor, "M C"],
+    weight: Float[Tensor, " C"] | None,
+    bias: Float[Tensor, " C"] | None,
+    *,
+    linear_bias: Float[Tensor, " C"] | None = None,
+    rows: Float[Tensor, "G C"] | None = None,
+    index: Int[Tensor, " M"] | None = None,
+    ptr: Int[Tensor, " _"] | None = None,
+    eps: float = 1e-3,
+    activation: Activation = "gelu",
+) -> Float[Tensor, "M C"]:
+    r"""Normalise every row and apply the activation.
+
+    .. math::
+
+        y_m = \phi\Big( w \odot \operatorname{norm}\big(x_m + c + t_{g(m)}\big) + b \Big), \qquad
+        \operatorname{norm}(z) = \frac{z - \operatorname{mean}(z)}
+        {\sqrt{\operatorname{var}(z) + \epsilon}}
+
+    with c the bias of the linear layer before and t one more row for all rows of a segment: what
+    a linear layer makes of a molecule's global features is added here, once per molecule, instead
+    of repeating these features on every atom.
+
+    Parameters
+    ----------
+    x
+        What a linear layer gave, without its bias if ``linear_bias`` is given.
+    weight, bias
+        w and b. Without both there is no normalisation: y = phi(x + c + t).
+    linear_bias
+        c.
+    rows, index, ptr
+        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the same as where the rows
+        of each segment begin, [G + 1]. All three or none.
+    eps
+        Added to the variance; 1e-3 is that of Keras and of GPS++.
+    activation
+        ``gelu`` in the tanh form, or ``relu``.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and type of ``x``; computed in float32 for 16-bit types and rounded once.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 3.0, 5.0, 7.0]])
+    >>> norm_gelu(x, torch.ones(4), torch.zeros(4), eps=0.0, activation="relu")
+    tensor([[0.0000, 0.0000, 0.4472, 1.3416]])
+    """
+    check_vectors("norm_gelu", x, weight=weight, bias=bias, linear_bias=linear_bias)
+    if (weight is None) != (bias is None):
+        raise ValueError("norm_gelu: weight and bias are given together or not at all")
+    check_rows("norm_gelu", x, rows, index, ptr)
+    if activation not in get_args(Activation):
+        raise ValueError(f"norm_gelu: activation is '{activation}', expected gelu or relu")
+    run = registry.dispatch("norm_gelu", x)
+    result: Tensor = run(x, weight, bias, linear_bias, rows, index, ptr, eps, activation)
+    return result
+
+
+def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
+    """Refuse vectors that are not as long as a row of ``x``.
+
+    Raises
+    ------
+    ValueError
+        Naming operator, vector and both shapes.
+    """
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{operator}: {name} has shape {tuple(vector.shape)}, expected ({x.shape[-1]},) "
+                f"to go with rows {tuple(x.shape)}"
+            )
+
+
+def check_rows(
+    operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
+) -> None:
+    """Refuse rows of segments that fit neither ``x`` nor the segments.
+
+    Parameters
+    ----------
+    operator
+        For the message.
+    x : [N, C]
+    rows : [S, C] of the type of ``x``, one of each segment; None = none
+    index : [N] the segment of each row of ``x``
+    ptr : [S + 1] where each segment begins
+
+    Raises
+    ------
+    ValueError
+        If only some of the three are given, or shape or type of ``rows`` is another.
+    """
+    if len({rows is None, index is None, ptr is None}) > 1:
+        raise ValueError(f"{operator}: rows of segments go with an index and a ptr")
+    if rows is None or index is None or ptr is None:
+        return
+    if rows.shape != (len(ptr) - 1, x.shape[-1]) or rows.dtype != x.dtype:
+        raise ValueError(
+            f"{operator}: rows of segments are {rows.dtype} {tuple(rows.shape)}, expected "
+            f"{x.dtype} ({len(ptr) - 1}, {x.shape[-1]})"
+        )

@@ -1,0 +1,58 @@
+"""A residual stream that no norm bounds: added up in its own type, read in that of the products."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["scaled_residual"]
+
+registry.register(
+    "scaled_residual",
+    "reference",
+    f"{__name__}.reference:scaled_residual",
+)
+registry.register("scaled_residual", "triton", f"{__name__}.triton:scaled_residual")
+
+
+def scaled_residual(
+    stream: Float[Tensor, "M C"],
+    update: Float[Tensor, "M C"],
+    scale: Float[Tensor, " M"] | None = None,
+) -> tuple[Float[Tensor, "M C"], Float[Tensor, "M C"]]:
+    r"""Add a scaled update to a stream: :math:`z_m = e_m + s_m u_m`.
+
+    Parameters
+    ----------
+    stream
+        e; float32 where ``update`` has 16 bits, so that the sum over many layers keeps its digits.
+    update
+        u.
+    scale
+        s, a factor per row, such as a row dropout; not differentiated. None = 1.
+
+    Returns
+    -------
+    z in the type of the stream, and z rounded to that of the update, which products read. The two
+    are one tensor if these types are one. Gradients of both are added up in float32.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> wide, narrow = scaled_residual(torch.ones(1, 2), torch.ones(1, 2).half())
+    >>> wide, narrow
+    (tensor([[2., 2.]]), tensor([[2., 2.]], dtype=torch.float16))
+    """
+    if stream.shape != update.shape or (scale is not None and scale.shape != stream.shape[:1]):
+        raise ValueError(
+            f"scaled_residual: stream {tuple(stream.shape)}, update {tuple(update.shape)} and "
+            f"scale {None if scale is None else tuple(scale.shape)} do not go together"
+        )
+    run = registry.dispatch("scaled_residual", stream)
+    result: tuple[Tensor, Tensor] = run(stream, update, scale)
+    return result

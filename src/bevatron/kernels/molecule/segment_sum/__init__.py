@@ -1,0 +1,95 @@
+"""Sum consecutive rows: the atoms of each molecule."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["segment_sum", "segment_sum_beside"]
+
+registry.register("segment_sum", "reference", f"{__name__}.reference:segment_sum")
+registry.register("segment_sum", "triton", f"{__name__}.triton:segment_sum")
+
+
+def segment_sum(
+    values: Float[Tensor, "M C"],
+    ptr: Int[Tensor, " _"],
+    scale: Float[Tensor, " M"] | None = None,
+) -> Float[Tensor, "_ C"]:
+    r"""Sum the rows of each segment: :math:`y_s = \sum_{m = ptr_s}^{ptr_{s+1} - 1} c_m v_m`.
+
+    Parameters
+    ----------
+    values
+        [M, C].
+    ptr
+        [S + 1], ascending, where each segment begins and the last one ends. Rows behind that end
+        count nowhere.
+    scale
+        c, a factor per row such as a row dropout; not differentiated. None = 1.
+
+    Returns
+    -------
+    Tensor
+        [S, C], of the type of ``values``; summed in float32 for 16-bit types, in a fixed order.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> segment_sum(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, 2, 3]))
+    tensor([[3.],
+            [0.],
+            [4.]])
+    """
+    _check(values, ptr)
+    sums: Tensor = registry.dispatch("segment_sum", values)(values, ptr, scale)[0]
+    return sums
+
+
+def segment_sum_beside(
+    values: Float[Tensor, "M C"],
+    ptr: Int[Tensor, " _"],
+    scale: Float[Tensor, " M"] | None = None,
+) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
+    """Compute `segment_sum`, and hand the values on to what else reads them.
+
+    What flows back through the second result is added where a segment's gradient is given to its
+    rows, in one pass instead of two.
+
+    Parameters
+    ----------
+    values, ptr, scale
+        As of `segment_sum`.
+
+    Returns
+    -------
+    The sums, and the values.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> segment_sum_beside(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
+    tensor([[3.]])
+    """
+    _check(values, ptr)
+    run = registry.dispatch("segment_sum", values)
+    found: tuple[Tensor, Tensor] = run(values, ptr, scale)
+    return found
+
+
+def _check(values: Tensor, ptr: Tensor) -> None:
+    if values.ndim != 2 or ptr.ndim != 1 or len(ptr) == 0:
+        raise ValueError(
+            f"segment_sum: values {tuple(values.shape)} and ptr {tuple(ptr.shape)}, expected "
+            "[M, C] and [S + 1]"
+        )

@@ -1,0 +1,211 @@
+"""Clipping, Adam and averaged weights over all parameters of a model at once, on the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["AdamSettings", "AdamTensors", "FlatTensors", "fused_adam_ema"]
+
+
+def _no_16_bit(_device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why the Triton kernel cannot run on a type."""
+    if dtype in {torch.float32, torch.float64}:
+        return None
+    return f"weights are float32 or float64 here, not {str(dtype).removeprefix('torch.')}"
+
+
+for _name, _obstacle in (("reference", None), ("triton", _no_16_bit)):
+    registry.register(
+        "fused_adam_ema",
+        _name,
+        f"bevatron.kernels.optim.fused_adam_ema.{_name}:fused_adam_ema",
+        _obstacle,
+    )
+
+ALIGNMENT = 32
+"""Numbers; each part of a flat tensor begins at a multiple of it."""
+
+
+@dataclass(frozen=True)
+class FlatTensors:
+    """Tensors that lie one after the other in one, so that one launch reaches all of them.
+
+    Attributes
+    ----------
+    flat
+        All of them, of one type and device, with zeros between them.
+    parts
+        Views of it, by name.
+    """
+
+    flat: Float[Tensor, " n"]
+    parts: dict[str, Tensor]
+
+    @classmethod
+    def zeros(cls, like: Mapping[str, Tensor]) -> "FlatTensors":
+        """Make zeros in the shapes of others.
+
+        Examples
+        --------
+        >>> tensors = FlatTensors.zeros({"a": torch.ones(2), "b": torch.ones(1, 3)})
+        >>> tensors.parts["b"].fill_(1.0)
+        tensor([[1., 1., 1.]])
+        >>> tensors.flat.sum()
+        tensor(3.)
+        """
+        first = next(iter(like.values()))
+        starts = starts_of(list(like.values()))
+        flat = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
+        parts = {
+            name: flat[start : start + tensor.numel()].view(tensor.shape)
+            for (name, tensor), start in zip(like.items(), starts[:-1], strict=True)
+        }
+        return cls(flat, parts)
+
+    @classmethod
+    def copy(cls, tensors: Mapping[str, Tensor]) -> "FlatTensors":
+        """Copy tensors to lie together."""
+        made = cls.zeros(tensors)
+        for name, tensor in tensors.items():
+            made.parts[name].copy_(tensor)
+        return made
+
+
+def starts_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Say where each tensor begins in a flat one, and where the last ends."""
+    sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+    return [0, *accumulate(sizes)]
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """Numbers that stay.
+
+    Attributes
+    ----------
+    betas, eps
+        Of Adam.
+    decoupled
+        Whether weight decay acts on the weights (AdamW) and not on the gradient.
+    clip
+        Largest norm of the gradient, None = any.
+    per_tensor
+        Whether that is each parameter's norm by itself, not the global one.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
+    clip: float | None = None
+    per_tensor: bool = False
+
+
+@dataclass(frozen=True)
+class AdamTensors:
+    """All that the update reads and writes; none of it may move. P parameters, n numbers.
+
+    Attributes
+    ----------
+    parameters
+        Wherever they lie, contiguous, of one type and device.
+    gradient, first, second : [n]
+        Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
+    largest : [n]
+        Largest second moment so far (AMSGrad); None = plain Adam.
+    average : [n]
+        Averaged weights; None = none.
+    steps : [P] float32
+        Updates so far.
+    lr_scale, weight_decay : [P] float64
+        Of each parameter.
+    controls : [3] float64
+        Learning rate, largest sound loss, and the share of the new weights in the average.
+    loss : [] float64
+        Of this step.
+    verdict : [3] float64
+        Whether something was unsound, now or before (then nothing but the gradient changes); global
+        norm of the gradient before clipping; whether the weights were changed.
+    active : [P] float64
+        1 for parameters that have a gradient, 0 for those that keep weights, moments and count of
+        updates as they are; None = all have one.
+    copy : [n]
+        The weights once more in another type, written with them; None = none.
+    squares : [b]
+        Numbers that add up to the square of the gradient's norm, where they are known already, as
+        from the buckets of a sum over ranks; None = the norm is computed.
+    kept
+        What an implementation makes of their addresses once.
+    """
+
+    parameters: list[Tensor]
+    gradient: Float[Tensor, " n"]
+    first: Float[Tensor, " n"]
+    second: Float[Tensor, " n"]
+    largest: Float[Tensor, " n"] | None
+    average: Float[Tensor, " n"] | None
+    steps: Float[Tensor, " P"]
+    lr_scale: Float[Tensor, " P"]
+    weight_decay: Float[Tensor, " P"]
+    controls: Float[Tensor, "3"]
+    loss: Float[Tensor, ""]
+    verdict: Float[Tensor, "3"]
+    active: Float[Tensor, " P"] | None = None
+    copy: Float[Tensor, " n"] | None = None
+    squares: Float[Tensor, " b"] | None = None
+    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not all(parameter.is_contiguous() for parameter in self.parameters):
+            raise ValueError("fused_adam_ema: parameters must be contiguous")
+        end = starts_of(self.parameters)[-1]
+        flat = (self.gradient, self.first, self.second, self.largest, self.average, self.copy)
+        for tensor in flat:
+            if tensor is not None and tensor.shape != (end,):
+                raise ValueError(
+                    f"fused_adam_ema: a flat tensor has shape {tuple(tensor.shape)}, expected "
+                    f"({end},)"
+                )
+
+
+@torch.no_grad()
+def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
+    r"""Clip the gradient, step Adam and move the averages, all in place; then zero the gradient.
+
+    With the gradient, or each parameter's, scaled to a norm of at most ``clip``, and
+    :math:`\lambda w` added to it unless decay is decoupled, for step t
+
+    .. math::
+
+        m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,
+        \quad w \leftarrow w - \frac{\eta}{1-\beta_1^t}
+        \frac{m}{\sqrt{\hat v / (1-\beta_2^t)} + \epsilon}, \quad
+        a \leftarrow a + \alpha (w - a)
+
+    where :math:`\hat v` is v, or the largest v so far (Kingma and Ba 2015; Reddi et al. 2018;
+    Loshchilov and Hutter 2019). It never waits for the device. If norm or loss are not finite, or
+    the loss is above what counts as sound, now or in an earlier call, nothing but the gradient
+    changes.
+
+    Examples
+    --------
+    >>> weight = torch.ones(2)
+    >>> flat = [FlatTensors.zeros({"w": weight}).flat for _ in range(3)]
+    >>> flat[0][:2] = 3.0
+    >>> def numbers(*values): return torch.tensor(values, dtype=torch.float64)
+    >>> tensors = AdamTensors(
+    ...     [weight], *flat, None, None, torch.zeros(1), numbers(1.0), numbers(0.0),
+    ...     numbers(0.1, float("inf"), 1.0), numbers(2.0)[0], numbers(0.0, 0.0, 0.0),
+    ... )
+    >>> fused_adam_ema(tensors, AdamSettings())
+    >>> weight, tensors.steps
+    (tensor([0.9000, 0.9000]), tensor([1.]))
+    """
+    run = registry.dispatch("fused_adam_ema", tensors.gradient)
+    run(tensors, settings)

@@ -1,0 +1,103 @@
+"""Layer normalisation, plain, affine or with a scale and shift of its own for every row."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["layer_norm", "only_up_to_32_bit"]
+
+
+def only_up_to_32_bit(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say why a kernel that computes in float32 does not run on a type."""
+    del device
+    if dtype in {torch.bfloat16, torch.float16, torch.float32}:
+        return None
+    return f"it computes in float32 from bfloat16, float16 or float32, not {dtype}"
+
+
+registry.register("layer_norm", "reference", f"{__name__}.reference:layer_norm")
+registry.register("layer_norm", "triton", f"{__name__}.triton:layer_norm", only_up_to_32_bit)
+
+
+def layer_norm(
+    x: Float[Tensor, "*rows C"],
+    weight: Float[Tensor, "C"] | None = None,
+    bias: Float[Tensor, "C"] | None = None,
+    scale: Float[Tensor, "..."] | None = None,
+    shift: Float[Tensor, "..."] | None = None,
+    *,
+    eps: float = 1e-5,
+    sigmoid: bool = False,
+) -> Float[Tensor, "*rows C"]:
+    r"""Normalise every row to mean 0 and variance 1, then scale and shift it.
+
+    .. math::
+
+        y = s \odot \Big( w \odot \frac{x - \operatorname{mean}(x)}
+        {\sqrt{\operatorname{var}(x) + \epsilon}} + b \Big) + t
+
+    with the mean and the (biased) variance over the last axis, one weight w and bias b for all rows
+    and a scale s and shift t for every row. Ba et al., arXiv 1607.06450; with
+    ``sigmoid=True``, no weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26,
+    after its two projections.
+
+    Parameters
+    ----------
+    x
+        [..., C], in any strides: a transposed pair or a part of a wider tensor is read where it
+        lies. The result is contiguous.
+    weight, bias
+        [C], of any type; their gradients are summed in float32 in a fixed order.
+    scale, shift
+        Of the shape of ``x``, or one that broadcasts to it.
+    eps
+        Added to the variance.
+    sigmoid
+        ``scale`` goes through a sigmoid first.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and type of ``x``. Mean, variance and all arithmetic are float32 for 16-bit
+        types, and the result is rounded once.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, up to 8192
+        channels, and gives first derivatives. The reference is differentiable to any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer_norm(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), eps=0.0)
+    tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
+    """
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected [..., C] with C > 0")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"layer_norm: {name} has shape {tuple(vector.shape)}, expected "
+                f"({x.shape[-1]},) to go with x {tuple(x.shape)}"
+            )
+    scale, shift = _like("scale", scale, x), _like("shift", shift, x)
+    run = registry.dispatch("layer_norm", x)
+    result: Tensor = run(x, weight, bias, scale, shift, eps, sigmoid)
+    return result
+
+
+def _like(name: str, tensor: Tensor | None, x: Tensor) -> Tensor | None:
+    if tensor is None or tensor.shape == x.shape:
+        return tensor
+    try:
+        return tensor.expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"layer_norm: {name} has shape {tuple(tensor.shape)}, which does not broadcast to x "
+            f"{tuple(x.shape)}"
+        ) from None

@@ -1,0 +1,105 @@
+"""The outer product mean: what an alignment tells the pair."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+
+__all__ = ["outer_product_mean"]
+
+for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
+    registry.register(
+        "outer_product_mean",
+        _name,
+        f"bevatron.kernels.pair.outer_product_mean.{_name}:outer_product_mean",
+        _obstacle,
+    )
+
+
+def outer_product_mean(
+    m: Float[Tensor, "*batch S N C"],
+    mask: Float[Tensor, "*batch S N"] | Bool[Tensor, "*batch S N"],
+    norm_weight: Float[Tensor, "C"],
+    norm_bias: Float[Tensor, "C"],
+    a_weight: Float[Tensor, "H C"],
+    b_weight: Float[Tensor, "H C"],
+    out_weight: Float[Tensor, "Z H*H"],
+    a_bias: Float[Tensor, "H"] | None = None,
+    b_bias: Float[Tensor, "H"] | None = None,
+    out_bias: Float[Tensor, "Z"] | None = None,
+    *,
+    eps: float = 1e-5,
+    mask_eps: float = 1e-3,
+) -> Float[Tensor, "*batch N N Z"]:
+    r"""Average the outer products of two projections of an alignment over its rows.
+
+    .. math::
+
+        a &= m_s \odot (W_a n + b_a), \qquad b = m_s \odot (W_b n + b_b), \qquad
+        n = \operatorname{LayerNorm}(m) \\
+        y_{ij} &= \frac{W_o \operatorname{flatten}\big(\sum_s a_{si} \otimes b_{sj}\big) + b_o}
+        {\epsilon_m + \sum_s m_{si} m_{sj}}
+
+    AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The quotient is taken behind the last layer
+    and its bias, as in the published code. Between forward and backward are kept the input, two
+    float32 numbers per row and, if they take up to 1280 MiB, the N^2 H^2 products; more than that
+    exist for a few lines of the pair at a time only, and are made again in the backward pass.
+
+    Parameters
+    ----------
+    m
+        [..., S, N, C]: S rows of an alignment of N residues.
+    mask
+        [..., S, N], 1 or True where there is one; no gradient is computed for it.
+    norm_weight, norm_bias
+        [C]: ``layer_norm`` of published state dicts.
+    a_weight, b_weight, a_bias, b_bias
+        [H, C] and [H]: ``linear_1`` and ``linear_2``.
+    out_weight, out_bias
+        [Z, H H] and [Z]: ``linear_out``; the channels of b vary fastest.
+    eps, mask_eps
+        Of the norm, and added to the number of rows.
+
+    Returns
+    -------
+    Tensor
+        [..., N, N, Z], of the type of ``m``; add it to the pair. Weights of another type are
+        rounded to that of ``m``; their gradients are summed in float32 in a fixed order.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        first derivatives. The reference is differentiable to any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> m, a, b, out = torch.randn(7, 5, 8), *torch.randn(2, 3, 8), torch.randn(4, 9)
+    >>> outer_product_mean(m, torch.ones(7, 5), torch.ones(8), torch.zeros(8), a, b, out).shape
+    torch.Size([5, 5, 4])
+    """
+    C, H, Z = m.shape[-1], a_weight.shape[0], out_weight.shape[0]
+    wanted = {
+        "mask": (mask, tuple(m.shape[:-1])),
+        "norm_weight": (norm_weight, (C,)),
+        "norm_bias": (norm_bias, (C,)),
+        "a_weight": (a_weight, (H, C)),
+        "b_weight": (b_weight, (H, C)),
+        "out_weight": (out_weight, (Z, H * H)),
+        "a_bias": (a_bias, (H,)),
+        "b_bias": (b_bias, (H,)),
+        "out_bias": (out_bias, (Z,)),
+    }
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"outer_product_mean: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
+                f"go with m {tuple(m.shape)} and {H} hidden channels"
+            )
+    run = registry.dispatch("outer_product_mean", m)
+    result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
+    return result

@@ -1,0 +1,151 @@
+"""Attention over the rows of a pair or of an alignment, with a bias that the rows share."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+
+__all__ = ["Layout", "pair_attention"]
+
+Layout = Literal["BSHND", "BSNHD"]
+"""Order of the axes of queries, keys, values, gate and result."""
+
+LARGEST_HEAD = 128
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    del device
+    if dtype in {torch.bfloat16, torch.float16, torch.float32}:
+        return None
+    return f"it computes in float32 from bfloat16, float16 or float32, not {dtype}"
+
+
+registry.register(
+    "pair_attention",
+    "reference",
+    f"{__name__}.reference:pair_attention",
+)
+registry.register(
+    "pair_attention",
+    "triton",
+    f"{__name__}.triton:pair_attention",
+    _obstacle,
+)
+
+
+def pair_attention(
+    q: Float[Tensor, "B S _ _ D"],
+    k: Float[Tensor, "B S _ _ D"],
+    v: Float[Tensor, "B S _ _ D"],
+    bias: Float[Tensor, "B _ H Nq Nk"] | None = None,
+    mask: Bool[Tensor, "B S Nk"] | None = None,
+    scale: float | None = None,
+    gate: Float[Tensor, "B S _ _ D"] | None = None,
+    layout: Layout = "BSHND",
+) -> Float[Tensor, "B S _ _ D"]:
+    r"""Attend within every row, with one additive bias for all rows.
+
+    For row s and head h
+
+    .. math::
+
+        o_{s,h,i} = \sigma(g_{s,h,i}) \odot \sum_j \operatorname{softmax}_j\Big(
+        c\, q_{s,h,i} \cdot k_{s,h,j} + b_{h,i,j} \Big)\, v_{s,h,j}
+
+    where the sums run over the keys that the mask keeps. It is algorithm 7 of AlphaFold2 (rows of
+    the alignment), 8 (columns, without a bias), 13 and 14 (triangles, with the transposed pair for
+    the ending node), and the attention of AlphaFold3's Pairformer, diffusion transformer (noisy
+    copies as rows) and atom windows (windows as rows, each with its own bias).
+
+    Parameters
+    ----------
+    q, k, v
+        [B, S, H, N, D], or [B, S, N, H, D] with ``layout="BSNHD"``: what a projection gives, also
+        as views of one fused projection or of a transposed pair. Only a view whose last axis is
+        not contiguous is copied. There may be more or fewer keys than queries.
+    bias
+        [B, 1 or S, H, Nq, Nk], whatever ``layout``; one for all rows or one per row. Its gradient
+        is summed in float32 and has its type, which need not be that of ``q``.
+    mask
+        [B, S, Nk], True = keep. A query whose keys are all masked gets zero, and no gradient.
+    scale
+        c; 1/sqrt(D) if not given.
+    gate
+        g before the sigmoid, shaped as ``q``.
+    layout
+        Order of the axes of q, k, v, gate and the result.
+
+    Returns
+    -------
+    Tensor
+        Shaped as ``q``, of its type. Logits, softmax and sums are float32 for 16-bit types.
+
+    Raises
+    ------
+    ValueError
+        If a shape, a type or the layout does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run. It takes head sizes of a multiple of 8 up to 128,
+        in bfloat16, float16 or float32, and gives first derivatives; the reference is
+        differentiable to any order.
+
+    Examples
+    --------
+    Triangle attention around the starting node, on a pair of 6 residues with 2 heads of 8:
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 1, 6, 2, 6, 8)
+    >>> bias, mask = torch.randn(1, 1, 2, 6, 6), torch.ones(1, 6, 6, dtype=torch.bool)
+    >>> pair_attention(q, k, v, bias, mask).shape
+    torch.Size([1, 6, 2, 6, 8])
+    """
+    _check(q, k, v, bias, mask, gate, layout)
+    run = registry.dispatch("pair_attention", q)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    result: Tensor = run(q, k, v, bias, mask, scale, gate, layout)
+    return result
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    layout: str,
+) -> None:
+    if layout not in get_args(Layout):
+        raise ValueError(f"pair_attention: layout is '{layout}', expected BSHND or BSNHD")
+    if q.ndim != 5 or k.ndim != 5:
+        raise ValueError(
+            f"pair_attention: q and k have shapes {tuple(q.shape)} and {tuple(k.shape)}, expected "
+            f"five axes, {layout}"
+        )
+    axis_N, axis_H = (3, 2) if layout == "BSHND" else (2, 3)
+    B, S, D = q.shape[0], q.shape[1], q.shape[4]
+    H, Nq, Nk = q.shape[axis_H], q.shape[axis_N], k.shape[axis_N]
+    of_keys = (B, S, H, Nk, D) if layout == "BSHND" else (B, S, Nk, H, D)
+    wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [("k", k, of_keys), ("v", v, of_keys)]
+    if gate is not None:
+        wanted.append(("gate", gate, tuple(q.shape)))
+    if bias is not None:
+        rows = S if bias.ndim == 5 and bias.shape[1] == S else 1
+        wanted.append(("bias", bias, (B, rows, H, Nq, Nk)))
+    if mask is not None:
+        wanted.append(("mask", mask, (B, S, Nk)))
+    for name, tensor, shape in wanted:
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"pair_attention: {name} has shape {tuple(tensor.shape)}, expected {shape} to go "
+                f"with q {tuple(q.shape)} in the layout {layout}"
+            )
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(
+            f"pair_attention: q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; make them one type"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"pair_attention: mask is {mask.dtype}, expected torch.bool, True = keep")

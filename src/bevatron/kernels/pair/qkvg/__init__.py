@@ -1,0 +1,97 @@
+"""Queries, keys, values and gate of an attention in one matrix product."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+
+__all__ = ["qkvg"]
+
+for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
+    registry.register("qkvg", _name, f"bevatron.kernels.pair.qkvg.{_name}:qkvg", _obstacle)
+
+
+def qkvg(
+    x: Float[Tensor, "*rows C"],
+    q_weight: Float[Tensor, "Q C"],
+    k_weight: Float[Tensor, "K C"],
+    v_weight: Float[Tensor, "V C"],
+    gate_weight: Float[Tensor, "G C"],
+    gate_bias: Float[Tensor, "G"] | None = None,
+    q_bias: Float[Tensor, "Q"] | None = None,
+    norm: tuple[Float[Tensor, "C"] | None, Float[Tensor, "C"] | None] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[
+    Float[Tensor, "*rows Q"],
+    Float[Tensor, "*rows K"],
+    Float[Tensor, "*rows V"],
+    Float[Tensor, "*rows G"],
+]:
+    r"""Project rows to queries, keys, values and gate.
+
+    .. math:: (q, k, v, g) = (W_q n + b_q, W_k n, W_v n, W_g n + b_g), \qquad
+        n = \operatorname{LayerNorm}(x) \text{ or } x
+
+    A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
+    ``linear_v``, ``linear_g``); their weights are put one below the other for each call, a copy of
+    a few hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
+    them. Between forward and backward are kept x and, with a norm, two float32 numbers per row.
+
+    Parameters
+    ----------
+    x
+        [..., C].
+    q_weight, k_weight, v_weight, gate_weight
+        [Q, C], [K, C], [V, C] and [G, C], as `torch.nn.Linear` keeps them.
+    gate_bias, q_bias
+        [G] (AlphaFold2) and [Q] (AlphaFold3's single attention).
+    norm
+        Weight and bias (each may be None) of a LayerNorm in front; None for no norm at all.
+    eps
+        Of the norm.
+
+    Returns
+    -------
+    tuple
+        q, k, v and the gate before its sigmoid, of the type of ``x``.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        first derivatives. The reference is differentiable to any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, w = torch.randn(5, 8), torch.randn(4, 16, 8)
+    >>> q, k, v, gate = qkvg(x, *w, torch.ones(16), norm=(torch.ones(8), torch.zeros(8)))
+    >>> q.shape
+    torch.Size([5, 16])
+    """
+    C = x.shape[-1]
+    norm_weight, norm_bias = (None, None) if norm is None else norm
+    wanted = {
+        "q_weight": (q_weight, (len(q_weight), C)),
+        "k_weight": (k_weight, (len(k_weight), C)),
+        "v_weight": (v_weight, (len(v_weight), C)),
+        "gate_weight": (gate_weight, (len(gate_weight), C)),
+        "gate_bias": (gate_bias, (len(gate_weight),)),
+        "q_bias": (q_bias, (len(q_weight),)),
+        "norm weight": (norm_weight, (C,)),
+        "norm bias": (norm_bias, (C,)),
+    }
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"qkvg: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
+                f"x {tuple(x.shape)}"
+            )
+    run = registry.dispatch("qkvg", x)
+    given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
+    q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
+    return q, k, v, gate

@@ -1,0 +1,68 @@
+"""The gated unit silu(gate) * value."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+
+__all__ = ["swiglu"]
+
+registry.register("swiglu", "reference", f"{__name__}.reference:swiglu")
+registry.register("swiglu", "triton", f"{__name__}.triton:swiglu", only_up_to_32_bit)
+
+
+def swiglu(
+    gate: Float[Tensor, "*rows _"], value: Float[Tensor, "*rows C"] | None = None
+) -> Float[Tensor, "*rows C"]:
+    r"""Multiply values by the silu of their gates.
+
+    .. math:: y = \frac{g}{1 + e^{-g}} \odot v
+
+    Shazeer, arXiv 2002.05202; the transitions of AlphaFold3 (algorithm 11).
+
+    Parameters
+    ----------
+    gate
+        [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: what one
+        projection for both returns.
+    value
+        [..., C], of the type of ``gate``.
+
+    Returns
+    -------
+    Tensor
+        [..., C], contiguous. Only the inputs are kept for the backward pass, and not changed.
+
+    Raises
+    ------
+    ValueError
+        If the shapes or types do not fit.
+    KernelError
+        If Triton was asked for and cannot run; it gives first derivatives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> swiglu(torch.tensor([0.0, 1.0]), torch.tensor([5.0, 2.0]))
+    tensor([0.0000, 1.4621])
+    """
+    if value is None:
+        if gate.ndim == 0 or gate.shape[-1] % 2:
+            raise ValueError(
+                f"swiglu: gate has shape {tuple(gate.shape)}, expected [..., 2C] where value is "
+                "not given"
+            )
+    elif value.shape != gate.shape or value.dtype != gate.dtype:
+        raise ValueError(
+            f"swiglu: gate is {tuple(gate.shape)} of {gate.dtype}, value {tuple(value.shape)} of "
+            f"{value.dtype}; make them alike"
+        )
+    result: Tensor = registry.dispatch("swiglu", gate)(gate, value)
+    return result
+
+
+def halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of the gates and of the values that lie behind them."""
+    width = both.shape[-1] // 2
+    return both[..., :width], both[..., width:]

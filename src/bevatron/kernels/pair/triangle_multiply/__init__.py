@@ -1,0 +1,134 @@
+"""The triangle multiplications of AlphaFold2 and 3: outgoing and incoming edges."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+
+__all__ = ["triangle_multiply"]
+
+for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
+    registry.register(
+        "triangle_multiply",
+        _name,
+        f"bevatron.kernels.pair.triangle_multiply.{_name}:triangle_multiply",
+        _obstacle,
+    )
+
+
+def triangle_multiply(
+    z: Float[Tensor, "*batch N N C"],
+    mask: Float[Tensor, "*batch N N"] | Bool[Tensor, "*batch N N"] | None,
+    norm_in_weight: Float[Tensor, "C"],
+    norm_in_bias: Float[Tensor, "C"],
+    a_weight: Float[Tensor, "H C"],
+    a_gate_weight: Float[Tensor, "H C"],
+    b_weight: Float[Tensor, "H C"],
+    b_gate_weight: Float[Tensor, "H C"],
+    norm_out_weight: Float[Tensor, "H"],
+    norm_out_bias: Float[Tensor, "H"],
+    out_weight: Float[Tensor, "C H"],
+    out_gate_weight: Float[Tensor, "C C"],
+    a_bias: Float[Tensor, "H"] | None = None,
+    a_gate_bias: Float[Tensor, "H"] | None = None,
+    b_bias: Float[Tensor, "H"] | None = None,
+    b_gate_bias: Float[Tensor, "H"] | None = None,
+    out_bias: Float[Tensor, "C"] | None = None,
+    out_gate_bias: Float[Tensor, "C"] | None = None,
+    *,
+    outgoing: bool = True,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*batch N N C"]:
+    r"""Update every edge of a pair from the other two edges of all triangles.
+
+    .. math::
+
+        n &= \operatorname{LayerNorm}(z), \qquad
+        a = m \odot \sigma(W_{ag} n) \odot W_a n, \qquad
+        b = m \odot \sigma(W_{bg} n) \odot W_b n \\
+        x_{ij} &= \sum_k a_{ik} \odot b_{jk} \;\text{(outgoing)}, \qquad
+        x_{ij} = \sum_k a_{ki} \odot b_{kj} \;\text{(incoming)} \\
+        y &= \sigma(W_g n) \odot W_o \operatorname{LayerNorm}(x)
+
+    and a bias in every linear layer where it is given. AlphaFold2, algorithms 11 and 12 (with
+    biases); AlphaFold3, algorithms 12 and 13 (without). Between forward and backward are kept
+    z, x and four float32 numbers per edge.
+
+    Parameters
+    ----------
+    z
+        [..., N, N, C], the pair; its channels must follow each other in memory, its other axes may
+        lie anyhow (a transposed pair is read where it lies).
+    mask
+        [..., N, N], 1 or True for edges that exist; no gradient is computed for it.
+    norm_in_weight, norm_in_bias
+        [C]: ``layer_norm_in`` of OpenFold's and Protenix's state dicts.
+    a_weight, a_gate_weight, b_weight, b_gate_weight
+        [H, C]: ``linear_a_p``, ``linear_a_g``, ``linear_b_p``, ``linear_b_g``.
+    norm_out_weight, norm_out_bias
+        [H]: ``layer_norm_out``.
+    out_weight, out_gate_weight
+        [C, H] and [C, C]: ``linear_z`` and ``linear_g``.
+    a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias
+        Of the linear layers.
+    outgoing
+        Which edges of the triangles are multiplied.
+    eps
+        Of both norms.
+
+    Returns
+    -------
+    Tensor
+        [..., N, N, C], of the type of ``z``; add it to ``z`` for the residual. Weights of another
+        type are rounded to that of ``z`` for the products; their gradients are summed in float32
+        in a fixed order and have the type of the weights.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, up to 256
+        channels, and gives first derivatives. The reference is differentiable to any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> draw, one, zero = torch.randn, torch.ones(8), torch.zeros(8)
+    >>> w = [draw(8, 8) for _ in range(6)]
+    >>> triangle_multiply(
+    ...     draw(5, 5, 8), torch.ones(5, 5), one, zero, *w[:4], one, zero, *w[4:], outgoing=False
+    ... ).shape
+    torch.Size([5, 5, 8])
+    """
+    C, H = z.shape[-1], a_weight.shape[0]
+    wanted = {
+        "z": (z, (*z.shape[:-3], z.shape[-2], z.shape[-2], C)),
+        "mask": (mask, tuple(z.shape[:-1])),
+        "norm_in_weight": (norm_in_weight, (C,)),
+        "norm_in_bias": (norm_in_bias, (C,)),
+        "a_weight": (a_weight, (H, C)),
+        "a_gate_weight": (a_gate_weight, (H, C)),
+        "b_weight": (b_weight, (H, C)),
+        "b_gate_weight": (b_gate_weight, (H, C)),
+        "norm_out_weight": (norm_out_weight, (H,)),
+        "norm_out_bias": (norm_out_bias, (H,)),
+        "out_weight": (out_weight, (C, H)),
+        "out_gate_weight": (out_gate_weight, (C, C)),
+        "a_bias": (a_bias, (H,)),
+        "a_gate_bias": (a_gate_bias, (H,)),
+        "b_bias": (b_bias, (H,)),
+        "b_gate_bias": (b_gate_bias, (H,)),
+        "out_bias": (out_bias, (C,)),
+        "out_gate_bias": (out_gate_bias, (C,)),
+    }
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"triangle_multiply: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
+                f"go with z {tuple(z.shape)} and {H} hidden channels"
+            )
+    run = registry.dispatch("triangle_multiply", z)
+    result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps)
+    return result

@@ -1,0 +1,1 @@
+"""What operators share, each thing once."""
