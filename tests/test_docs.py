@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bevatron import cli
-from bevatron.cli import bench
+from bevatron.cli import bench, graph, molecules
 from bevatron.cli import commands as plain
 from bevatron.recipes.mace.run import MaceRun
 
@@ -44,9 +44,10 @@ def commands():
 def place(tmp_path, monkeypatch):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    for run in ("water", "gap"):
+    kinds = {"water": "mace", "gap": "gpspp", "cora": "graph_attention"}
+    for run, kind in kinds.items():
         (tmp_path / "runs" / run).mkdir(parents=True)
-        (tmp_path / "runs" / run / "model.json").write_text('{"kind": "mace"}')
+        (tmp_path / "runs" / run / "model.json").write_text(f'{{"kind": "{kind}"}}')
     with gzip.open(str(DATA), "rt") as file:
         text = "".join(islice(file, 8 * 12))
     for name in ("water.extxyz", "test.extxyz"):
@@ -80,6 +81,8 @@ def test_every_command_is_understood(words, place, monkeypatch):
     converting = ("convert_from_mace_torch", "convert_to_mace_torch")
     for module, replaced in (
         (plain, (*names, *converting)),
+        (molecules, ("embed", "evaluate_molecules", "predict_molecules")),
+        (graph, ("evaluate_graph", "predict_graph")),
         (bench, ("bench_capacity", "bench_cost", "bench_profile")),
     ):
         for name in replaced:
@@ -96,6 +99,13 @@ def test_yaml_blocks_are_configurations(place):
         values.pop("recipe", None)
         config = MaceRun.from_values(values)
         assert config.data.sources()
+
+
+def test_python_of_the_readme_runs():
+    (block,) = blocks("README.md", "python")
+    seen = {}
+    exec(compile(block, "README.md", "exec"), seen)
+    assert seen["o"].shape == seen["q"].shape
 
 
 def test_python_blocks_run(place):
