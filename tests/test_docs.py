@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from bevatron import cli
-from bevatron.cli import bench, graph, molecules
+from bevatron.cli import bench
 from bevatron.cli import commands as plain
+from bevatron.recipes.gpspp import commands as molecules
+from bevatron.recipes.graph import commands as graph
 from bevatron.recipes.mace.run import MaceRun
 
 ROOT = Path(__file__).resolve().parents[1]
