@@ -145,15 +145,15 @@ def expanded(declared: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def figure(declared: Mapping[str, Any]) -> Figure:
     """Make a row; ``result``, ``value``, ``where`` and so on hold for both values."""
-    shared = {key: declared[key] for key in ("result", "value", "among", "take") if key in declared}
-    peer = dict(declared.get("peer", {}))
-    better = declared.get("better")
-    if "named" in peer:
-        shared_peer = {**shared, "take": {"lower": "min", "higher": "max"}[better]}
-    else:
-        shared_peer = shared
-    more = {key: peer.pop(key) for key in ("name", "named", "names") if key in peer}
     own = {f.name for f in fields(Figure)} - {"ours", "peer", "name", "named", "names"}
+    common = {"result", "value", "among", "take"}
+    if unknown := set(declared) - own - common - {"ours", "peer", "where"}:
+        raise LookupError(f"{declared['what']}: unknown key {', '.join(sorted(unknown))}")
+    shared = {key: declared[key] for key in common if key in declared}
+    peer = dict(declared.get("peer", {}))
+    best = {"lower": "min", "higher": "max"}
+    shared_peer = shared | ({"take": best[declared["better"]]} if "named" in peer else {})
+    more = {key: peer.pop(key) for key in ("name", "named", "names") if key in peer}
 
     def value(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Measured:
         where = {**declared.get("where", {}), **given.get("where", {})}

@@ -121,6 +121,13 @@ def test_a_value_that_is_not_there_or_not_one_is_refused(toy, where):
     assert replace(value, where={"case": "one", "who": "a"}).read(results.__getitem__)[0] == 5.0
 
 
+def test_an_unknown_key_of_a_declared_figure_is_refused(toy):
+    declared = toy.file.parents[1] / "declared"
+    (declared / "times.yaml").write_text(TOY.replace("  unit:", "  units:"))
+    with pytest.raises(LookupError, match="A step of one: unknown key units"):
+        figures.figures(declared)
+
+
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [

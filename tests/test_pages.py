@@ -53,6 +53,13 @@ def test_files_that_are_named_are_there(page):
         assert list(ROOT.glob(mention)), mention
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "/results/" not in page])
+def test_dated_results_are_named_by_their_path_in_the_history(page):
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"[\w./-]*_20\d\d-\d\d-\d\d(?:\.\w+)+", text):
+        assert "results/history/" in name, name
+
+
 def test_results_are_pages_next_to_their_numbers():
     """Also that the newest of each have names without date and hardware, older ones with both."""
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
