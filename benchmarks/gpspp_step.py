@@ -61,8 +61,8 @@ def draw_batch(path: Path, count: int) -> tuple[MoleculeBatch, Any]:
     samples = load(path)
     picked = np.random.default_rng(0).permutation(np.arange(count) % len(samples))
     batch = collate_molecules([samples[i] for i in picked], picked, [1.0] * count)
-    size = [batch.num_edges, batch.num_atoms, batch.num_graphs, batch.num_pairs]
-    return batch, choose_shapes(np.array([size])).shapes[0]
+    rule = batch.padding
+    return batch, choose_shapes(rule, np.array([rule.size_of(batch.sizes)])).shapes[0]
 
 
 def compare(name: str, batch: MoleculeBatch, shape: Any) -> dict[str, float]:

@@ -36,7 +36,7 @@ from bevatron.data.samples import GraphBatch, WholeGraph
 from bevatron.files import write_text_atomically
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.metrics import counted_classes
-from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.report.plots.style import PALETTE, new_axes
 
 BETWEEN = 50
@@ -265,9 +265,9 @@ class Epochs:
         torch.cuda.synchronize(device)
         self._streams = [torch.cuda.Stream(device) for _ in trainings]
         try:
-            self.run = Recorder(device).record(self._side_by_side)
+            self.run = GraphPool(device).capture(self._side_by_side)
             self.recorded = True
-        except NotRecordableError as error:
+        except NotCapturableError as error:
             print(f"not recorded: {error}", flush=True)
         for one, weights in zip(trainings, before, strict=True):
             one.begin_again(weights)

@@ -55,7 +55,10 @@ def configuration(
             "algorithm": batching,
             "capacity": arguments.capacity,
             "size": arguments.size,
-            "cost_edges": arguments.cost_edges if batching == "balanced" else 0.0,
+            "cost": {
+                "atoms": 1.0,
+                "edges": arguments.cost_edges if batching == "balanced" else 0.0,
+            },
         },
         "loader": {"workers": arguments.workers},
         "checkpoint": {"every_epochs": None},
