@@ -20,17 +20,6 @@ OPERATORS = sorted({path.parent for path in FOLDER.rglob("triton*.py")})
 SHAPE = re.compile(r"\[[\w\s*+/(),.-]*\]")
 """``# [BLOCK_Q, D]``; for a scalar ``# []``, for two blocks ``# q [BLOCK_Q, D], lse [BLOCK_Q]``."""
 
-PENDING = {
-    *("csr", "dot_attention", "graph_attention", "spmm"),
-    *("gaussian_basis", "linear", "molecule_attention", "neighbour_sums", "norm_gelu"),
-    *("residual_norm", "scaled_residual", "segment_sum"),
-    *("channelwise_tensor_product", "edge_vectors", "equivariant_linear", "indexed_linear"),
-    *("radial_basis", "radial_network", "radial_tensor_product", "scatter_sum", "silu"),
-    *("silu_linear", "generated spherical_harmonics", "generated symmetric_contraction"),
-    "generated channelwise_tensor_product",
-}
-"""Operators whose kernels lack shape comments; one that has them all must go from here."""
-
 
 def uncommented(source):
     """Lines of statements that load a block or multiply two and state no shape.
@@ -66,13 +55,7 @@ def is_block(node):
     return node.func.attr == "load" or ast.unparse(node.func) == "tl.dot"
 
 
-def pending(name):
-    return [pytest.mark.xfail(reason="no shape comments yet", strict=True)] * (name in PENDING)
-
-
-@pytest.mark.parametrize(
-    "folder", [pytest.param(path, id=path.name, marks=pending(path.name)) for path in OPERATORS]
-)
+@pytest.mark.parametrize("folder", OPERATORS, ids=lambda folder: folder.name)
 def test_loads_and_dots_state_their_shapes(folder):
     for path in sorted(folder.glob("triton*.py")):
         lines = uncommented(path.read_text())
@@ -106,20 +89,10 @@ def channelwise_tensor_product():
     return y, (x, harmonics, weights)
 
 
-GENERATED = [
-    spherical_harmonics,
-    equivariant_linear,
-    symmetric_contraction,
-    channelwise_tensor_product,
-]
-
-
 @pytest.mark.parametrize(
     "operator",
-    [
-        pytest.param(run, id=run.__name__, marks=pending(f"generated {run.__name__}"))
-        for run in GENERATED
-    ],
+    [spherical_harmonics, equivariant_linear, symmetric_contraction, channelwise_tensor_product],
+    ids=lambda operator: operator.__name__,
 )
 def test_generated_kernels_state_their_shapes(operator):
     with kernels.use("triton"):

@@ -74,9 +74,9 @@ def forward_kernel(
     tl.store(Rstd + row, rstd, mask=row < count)
     y = centred * rstd[:, None]
     if HAS_WEIGHT:
-        y *= load_vector(Weight, col, C)
+        y *= load_vector(Weight, col, C)  # [BLOCK, C_PAD]
     if HAS_BIAS:
-        y += load_vector(Bias, col, C)
+        y += load_vector(Bias, col, C)  # [BLOCK, C_PAD]
     if HAS_SCALE:
         at = Scale + row_offsets(row, n1, n2, scale_0, scale_1, scale_2, AXES)[:, None]
         # [BLOCK, C_PAD]
@@ -121,17 +121,19 @@ def backward_kernel(
     """
     col = tl.arange(0, C_PAD)
     if HAS_WEIGHT:
-        weight = load_vector(Weight, col, C)
+        weight = load_vector(Weight, col, C)  # [1, C_PAD]
     if WANTS_VECTORS:
         dweight = tl.zeros([BLOCK, C_PAD], tl.float32)
         dbias = tl.zeros([BLOCK, C_PAD], tl.float32)
     # Software pipelining by hand: the next block is loading while this one is computed.
+    # next_x [BLOCK, C_PAD], next_dy [BLOCK, C_PAD], next_row [BLOCK]
     next_x, next_dy, next_row = _load_both(
         X, DY, tl.program_id(0), count, n1, n2, x_0, x_1, x_2, x_C, dy_0, dy_1, dy_2, dy_C,
         C, C_PAD, BLOCK, AXES,
     )  # fmt: skip
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         x, g, row = next_x.to(tl.float32), next_dy.to(tl.float32), next_row
+        # next_x [BLOCK, C_PAD], next_dy [BLOCK, C_PAD], next_row [BLOCK]
         next_x, next_dy, next_row = _load_both(
             X, DY, block + tl.num_programs(0), count, n1, n2, x_0, x_1, x_2, x_C,
             dy_0, dy_1, dy_2, dy_C, C, C_PAD, BLOCK, AXES,
@@ -148,7 +150,7 @@ def backward_kernel(
             if HAS_WEIGHT:
                 dscale *= weight
             if HAS_BIAS:
-                dscale += load_vector(Bias, col, C)
+                dscale += load_vector(Bias, col, C)  # [BLOCK, C_PAD]
             dscale *= g
             if SIGMOID:
                 scale = logistic(scale)

@@ -1,6 +1,6 @@
 """The output layer of the outer product mean and its gradients, and rows scaled one by one.
 
-The device library computes the outer products P[i, c, j, d] as one matmul, for a chunk of residues
+cuBLAS computes the outer products P[i, c, j, d] as one matmul, for a chunk of residues
 i and all N residues j (`length`); c and d are H channels each. The output layer contracts (c, d)
 for each pair (i, j): its blocks gather runs of H contiguous channels d from P, which is never
 permuted. `layer_kernel` writes Y [pairs, out], `layer_back_kernel` dP in the layout of P, and

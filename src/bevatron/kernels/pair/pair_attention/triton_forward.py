@@ -26,10 +26,10 @@ FIRST_KEYS = tl.constexpr(16)
 """Number of keys used to estimate the row maximum: the smallest tile of the tensor cores."""
 SMALLEST_SUM = tl.constexpr(2.0**-60)
 LARGEST_SUM = tl.constexpr(2.0**60)
-"""Sums of exponentials: between these none that matters has vanished and no matmul overflows."""
+"""Range of a sum of exponentials: none that matters has vanished, and no matmul overflows."""
 SMALLEST_SUM_FP16 = tl.constexpr(0.99)
 LARGEST_SUM_FP16 = tl.constexpr(2.0**15)
-"""The same if exponentials are rounded to float16."""
+"""The same range if exponentials are rounded to float16."""
 MASK_WIDTH = tl.constexpr(4)
 """Number of copies of the mask value of each key; see `load_pairs`."""
 MASK_COLUMNS = tl.constexpr(16)
@@ -108,8 +108,8 @@ def load_bias(
         pointers = start + (rows[:, None] * step + cols[None, :])
         inside = (rows + first_q < Nq)[:, None] & (cols + first_k < end)[None, :]
     if FULL:
-        return tl.load(pointers).to(tl.float32)  # [BLOCK_Q, BLOCK_K], or TRANSPOSED
-    # [BLOCK_Q, BLOCK_K], or TRANSPOSED
+        return tl.load(pointers).to(tl.float32)  # [BLOCK_Q, BLOCK_K], transposed if TRANSPOSED
+    # [BLOCK_Q, BLOCK_K], transposed if TRANSPOSED
     block = tl.load(pointers, mask=inside, other=float("-inf"))
     return block.to(tl.float32)
 

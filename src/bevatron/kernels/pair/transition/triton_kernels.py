@@ -54,9 +54,9 @@ def affine(xhat, NormWeight, NormBias, C: tl.constexpr, HAS_WEIGHT: tl.constexpr
     """Apply the weight and bias of the LayerNorm to xhat [BLOCK, C]."""
     col = tl.arange(0, C)
     if HAS_WEIGHT:
-        xhat = xhat * load_vector(NormWeight, col, C)
+        xhat = xhat * load_vector(NormWeight, col, C)  # [BLOCK, C]
     if HAS_BIAS:
-        xhat = xhat + load_vector(NormBias, col, C)
+        xhat = xhat + load_vector(NormBias, col, C)  # [BLOCK, C]
     return xhat
 
 
@@ -126,7 +126,7 @@ def forward_kernel(
         # [BLOCK, C]
         y = tl.dot(hidden.to(normed.dtype), tl.trans(load_down(Down, h, C, H, BLOCK_H)), y)
     if HAS_DOWN_BIAS:
-        y += load_vector(DownBias, tl.arange(0, C), C)
+        y += load_vector(DownBias, tl.arange(0, C), C)  # [BLOCK, C]
     store_rows(Y, first, count, y, C, BLOCK)
 
 
@@ -174,7 +174,7 @@ def input_kernel(
         tl.store(part, tl.sum(g * xhat, 0))  # [C]
         tl.store(part + C, tl.sum(g, 0))  # [C]
     if HAS_WEIGHT:
-        g *= load_vector(NormWeight, col, C)
+        g *= load_vector(NormWeight, col, C)  # [BLOCK, C]
     store_rows(DX, first, count, input_gradient(g, xhat, rstd, C), C, BLOCK)
 
 

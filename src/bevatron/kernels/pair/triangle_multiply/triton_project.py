@@ -115,13 +115,13 @@ def normalise(x, mean, rstd, C: tl.constexpr, C_PAD: tl.constexpr):
 def affine(xhat, Weight, Bias, C: tl.constexpr, C_PAD: tl.constexpr):
     """Apply the weight and bias of the LayerNorm to xhat [BLOCK, C_PAD]."""
     col = tl.arange(0, C_PAD)
-    return xhat * load_vector(Weight, col, C) + load_vector(Bias, col, C)
+    return xhat * load_vector(Weight, col, C) + load_vector(Bias, col, C)  # [BLOCK, C_PAD]
 
 
 @triton.jit
 def norm_backward(g, xhat, rstd, Weight, C: tl.constexpr, C_PAD: tl.constexpr):
     """Return the gradient of the rows; `finish_kernel` computes those of weight and bias."""
-    g *= load_vector(Weight, tl.arange(0, C_PAD), C)
+    g *= load_vector(Weight, tl.arange(0, C_PAD), C)  # [BLOCK, C_PAD]
     mean_g = tl.sum(g, 1) / C  # [BLOCK]
     mean_gx = tl.sum(g * xhat, 1) / C  # [BLOCK]
     return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
