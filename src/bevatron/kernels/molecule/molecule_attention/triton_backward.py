@@ -37,7 +37,7 @@ def _weights(
     # Rows past the end have the logarithm +infinity, so zero weight.
     p = tl.exp2(x - lse[:, :, None])
     dropped = p
-    # -> [HEADS, BLOCK, BLOCK]
+    # [HEADS, BLOCK, BLOCK]
     dp = tl.dot(do, tl.permute(v, (0, 2, 1)), input_precision=PRECISION, out_dtype=WIDE)
     if DROPOUT:
         keep = kept(low, high, atom, head, first_q, first_k, threshold, BLOCK, HEADS)
@@ -78,7 +78,7 @@ def _load_lse(
 @triton.jit
 def _transposed_dot(x, y, PRECISION: tl.constexpr, WIDE: tl.constexpr):
     """Multiply the transpose of x, [HEADS, BLOCK, BLOCK], by y, [HEADS, BLOCK, D_PAD]."""
-    # -> [HEADS, BLOCK, D_PAD]
+    # [HEADS, BLOCK, D_PAD]
     return tl.dot(tl.permute(x, (0, 2, 1)), y, input_precision=PRECISION, out_dtype=WIDE)
 
 
@@ -100,14 +100,14 @@ def _whole(
         q, k, v, do, lse, b_base, 0, 0, n, heads, bias_P, bias_H, scale, atom, head, low, high,
         threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
     )  # fmt: skip
-    # -> [HEADS, BLOCK, D_PAD]
+    # [HEADS, BLOCK, D_PAD]
     dv = _transposed_dot(dropped.to(q.dtype), do, PRECISION, WIDE) * rescale
     store_rows(dv_base, dv, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     ds = p * (dp - tl.sum(p * dp, 2)[:, :, None])  # [HEADS, BLOCK, BLOCK]
     if HAS_BIAS:
         _store_bias(db_base, m_base, ds, 0, 0, n, heads, db_P, db_H, m_P, m_H, BLOCK, HEADS, ADD)
     narrow = ds.to(q.dtype)
-    # -> [HEADS, BLOCK, D_PAD]
+    # [HEADS, BLOCK, D_PAD]
     dq = tl.dot(narrow, k, input_precision=PRECISION, out_dtype=WIDE) * scale
     store_rows(dq_base, dq, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     dk = _transposed_dot(narrow, q, PRECISION, WIDE) * scale  # [HEADS, BLOCK, D_PAD]
@@ -145,9 +145,9 @@ def _blocks(
         )  # fmt: skip
         dq = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_k in range(0, n, BLOCK):
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
             p, dropped, dp = _weights(
                 q, k, v, do, lse, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, atom,
@@ -160,13 +160,13 @@ def _blocks(
                     db_base, m_base, ds, first_q, first_k, n, heads, db_P, db_H, m_P, m_H, BLOCK,
                     HEADS, ADD,
                 )  # fmt: skip
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             dq += tl.dot(ds.to(q.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
         store_rows(dq_base, dq * scale, first_q, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     for first_k in range(0, n, BLOCK):
-        # -> [HEADS, BLOCK, D_PAD]
+        # [HEADS, BLOCK, D_PAD]
         k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
-        # -> [HEADS, BLOCK, D_PAD]
+        # [HEADS, BLOCK, D_PAD]
         v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
         dk = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         dv = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
@@ -182,7 +182,7 @@ def _blocks(
             )  # fmt: skip
             ds = (p * (dp - delta[:, :, None])).to(q.dtype)  # [HEADS, BLOCK, BLOCK]
             dk += _transposed_dot(ds, q, PRECISION, WIDE)  # [HEADS, BLOCK, D_PAD]
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             dv += _transposed_dot(dropped.to(q.dtype), do, PRECISION, WIDE)
         store_rows(dk_base, dk * scale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
         store_rows(dv_base, dv * rescale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)

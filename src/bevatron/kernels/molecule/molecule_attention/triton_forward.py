@@ -148,7 +148,7 @@ def _whole(
     if DROPOUT:
         keep = kept(low, high, atom, head, 0, 0, threshold, BLOCK, HEADS)
         p = tl.where(keep, p, 0.0)
-    # -> [HEADS, BLOCK, D_PAD]
+    # [HEADS, BLOCK, D_PAD]
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
     out = out * (rescale / total)[:, :, None]
     store_rows(o_base, out, 0, H * D, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -164,15 +164,15 @@ def _blocks(
 ):  # fmt: skip
     """Compute attention block by block with an online softmax."""
     for first_q in range(0, n, BLOCK):
-        # -> [HEADS, BLOCK, D_PAD]
+        # [HEADS, BLOCK, D_PAD]
         q = load_rows(q_base, first_q, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
         top = tl.full([HEADS, BLOCK], float("-inf"), WIDE)
         total = tl.zeros([HEADS, BLOCK], WIDE)
         out = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_k in range(0, n, BLOCK):
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
             x = scores(
                 q, k, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK, HEADS,
@@ -186,7 +186,7 @@ def _blocks(
                 keep = kept(low, high, atom, head, first_q, first_k, threshold, BLOCK, HEADS)
                 p = tl.where(keep, p * rescale, 0.0)
             out = out * rescale_old[:, :, None]
-            # -> [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
             out += tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
             top = new_top
         out = out / total[:, :, None]
