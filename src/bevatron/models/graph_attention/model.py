@@ -18,7 +18,7 @@ from bevatron.data.samples.graphs import SparseRows
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention.config import GraphAttentionConfig
-from bevatron.models.graph_attention.layer import (
+from bevatron.models.graph_attention.formula.layer import (
     Activation,
     Features,
     Layer,
