@@ -226,9 +226,9 @@ class DistributedGraph:
         if dropout > 0 and seed is None:
             seed = int(torch.randint(2**62, (1,), generator=self._seeds))
         return self.scheme.graph_attention(
-            x,
-            row_score,
-            col_score,
+            x.contiguous(),
+            row_score.contiguous(),
+            col_score.contiguous(),
             negative_slope=negative_slope,
             dropout=dropout,
             seed=seed or 0,
@@ -259,7 +259,9 @@ class DistributedGraph:
             For feature_parallel, which splits the features.
         """
         beta = scale if isinstance(scale, Tensor) else x.new_full((1,), scale)
-        return self.scheme.dot_attention(x, beta.reshape(-1), normalize=normalize, softmax=softmax)
+        return self.scheme.dot_attention(
+            x.contiguous(), beta.reshape(-1), normalize=normalize, softmax=softmax
+        )
 
     def sum(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Add up, over all vertices once, what each rank has summed over its own."""
