@@ -55,7 +55,7 @@ class Target:
 
     @property
     def width(self) -> int:
-        """Numbers that the network gives for it."""
+        """Number of outputs of the network for it."""
         return self.num_classes if self.kind == "multiclass" else 1
 
 
@@ -141,9 +141,9 @@ class GPSPlusPlusConfig:
     globals_
         Global features.
     sender_aggregation
-        Atoms sum over the edges out of them too.
+        Atoms also sum over their outgoing edges.
     adjacent_aggregation
-        Atoms sum over their neighbours' features too.
+        Atoms also sum over their neighbours' features.
     laplacian
         Eigenvectors of the graph's Laplacian as an encoding of an atom's position in it.
     num_laplacian
@@ -167,16 +167,16 @@ class GPSPlusPlusConfig:
     num_kernels
         Gaussian kernels of a distance.
     max_path
-        Last row of the table of shortest paths: b bonds read row b + 1, or this one if that is
-        beyond; row 0 stands for no path.
+        Last row of the table of shortest paths: b bonds read row min(b + 1, max_path); row 0 means
+        no path.
     max_degree
         Larger degrees count as this.
     noisy_nodes
-        A head that names an atom's features again.
+        A head that reconstructs the features of atoms.
     noisy_edges
-        A head that names a bond's.
+        A head that reconstructs the features of bonds.
     denoising
-        A head that points back from noisy positions.
+        A head that predicts the direction of the noise on positions.
     targets
         What is predicted.
     dropout
@@ -273,7 +273,7 @@ class GPSPlusPlusConfig:
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Scale of the attention logits."""
         return 1.0 / sqrt(self.node_width / self.num_heads)
 
     def updates_globals(self, layer: int) -> bool:

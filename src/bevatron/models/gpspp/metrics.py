@@ -14,7 +14,7 @@ NUM_BINS = 4096
 """Bins of logits; scores in one bin count as equal."""
 
 MOMENTS = 6
-"""Sums kept of a target: weight, loss, absolute and squared error (or hits), label, its square."""
+"""Sums per target: weight, loss, absolute and squared error (or hits), label, its square."""
 
 
 class PropertyMetrics:
@@ -58,7 +58,7 @@ class PropertyMetrics:
         return torch.cat([self._moments.new_ones(1), self._moments.flatten(), ranked])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; single scores are known only of one process."""
+        """Replace the running sums; exact scores are known of one process only."""
         sums = sums.detach().double()
         count, moments, ranked = sums.split([1, self._moments.numel(), self._ranking.size])
         self._moments = moments.reshape(self._moments.shape).clone()
@@ -84,7 +84,7 @@ class PropertyMetrics:
         labels, raw = batch.targets.double(), raw.detach().double()
         losses = target_losses(raw, labels, self.targets, self.config)
         error = prediction.detach().double() - labels
-        # Labels are counted from their mean: the spread of large numbers would be lost.
+        # Labels are centred: the variance of large numbers would cancel.
         centred = labels - torch.stack([labels.new_full((), t.mean) for t in self.targets])
         size, square = error.abs(), error.square()
         for t, target in enumerate(self.targets):

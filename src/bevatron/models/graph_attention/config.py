@@ -39,7 +39,7 @@ class GraphAttentionConfig:
     hidden
         Width between layers; of gat and gatv2 in a plain stack that of one head.
     heads
-        Heads of the hidden layers, side by side.
+        Heads of the hidden layers, concatenated.
     out_heads
         Heads of a plain stack's last layer, averaged.
     residual

@@ -93,7 +93,7 @@ class GraphLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw matrices and vectors as Glorot and Bengio did; scalars and biases as they begin."""
+        """Draw matrices and vectors as Glorot and Bengio did; reset scalars and biases."""
         together = 1 if self.own_glorot else self.heads
         with torch.no_grad():
             if self.weight is not None:
@@ -135,7 +135,7 @@ class GraphLayer(nn.Module):
         raise NotImplementedError
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say what is computed how on graphs with or without edge values, and why."""
+        """Explain how the layer is computed on graphs with or without edge values, and why."""
         raise NotImplementedError
 
     def matrix(self) -> Tensor | None:

@@ -83,7 +83,7 @@ class NodeClassifier(nn.Module):
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say for every layer what is computed how, and why."""
+        """Explain for every layer how it is computed, and why."""
         found = [(n, m) for n, m in self.named_modules() if isinstance(m, GraphLayer)]
         return "\n\n".join(f"{name}\n{m.explain(weighted=weighted)}" for name, m in found)
 
@@ -132,7 +132,7 @@ def graph_features(graph: Graph) -> Features:
 
 
 class FeatureDropout(nn.Module):
-    """Dropout of dense or sparse features; of sparse ones only what is stored is drawn."""
+    """Dropout of dense or sparse features; of sparse ones only stored values are dropped."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

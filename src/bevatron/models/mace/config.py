@@ -9,7 +9,7 @@ from tyro.conf import Suppress
 from bevatron.errors import ConfigError
 
 InteractionKind = Literal["agnostic", "residual", "density", "density_residual"]
-"""The interaction blocks, by what divides the message and where the element-dependent skip acts.
+"""The interaction blocks, by divisor of the message and place of the element-dependent skip.
 
 ``agnostic``, ``density``: the skip acts on the message; without neighbours the atom has its E0.
 ``residual``, ``density_residual``: the skip carries the features of the layer before to the next.

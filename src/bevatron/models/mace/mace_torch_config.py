@@ -1,4 +1,4 @@
-"""mace-torch's configuration in ours and back: its keys, its class names, what is not supported."""
+"""mace-torch's configuration in ours and back: keys, class names, unsupported options."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Layers on a graph that is cut over processes: attention goes through the ranks' graph.
+"""Formulas on a graph that is partitioned over processes.
 
-What works on single vertices (projections, scores, biases, activations) is done by each rank for
-its own, so a stack of layers takes a `DistributedGraph` where it takes a matrix:
+Per-vertex work (projections, scores, biases, activations) is done by each rank for its own
+vertices, so a stack of layers takes a `DistributedGraph` where it takes a matrix:
 ``model.stack(graph, graph.scatter(features))``.
 """
 

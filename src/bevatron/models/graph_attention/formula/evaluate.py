@@ -238,7 +238,7 @@ def fixed_matrix(csr: Csr, psi: Expression, dtype: torch.dtype) -> Csr:
     trained = csr.values is not None and csr.values.requires_grad
     known = {} if trained else _fixed.setdefault(csr, {})
     if (psi, dtype) not in known:
-        # What is remembered must serve training too, whoever asks first.
+        # The cached values must serve training too, even if inference asks first.
         with torch.inference_mode(mode=False):
             evaluate = Evaluator(csr, psi, _nothing, _nothing, {}, dtype=dtype)
             known[psi, dtype] = csr.with_values(evaluate(psi)[:, 0].to(dtype))

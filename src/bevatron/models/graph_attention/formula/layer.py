@@ -2,7 +2,7 @@
 
 Besta et al., SC 2023, equation 1: Z = (Phi o +)(Psi(A, H), H). Psi is a formula
 (`bevatron.models.graph_attention.formula.expression`), + one of the semirings sum, mean, max, min,
-Phi a matrix or an MLP. What is computed how is the planner's decision; `Layer.explain` says it.
+Phi a matrix or an MLP. The planner decides how it is computed; `Layer.explain` prints its decision.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Layer(GraphLayer):
     activation
         Applied to the result.
     heads, combine
-        Heads with weights of their own, side by side or averaged.
+        Heads with weights of their own, concatenated or averaged.
     bias
         Add a learned vector after the aggregation (not with a module as ``phi``).
     inner_bias
@@ -68,8 +68,8 @@ class Layer(GraphLayer):
     order
         ``project`` (Phi first), ``aggregate``, or what costs less.
     value_dropout
-        Probability that a number of the features that are summed is left out while training. Psi
-        is of the features before that, so it must not be made of scalar products of them.
+        Probability that an element of the values is dropped while training. Psi is computed from
+        the features before dropout, so it must not consist of scalar products of them.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class Layer(GraphLayer):
         return self._plans[weighted]
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say what is computed how, and why."""
+        """Explain how the layer is computed, and why."""
         return self.plan(weighted=weighted).explain()
 
     def extra_repr(self) -> str:

@@ -47,7 +47,7 @@ class NamedLayer(GraphLayer):
         return layer.train(self.training)
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say what is computed how on graphs with or without edge values, and why."""
+        """Explain how the layer is computed on graphs with or without edge values, and why."""
         return self.formula().explain(weighted=weighted)
 
     def extra_repr(self) -> str:
