@@ -37,7 +37,7 @@ from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statist
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.mace.data import DataConfig, batch_sizes, load_structures
 from bevatron.recipes.mace.step_cost import TERMS, StepCost, fit_cost
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
 from bevatron.train.run import Run

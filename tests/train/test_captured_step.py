@@ -20,7 +20,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.train.capture import cuda_graphs
 from bevatron.train.capture import step as captured_module
 from bevatron.train.capture.step import CapturedStep, obstacle
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 

@@ -13,8 +13,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss
 from bevatron.train.capture.step import captured_step
 from bevatron.train.loop import begin_state, fit
-from bevatron.train.loss_scale import FIRST, PATIENCE, LossScale
-from bevatron.train.precision import products
+from bevatron.train.precision import FIRST, PATIENCE, LossScale, products
 from bevatron.train.settings import TrainConfig
 from bevatron.train.state import Progress
 from bevatron.train.step import train_step

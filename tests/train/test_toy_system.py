@@ -343,7 +343,7 @@ def test_the_trainer_names_no_kind_of_batch():
     found = [
         f"{path.relative_to(folder)}: {word}"
         for path in sorted(folder.rglob("*.py"))
-        if path.relative_to(folder).parts[0] not in {"report"}
+        if path.relative_to(folder).parts[0] != "report"
         for word in words_of(path.read_text())
         if word in BATCHES | COUNTED or COUNTED & set(word.split("_"))
     ]

@@ -363,7 +363,7 @@ class TrainConfig:
     autocast
         Matrix products of float32 in this type, weights and sums staying float32, for models that
         are made for it; None = in float32. With float16 the loss is scaled, see
-        `bevatron.train.loss_scale`, and steps are not captured as CUDA graphs.
+        `bevatron.train.precision`, and steps are not captured as CUDA graphs.
     compile
         Pass the model through torch.compile.
     cuda_graphs
@@ -429,16 +429,3 @@ class Settings:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-
-
-HARMLESS = frozenset(
-    {
-        "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
-        "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
-        "train.patience", "train.evaluate_every", "train.threads", "train.explode_factor",
-        "train.deterministic", "train.tf32", "train.autocast", "train.compile",
-        "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
-        "train.wandb", "train.wandb_project", "train.timeout_minutes",
-    }
-)  # fmt: skip
-"""Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from bevatron.train.epochs import Segment, segments_from_json
-from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import AveragedWeights
+from bevatron.train.precision import LossScale
 from bevatron.train.schedule import Decisions
 
 

@@ -12,9 +12,8 @@ from bevatron.errors import DivergenceError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
 from bevatron.parallel.data_parallel import sum_gradients
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
-from bevatron.train.precision import dtype_of, products
+from bevatron.train.precision import LossScale, dtype_of, products
 from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
 
@@ -32,7 +31,7 @@ class StepResult:
         The step's loss and its parts.
     grad_norm
         Global norm of the gradient before clipping; infinite or NaN if the step was left out, see
-        `bevatron.train.loss_scale`.
+        `bevatron.train.precision`.
     sizes
         Of all batches, by the names that batches give them.
     notes
