@@ -1,4 +1,4 @@
-"""Steps over padded batches whose figures are read later; on a CPU the same without recording."""
+"""Steps over padded batches whose figures are read later; on a CPU the same without capture."""
 
 import dataclasses
 import os
@@ -220,13 +220,13 @@ def test_the_time_that_recording_takes_is_told_apart(tmp_path, monkeypatch, on_a
     records = list(read_journal(tmp_path / "metrics.jsonl"))
     steps = [record for record in records if record["kind"] == "step"]
     first, second = steps[0]["time"], steps[1]["time"]
-    assert first["recording"] >= 0.05  # at least one shape
-    assert "recording" not in second
-    rate = steps[0]["sizes"]["atoms"] / (first["seconds"] - first["recording"])
+    assert first["capture"] >= 0.05  # at least one shape
+    assert "capture" not in second
+    rate = steps[0]["sizes"]["atoms"] / (first["seconds"] - first["capture"])
     assert first["atoms_per_s"] == pytest.approx(rate)
     epochs = [record["time"] for record in records if record["kind"] == "epoch"]
-    assert epochs[0]["recording"] == pytest.approx(first["recording"])
-    assert "recording" not in epochs[1]
+    assert epochs[0]["capture"] == pytest.approx(first["capture"])
+    assert "capture" not in epochs[1]
 
 
 def test_why_steps_are_not_captured_is_said(tmp_path):

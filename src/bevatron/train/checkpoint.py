@@ -1,4 +1,4 @@
-"""Checkpoints: folders of safetensors and JSON that are wholly there or not there.
+"""Checkpoints: folders of safetensors and JSON that are complete or absent.
 
 ``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
 ``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank and
@@ -40,7 +40,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint notes about the run beside its state.
+    """What a checkpoint stores about the run besides its state.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know gets random numbers of its own.
+    A rank that the checkpoint does not know is seeded anew.
 
     Raises
     ------

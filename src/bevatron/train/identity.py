@@ -51,10 +51,10 @@ def _own(settings: Settings, *, harmless: bool) -> dict[str, Any]:
 
 
 def check_identity(path: Path, before: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Refuse to resume a run whose model, loss or data are others.
+    """Refuse to resume a run with another model, loss or data.
 
-    Numbers computed from the data (E0) end in other digits on another kind of processor; that is
-    the same run, which goes on with those of the checkpoint.
+    Numbers computed from the data (E0) may differ in their last digits on another kind of CPU; that
+    is the same run, which resumes with those of the checkpoint.
 
     Raises
     ------

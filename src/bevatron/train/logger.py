@@ -32,7 +32,7 @@ METRICS = "metrics.jsonl"
 
 
 class Logger:
-    """Turns figures into records and hands them on; on other ranks than 0 only adds them up.
+    """Turns figures into records and writes them; on ranks other than 0 only adds them up.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Logger:
             writer.write(record)
 
     def resumed(self, checkpoint: Checkpoint, run: Run, mesh: Mesh) -> None:
-        """Tell from where the run goes on and which settings are others now."""
+        """Log where the run resumes and which settings have changed."""
         progress = checkpoint.progress
         changes = changes_since(checkpoint.record.settings, run, mesh)
         self.console.say(
@@ -87,9 +87,9 @@ class Logger:
         )
         for key, before, now in changes:
             self.console.say(f"  changed: {key} was {before}, is {now}")
-        told = {key: [before, now] for key, before, now in changes if matters(key)}
-        if told:
-            note = {"step": progress.step, "epoch": progress.epoch, "changes": told}
+        logged = {key: [before, now] for key, before, now in changes if matters(key)}
+        if logged:
+            note = {"step": progress.step, "epoch": progress.epoch, "changes": logged}
             progress.changes.append(note)
             self.write({"kind": "resume", **note})
 
@@ -103,11 +103,11 @@ class Logger:
         result: StepResult,
         lr: float,
         waited: float,
-        recording: float = 0.0,
+        capture_seconds: float = 0.0,
     ) -> None:
-        """Take a step into the running sums of the epoch and tell of it.
+        """Add a step to the running sums of the epoch and log it.
 
-        Rates leave out the seconds spent on ``recording`` CUDA graphs, which are told apart.
+        Rates leave out the seconds spent on capturing CUDA graphs, which are logged as ``capture``.
         """
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
@@ -118,7 +118,7 @@ class Logger:
         figures |= {f"terms/{name}": value for name, value in result.terms.items()}
         figures |= {f"sizes/{name}": float(value) for name, value in result.sizes.items()}
         figures |= {"time/seconds": seconds, "time/waited": waited}
-        figures |= {"time/recording": recording} if recording else {}
+        figures |= {"time/capture": capture_seconds} if capture_seconds else {}
         for name, value in figures.items():
             progress.sums[name] = progress.sums.get(name, 0.0) + value
         record = {
@@ -132,7 +132,7 @@ class Logger:
             "sizes": result.sizes,
             "time": {
                 "seconds": seconds,
-                **_rates(result.sizes, seconds, recording),
+                **_rates(result.sizes, seconds, capture_seconds),
                 "wait_share": min(waited / seconds, 1.0),
             },
         }
@@ -149,7 +149,7 @@ class Logger:
         *,
         best: bool,
     ) -> None:
-        """Tell of an epoch: averages over its steps and the metrics of its validation."""
+        """Log an epoch: averages over its steps and the metrics of its validation."""
         sums = progress.sums
         steps = max(sums.get("steps", 0.0), 1.0)
         seconds = max(sums.get("time/seconds", 0.0), 1e-9)
@@ -168,7 +168,7 @@ class Logger:
             "best": best,
             "time": {
                 "seconds": seconds,
-                **_rates(sizes, seconds, sums.get("time/recording", 0.0)),
+                **_rates(sizes, seconds, sums.get("time/capture", 0.0)),
                 "wait_share": min(sums.get("time/waited", 0.0) / seconds, 1.0),
                 "validation_seconds": validation_seconds,
             },
@@ -177,11 +177,11 @@ class Logger:
         self.console.epoch(record)
 
 
-def _rates(sizes: Mapping[str, int], seconds: float, recording: float) -> dict[str, float]:
-    """Return what was done per second; with ``recording`` if time went into that."""
-    at_work = seconds - recording if seconds > recording else seconds
+def _rates(sizes: Mapping[str, int], seconds: float, capture: float) -> dict[str, float]:
+    """Return the throughput by name; with ``capture`` if time went into that."""
+    at_work = seconds - capture if seconds > capture else seconds
     rates = {f"{name}_per_s": value / at_work for name, value in sizes.items()}
-    return rates | ({"recording": recording} if recording else {})
+    return rates | ({"capture": capture} if capture else {})
 
 
 class Journal:
@@ -241,7 +241,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def epochs_of(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the record of every epoch, in order; of one that stands twice the last."""
+    """Return the record of every epoch, in order; the last one if an epoch was logged twice."""
     return list({r["epoch"]: r for r in records if r.get("kind") == "epoch"}.values())
 
 

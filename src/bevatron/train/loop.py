@@ -33,7 +33,7 @@ from bevatron.train.evaluate import (
 )
 from bevatron.train.logger import Logger
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
-from bevatron.train.precision import arithmetic, check_products, dtype_of, products
+from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run
 from bevatron.train.run_folder import RunFolder, Saver
 from bevatron.train.schedule import learning_rate
@@ -43,7 +43,7 @@ from bevatron.train.step import LaunchedStep, note_loss, train_step
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
-    """Train as a run says, or go on where its checkpoint stands.
+    """Train as a run says, or resume from its checkpoint.
 
     Under torchrun or srun every process calls this with an equal run.
 
@@ -96,7 +96,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     """Bring the model to the device and make the optimiser; restore the checkpoint."""
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
-    check_products(run.task, config)
+    check_autocast(run.task, config)
     # One that was loaded to be trained further may come in eval mode.
     model.train()
     equalise(model, mesh)
@@ -110,8 +110,8 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
 
 
 @dataclass(frozen=True)
-class StepUnderWay:
-    """A launched step with what is told of it once it is over.
+class StepInFlight:
+    """A launched step with what is logged of it once it is over.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class StepUnderWay:
 
 
 class Trainer:
-    """Walks a run in one process; all processes walk alike."""
+    """Runs the epochs in one process; all processes do the same."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Trainer:
         self.logger.begin_batches()
         group: list[Any] = []
         places: list[int] = []
-        under_way: list[StepUnderWay] = []
+        in_flight: list[StepInFlight] = []
         self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
@@ -228,35 +228,35 @@ class Trainer:
             if len(group) < accumulate and len(places) < len(epoch.batches):
                 continue
             fraction = (before + len(places) - len(group)) / epoch.num_batches
-            lr = self._learning_rate(fraction, progress.step + len(under_way))
+            lr = self._learning_rate(fraction, progress.step + len(in_flight))
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
             asks = {"save": float(self.saver.time_due()), "samples": samples}
             launched = self._launch([one.batch for one in group], lr, asks)
             waited = sum(one.waited_seconds for one in group)
-            under_way.append(StepUnderWay(launched, len(group), lr, waited))
+            in_flight.append(StepInFlight(launched, len(group), lr, waited))
             group = []
             self.stopped_by = self.stops.agreed(launched.notes)
-            step = progress.step + len(under_way)
+            step = progress.step + len(in_flight)
             save = self.stopped_by or launched.notes["save"] or (every and step % every == 0)
             # A captured step is read when the next is launched, so that the GPU never waits.
-            while len(under_way) > (0 if save or self.captured is None else 1):
-                self._settle(under_way.pop(0), segment)
+            while len(in_flight) > (0 if save or self.captured is None else 1):
+                self._settle(in_flight.pop(0), segment)
             if save:
                 self._note_overtaken(segment, epoch.first, places)
                 self.saver.checkpoint()
             if self.stopped_by:
                 break
-        for step_under_way in under_way:
-            self._settle(step_under_way, segment)
+        for step_in_flight in in_flight:
+            self._settle(step_in_flight, segment)
         self.logger.console.end_epoch()
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
-        """Launch a step; the plain kind is over when this returns."""
+        """Launch a step; one that is not captured is over when this returns."""
         notes = {**self.stops.notes(), **asks}
         if self.captured is not None:
             try:
-                return self._with_recording_told(self.captured(batches, lr=lr, notes=notes))
+                return self._log_capture(self.captured(batches, lr=lr, notes=notes))
             except NotCapturableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
@@ -270,20 +270,21 @@ class Trainer:
         )
         return LaunchedStep(result.notes, lambda: result)
 
-    def _with_recording_told(self, launched: LaunchedStep) -> LaunchedStep:
-        if launched.recording and self.mesh.device.type == "cuda":
-            self.logger.console.say(f"recorded CUDA graphs in {launched.recording:.1f} s")
+    def _log_capture(self, launched: LaunchedStep) -> LaunchedStep:
+        seconds = launched.capture_seconds
+        if seconds and self.mesh.device.type == "cuda":
+            self.logger.console.say(f"captured CUDA graphs in {seconds:.1f} s")
         return launched
 
-    def _settle(self, done: "StepUnderWay", segment: Segment) -> None:
-        """Wait for a step and take note of it."""
+    def _settle(self, done: "StepInFlight", segment: Segment) -> None:
+        """Wait for a step and log it."""
         progress, result = self.state.progress, done.launched.result()
         progress.step += 1
         progress.step_in_epoch += 1
         progress.samples += round(result.notes["samples"])
         segment.done += done.num_batches
         note_loss(progress, result.loss)
-        self.logger.step(progress, result, done.lr, done.waited, done.launched.recording)
+        self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
         self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:
@@ -340,7 +341,7 @@ class Trainer:
             gc.collect()
 
     def _end_epoch(self) -> None:
-        """Validate, decide, tell of the epoch and save."""
+        """Validate, decide, log the epoch and save."""
         progress, settings = self.state.progress, self.run.settings
         number = progress.epoch + 1
         due = number % settings.train.evaluate_every == 0 or number == settings.train.epochs
@@ -350,7 +351,7 @@ class Trainer:
             try:
                 valid = self._validate()
             except Interrupted:
-                return  # what is saved now stands before the validation, which is repeated
+                return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
                 self.logger.console.say(
@@ -381,7 +382,7 @@ class Trainer:
         with (
             averaged(self.state.model, self.state.ema),
             _explained_memory(settings.batch),
-            products(settings.train, self.mesh.device),
+            autocast_context(settings.train, self.mesh.device),
         ):
             self.metrics = evaluate_batches(
                 self.run.task,

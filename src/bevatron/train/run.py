@@ -37,7 +37,12 @@ def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
 
 
 class Sharing(Protocol):
-    """Decides among which ranks an epoch's samples are divided."""
+    """Decides among which ranks an epoch's samples are divided.
+
+    Losses and gradients are sums over ranks divided by counts over all ranks, whatever a rank
+    holds. So ranks may divide the samples, or each sample into parts; only who takes which batches
+    differs.
+    """
 
     def planner(self, mesh: Mesh) -> Mesh:
         """Return this rank among those that have batches of their own."""
@@ -54,9 +59,9 @@ class SamplesApart:
 
 @dataclass(frozen=True)
 class SamplesTogether:
-    """Every rank walks every batch and holds a part of each sample, such as a graph cut in blocks.
+    """Every rank takes every batch and holds a part of each sample, such as a block of a graph.
 
-    The data set gives each rank its part; model and task see to what parts need of each other.
+    The data set gives each rank its part; model and task exchange what parts need of each other.
 
     Examples
     --------
@@ -71,7 +76,7 @@ class SamplesTogether:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes
     ----------
@@ -143,7 +148,7 @@ class Run:
     save_model
         Writes a model folder.
     shown_metrics
-        Validation metrics that the console tells of after an epoch; none given: all.
+        Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the beginning of the log: what was found in the data.
     sharing

@@ -70,14 +70,14 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep others from training into the folder meanwhile; however the process ends, that ends.
+        """Lock the folder against other trainings; the lock ends with the process.
 
-        Where the file system knows no locks of folders nothing is kept from anybody.
+        On a file system without locks for folders nothing is locked.
 
         Raises
         ------
         ConfigError
-            If somebody is training there, or the folder cannot be made.
+            If another process is training there, or the folder cannot be made.
         """
         with explained(self.path, ConfigError):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class RunFolder:
             os.close(place)
 
     def open(self, run: Run, mesh: Mesh) -> Checkpoint | None:
-        """Make the folder ready and return the checkpoint to go on from, None to begin.
+        """Prepare the folder and return the checkpoint to resume from, None for a new run.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class RunFolder:
         return there[-1] if there else None
 
     def settle(self, checkpoint: Checkpoint, decisions: Decisions, mesh: Mesh) -> None:
-        """Remove what is newer than the checkpoint that the run goes on from.
+        """Remove what is newer than the checkpoint that the run resumes from.
 
         If the best weights are newer than it, the next validation counts as the best again.
         """
@@ -199,7 +199,7 @@ class RunFolder:
 
 
 def _has_lines(path: Path) -> bool:
-    """Whether a run has written anything; one that was refused at its start has not."""
+    """Whether a run has written anything; one that was refused when it started has not."""
     return path.exists() and path.stat().st_size > 0
 
 
@@ -247,8 +247,7 @@ class Saver:
     def checkpoint(self) -> None:
         """Write a checkpoint unless this state is on disk already, and prune older ones.
 
-        The best weights come first: a checkpoint that remembers better ones than are on disk would
-        have nothing to go back to.
+        The best weights come first: a checkpoint must not refer to better ones than are on disk.
         """
         self._improved_waits = False
         if self._improved is not None:

@@ -41,7 +41,7 @@ from bevatron.train.capture.prediction import CapturedPrediction
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import trained_parameters
-from bevatron.train.precision import dtype_of, products
+from bevatron.train.precision import autocast_context, dtype_of
 from bevatron.train.run import Run, example_batch, one_unchanging_batch
 from bevatron.train.state import TrainState
 from bevatron.train.step import (
@@ -62,6 +62,8 @@ Predict = Callable[[torch.nn.Module, Any], dict[str, Tensor]]
 
 Key = BatchShape | tuple[int, ...]
 """What a graph is for: batches padded to a shape, or the unchanging batch of just these samples."""
+
+SHARED = "several processes share one sample"
 
 LARGE_BATCH = 2**22
 """Length of the longest axis from which on a step over one unchanging batch is bound by the device
@@ -89,13 +91,15 @@ def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
     """Say why the batches of a run cannot be fed to a graph, None if they can."""
     if not len(run.train):
         return "there is nothing to train on"
+    if run.sharing.planner(mesh).world < mesh.world:
+        return SHARED
     batch = example_batch(run)
     if isinstance(batch, Paddable):
         missing = [name for name in batch.padding.names if not _counted(run, batch.padding, name)]
         return f"the {' and '.join(missing)} of the samples are not counted" if missing else None
     if not isinstance(batch, Unchanging) or len(run.train) > 1:
         return "batches of this kind cannot be padded to one shape"
-    return "several processes share one sample" if mesh.world > 1 else None
+    return SHARED if mesh.world > 1 else None
 
 
 def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
@@ -261,7 +265,7 @@ class CapturedStep:
         return batch
 
     def release(self) -> None:
-        """Give the optimiser back as it was, for steps of another kind."""
+        """Give the optimiser back as it was, for steps that are not captured."""
         self._graphs = None
         self._update.release()
 
@@ -318,7 +322,7 @@ class _Graphs:
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
-        with products(self._config, self._device), same_draws(self._device):
+        with autocast_context(self._config, self._device), same_draws(self._device):
             self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
         width, rows = 1 + len(self._names), self._rows
 
@@ -329,7 +333,7 @@ class _Graphs:
         self._figures = zeros((rows + 1) * width + 2)
         self._readings = [Reading(self._figures), Reading(self._figures)]
         if not self.whole_steps:
-            self._replay_update = self._pool.capture(self._finish, self._update.rehearse)
+            self._replay_update = self._pool.capture(self._finish, self._update.warm_up)
         self._seconds += time.monotonic() - began
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
@@ -377,11 +381,11 @@ class _Graphs:
             self._totals.copy_(self._terms)
             self._finish()
 
-        def rehearsal() -> None:
+        def warm_up() -> None:
             gradients()
-            self._update.rehearse()
+            self._update.warm_up()
 
-        replay = self._pool.capture(*((step, rehearsal) if self.whole_steps else (gradients,)))
+        replay = self._pool.capture(*((step, warm_up) if self.whole_steps else (gradients,)))
         self._update.gradients.flat.copy_(before)
         self._inputs[key], self._replays[key] = inputs, replay
         self._seconds += time.monotonic() - began
@@ -420,7 +424,7 @@ class _Graphs:
 
     def _gradients(self, batch: Batch) -> None:
         """Add a batch's gradients to the flat buffer and store its loss and terms."""
-        with products(self._config, self._device):
+        with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers)
         if loss.total.requires_grad:
             found = torch.autograd.grad(
