@@ -17,8 +17,7 @@ from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.capture import cuda_graphs
-from bevatron.train.capture import step as captured_module
+from bevatron.train.capture import cuda_graphs, step_graphs
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
@@ -108,12 +107,12 @@ def test_padded_steps_equal_plain_ones(tmp_path, accumulate, clip_norm):
 def test_a_step_of_one_batch_is_one_recording(tmp_path, monkeypatch, accumulate):
     made = []
 
-    class Counting(captured_module.GraphPool):
+    class Counting(step_graphs.GraphPool):
         def capture(self, work, warm_up=None):
             replay = super().capture(work, warm_up)
             return lambda: (made.append(work.__name__), replay())
 
-    monkeypatch.setattr(captured_module, "GraphPool", Counting)
+    monkeypatch.setattr(step_graphs, "GraphPool", Counting)
     run, state = prepared(tmp_path, optim={**OPTIM, "accumulate": accumulate})
     step = CapturedStep(run, state, MESH)
     for group in ([0, 1, 2], [3, 4]):
