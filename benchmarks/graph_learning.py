@@ -2,7 +2,7 @@
 
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --seeds 10 --out rows
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --peer --out rows
-    python benchmarks/graph_learning.py --collect rows --page results/graph_learning_X_DATE.json
+    python benchmarks/graph_learning.py --collect rows --page benchmarks/results/graph/learning.json
 
 Planetoid (public split): GAT with the recipe of its paper and its authors' program (8 heads of 8,
 ELU, dropout 0.6 of inputs, coefficients and projected features, Adam, row-normalised features,
@@ -506,7 +506,7 @@ def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
         "1710.10903), AGNN (1803.03735, standard error), heterophilous-graphs (2302.11640)."
     )
     path = write_result(
-        "graph_learning",
+        "graph/learning",
         [row(cells) for cells in ordered.values()],
         f"{notes} {note}".rstrip(),
         extra={"cells": list(ordered.values())},

@@ -117,13 +117,13 @@ def main() -> None:
         rows = features(raw, arguments.repeats)
         stored, store = storing(smiles, Path(folder))
         write_result(
-            "molecules_prepare",
+            "data/molecules_prepare",
             rows + stored,
             "Seconds are those of one core in this process (other work ran beside it); of the "
             "features the best of several runs over all molecules.",
         )
         write_result(
-            "molecules_packing",
+            "data/molecules_packing",
             filling(store),
             "Balanced packing of 199,900 molecules (the real ones repeated) by atoms, edges and "
             "squared atoms; then padding to at most four fixed shapes, headroom for other epochs "

@@ -261,7 +261,7 @@ def main() -> None:
         "to the end of the device's work, the device idle before; host: until the call returns; "
         f"recorded: replay of a CUDA graph. Copy rate {rate / 1e12:.2f} TB/s; medians."
     )
-    write_result("optimizer", rows, notes, device="cuda")
+    write_result("kernels/optimizer", rows, notes, device="cuda")
 
 
 if __name__ == "__main__":

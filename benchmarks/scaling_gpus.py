@@ -231,7 +231,7 @@ def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> N
     (folder / "costs.json").write_text(json.dumps(costs))
     notes = " ".join([*(__doc__ or "").split("\n\n")[2:4], *sources]).replace("\n", " ")
     written = write_result(
-        "scaling_gpus", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
+        "mace/scaling", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
         extra={"costs": costs}, folder=results,
     )  # fmt: skip
     for name, figure in pictures(rows).items():

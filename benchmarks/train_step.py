@@ -509,7 +509,7 @@ def main() -> None:
     parser.add_argument("--mix", choices=sorted(REPEATS), default="crystals")
     parser.add_argument("--start", type=Path, help="measure only once this file is there")
     arguments = parser.parse_args()
-    name = "train_step" if "train" in arguments.what else "inference"
+    name = "mace/train_step" if "train" in arguments.what else "mace/inference"
     name += "_mixed" if arguments.mix == "mixed" else ""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     spent: dict[str, list[dict[str, Any]]] = {}
