@@ -9,12 +9,7 @@ from bevatron.kernels.norm_gelu import check_rows, check_vectors
 
 __all__ = ["bond_norm_gelu"]
 
-registry.register(
-    "bond_norm_gelu", "reference", "bevatron.kernels.bond_norm_gelu.reference:bond_norm_gelu"
-)
-registry.register(
-    "bond_norm_gelu", "triton", "bevatron.kernels.bond_norm_gelu.triton:bond_norm_gelu"
-)
+_operator = registry.operator("bond_norm_gelu", __name__)
 
 
 def bond_norm_gelu(
@@ -92,7 +87,7 @@ def bond_norm_gelu(
         )
     check_vectors("bond_norm_gelu", edge_rows, weight=weight, bias=bias, linear_bias=linear_bias)
     check_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
-    run = registry.dispatch("bond_norm_gelu", edge_rows)
+    run = _operator.dispatch(edge_rows)
     result: Tensor = run(
         *(edge_rows, atom_rows, bonds, weight, bias),
         *(linear_bias, graph_rows, graph, ptr, eps),

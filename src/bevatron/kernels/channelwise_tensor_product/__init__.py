@@ -1,6 +1,5 @@
 """Channelwise tensor product with gather and sum: the messages of an equivariant network."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -8,29 +7,13 @@ from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.channelwise_tensor_product.paths import Path, PathTable, path_table
 from bevatron.kernels.one_type import check_one_type
+from bevatron.kernels.shared import support
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
 
-registry.register(
-    "channelwise_tensor_product",
-    "reference",
-    "bevatron.kernels.channelwise_tensor_product.reference:channelwise_tensor_product",
-)
-
-
-def only_32_and_64_bit(_: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a Triton kernel over edges cannot run on a type: its sums would be too coarse."""
-    if dtype in {torch.float32, torch.float64}:
-        return None
-    return f"it computes in float32 or float64, not in {str(dtype).removeprefix('torch.')}"
-
-
-registry.register(
-    "channelwise_tensor_product",
-    "triton",
-    "bevatron.kernels.channelwise_tensor_product.triton:channelwise_tensor_product",
-    only_32_and_64_bit,
+_operator = registry.operator(
+    "channelwise_tensor_product", __name__, takes=support.float32_or_float64
 )
 
 
@@ -119,7 +102,7 @@ def channelwise_tensor_product(
         )
     given = {"x": x, "harmonics": harmonics, "weights": weights}
     check_one_type("channelwise_tensor_product", given)
-    run = registry.dispatch("channelwise_tensor_product", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)
     )

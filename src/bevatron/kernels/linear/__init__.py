@@ -8,8 +8,7 @@ from bevatron.kernels.linear.rounding import rounded_together
 
 __all__ = ["linear", "linear_beside", "rounded_together"]
 
-registry.register("linear", "reference", "bevatron.kernels.linear.reference:linear")
-registry.register("linear", "triton", "bevatron.kernels.linear.triton:linear")
+_operator = registry.operator("linear", __name__)
 
 
 def linear(
@@ -48,7 +47,7 @@ def linear(
     tensor([[3.5000]])
     """
     _check(x, weight)
-    y: Tensor = registry.dispatch("linear", x)(x, weight, bias)[0]
+    y: Tensor = _operator.dispatch(x)(x, weight, bias)[0]
     return y
 
 
@@ -84,7 +83,7 @@ def linear_beside(
     tensor([[4., 4.]])
     """
     _check(x, weight)
-    found: tuple[Tensor, Tensor] = registry.dispatch("linear", x)(x, weight, bias)
+    found: tuple[Tensor, Tensor] = _operator.dispatch(x)(x, weight, bias)
     return found
 
 

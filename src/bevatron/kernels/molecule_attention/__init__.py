@@ -1,31 +1,15 @@
 """Attention within each of many small molecules, with a bias for every pair of atoms."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["molecule_attention", "molecule_attention_beside"]
 
 
-def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    if dtype == torch.float64 and device.type == "cuda":
-        return "it computes in float32 on a GPU, not float64"
-    return None
-
-
-registry.register(
-    "molecule_attention",
-    "reference",
-    "bevatron.kernels.molecule_attention.reference:molecule_attention",
-)
-registry.register(
-    "molecule_attention",
-    "triton",
-    "bevatron.kernels.molecule_attention.triton:molecule_attention",
-    _obstacle,
-)
+_operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 
 def molecule_attention(
@@ -99,7 +83,7 @@ def molecule_attention(
     True
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     out: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)[0]
     return out
 
@@ -145,7 +129,7 @@ def molecule_attention_beside(
     torch.Size([4, 1])
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     found: tuple[Tensor, Tensor | None] = run(
         q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
     )

@@ -8,12 +8,7 @@ from bevatron.kernels.bonds import Bonds
 
 __all__ = ["neighbour_sums", "neighbour_sums_beside"]
 
-registry.register(
-    "neighbour_sums", "reference", "bevatron.kernels.neighbour_sums.reference:neighbour_sums"
-)
-registry.register(
-    "neighbour_sums", "triton", "bevatron.kernels.neighbour_sums.triton:neighbour_sums"
-)
+_operator = registry.operator("neighbour_sums", __name__)
 
 
 def neighbour_sums(
@@ -72,7 +67,7 @@ def neighbour_sums(
             [ 9.,  6., 40.],
             [ 4.,  8., 20.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     sums: Tensor = run(messages, nodes, bonds, scale, outgoing, own)[0]
     return sums
 
@@ -114,7 +109,7 @@ def neighbour_sums_beside(
     tensor([[20.],
             [10.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     found: tuple[Tensor, Tensor | None, Tensor | None] = run(
         messages, nodes, bonds, scale, outgoing, own
     )

@@ -12,8 +12,7 @@ __all__ = ["Activation", "norm_gelu"]
 Activation = Literal["gelu", "relu"]
 """``gelu`` is the tanh form."""
 
-registry.register("norm_gelu", "reference", "bevatron.kernels.norm_gelu.reference:norm_gelu")
-registry.register("norm_gelu", "triton", "bevatron.kernels.norm_gelu.triton:norm_gelu")
+_operator = registry.operator("norm_gelu", __name__)
 
 
 def norm_gelu(
@@ -79,7 +78,7 @@ def norm_gelu(
     check_rows("norm_gelu", x, rows, index, ptr)
     if activation not in get_args(Activation):
         raise ValueError(f"norm_gelu: activation is '{activation}', expected gelu or relu")
-    run = registry.dispatch("norm_gelu", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, linear_bias, rows, index, ptr, eps, activation)
     return result
 

@@ -7,21 +7,15 @@ from bevatron.kernels import registry
 from bevatron.kernels.channelwise_tensor_product import (
     EdgeOrder,
     check_shapes,
-    only_32_and_64_bit,
     path_table,
 )
 from bevatron.kernels.one_type import check_one_type
+from bevatron.kernels.shared import support
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "radial_tensor_product"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "radial_tensor_product",
-        _name,
-        f"bevatron.kernels.radial_tensor_product.{_name}:radial_tensor_product",
-        _obstacle,
-    )
+_operator = registry.operator("radial_tensor_product", __name__, takes=support.float32_or_float64)
 
 
 def radial_tensor_product(
@@ -86,7 +80,7 @@ def radial_tensor_product(
             )
     given = {"x": x, "harmonics": harmonics, "hidden": hidden, "last_weight": last_weight}
     check_one_type("radial_tensor_product", given)
-    run = registry.dispatch("radial_tensor_product", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x,
         harmonics,

@@ -10,10 +10,7 @@ from bevatron.kernels.norm_gelu import check_vectors
 
 __all__ = ["MOST_BRANCHES", "residual_norm"]
 
-registry.register(
-    "residual_norm", "reference", "bevatron.kernels.residual_norm.reference:residual_norm"
-)
-registry.register("residual_norm", "triton", "bevatron.kernels.residual_norm.triton:residual_norm")
+_operator = registry.operator("residual_norm", __name__)
 
 MOST_BRANCHES = 2
 
@@ -87,6 +84,6 @@ def residual_norm(
             raise ValueError(
                 f"residual_norm: a scale has shape {tuple(scale.shape)}, expected ({len(x)},)"
             )
-    run = registry.dispatch("residual_norm", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, list(branches), list(weights), list(biases), scales, eps)
     return result

@@ -7,8 +7,7 @@ from bevatron.kernels import registry
 
 __all__ = ["segment_sum", "segment_sum_beside"]
 
-registry.register("segment_sum", "reference", "bevatron.kernels.segment_sum.reference:segment_sum")
-registry.register("segment_sum", "triton", "bevatron.kernels.segment_sum.triton:segment_sum")
+_operator = registry.operator("segment_sum", __name__)
 
 
 def segment_sum(
@@ -47,7 +46,7 @@ def segment_sum(
             [4.]])
     """
     _check(values, ptr)
-    sums: Tensor = registry.dispatch("segment_sum", values)(values, ptr, scale)[0]
+    sums: Tensor = _operator.dispatch(values)(values, ptr, scale)[0]
     return sums
 
 
@@ -82,7 +81,7 @@ def segment_sum_beside(
     tensor([[3.]])
     """
     _check(values, ptr)
-    run = registry.dispatch("segment_sum", values)
+    run = _operator.dispatch(values)
     found: tuple[Tensor, Tensor] = run(values, ptr, scale)
     return found
 

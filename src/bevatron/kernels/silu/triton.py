@@ -5,12 +5,14 @@ With :math:`s = \sigma(x)`: :math:`y = x s`, :math:`y' = s (1 + x (1 - s))` and
 has no derivative of its own.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK = 1024
 INTERPRETED_BLOCK = 65536
@@ -22,7 +24,7 @@ def silu(x: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu", mutates_args=())
+@custom_op("silu", fake="x")
 def forward(x: Tensor) -> Tensor:
     """Return y."""
     x = x.contiguous()
@@ -32,7 +34,7 @@ def forward(x: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_backward", mutates_args=())
+@custom_op("silu_backward", fake="x")
 def backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy y'(x)."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -42,7 +44,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_double_backward", mutates_args=())
+@custom_op("silu_double_backward", fake="dy x")
 def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``ddx . backward(dy, x)`` by dy and x."""
     ddx, dy, x = ddx.contiguous(), dy.contiguous(), x.contiguous()
@@ -54,41 +56,8 @@ def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
     return by_dy, by_x
 
 
-@forward.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@backward.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    del dy
-    return x.new_empty(x.shape)
-
-
-@double_backward.register_fake
-def _(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    del ddx, dy
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradient(ctx: Any, dy: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    dx: Tensor = backward(dy, x)
-    return dx
-
-
-def _backward_gradient(ctx: Any, ddx: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = double_backward(ddx, *ctx.saved_tensors)
-    return found
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
+forward.gradients("x", backward)
+backward.gradients("dy x", double_backward)
 
 
 def _grid(x: Tensor) -> tuple[int]:

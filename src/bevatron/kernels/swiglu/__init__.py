@@ -4,12 +4,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["swiglu"]
 
-registry.register("swiglu", "reference", "bevatron.kernels.swiglu.reference:swiglu")
-registry.register("swiglu", "triton", "bevatron.kernels.swiglu.triton:swiglu", only_up_to_32_bit)
+_operator = registry.operator("swiglu", __name__, takes=support.up_to_float32)
 
 
 def swiglu(
@@ -58,7 +57,7 @@ def swiglu(
             f"swiglu: gate is {tuple(gate.shape)} of {gate.dtype}, value {tuple(value.shape)} of "
             f"{value.dtype}; make them alike"
         )
-    result: Tensor = registry.dispatch("swiglu", gate)(gate, value)
+    result: Tensor = _operator.dispatch(gate)(gate, value)
     return result
 
 

@@ -4,15 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.layer_norm import only_up_to_32_bit
 from bevatron.kernels.rows import check_shapes
+from bevatron.kernels.shared import support
 
 __all__ = ["transition"]
 
-registry.register("transition", "reference", "bevatron.kernels.transition.reference:transition")
-registry.register(
-    "transition", "triton", "bevatron.kernels.transition.triton:transition", only_up_to_32_bit
-)
+_operator = registry.operator("transition", __name__, takes=support.up_to_float32)
 
 
 def transition(
@@ -89,7 +86,7 @@ def transition(
         "down_bias": (down_bias, (out,)),
     }
     check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
-    run = registry.dispatch("transition", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
     )
