@@ -118,7 +118,7 @@ def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.conditioned_transition.triton import condition
 
     inputs = [value.requires_grad_() for value in make((4,), 6, 5, 12).values()]
-    torch.library.opcheck(condition, (*inputs, 1e-5))
+    torch.library.opcheck(condition.op, (*inputs, 1e-5))
 
 
 def test_wrong_shapes_are_told_by_name():

@@ -470,7 +470,7 @@ def test_opcheck():
     whole = Csr.from_coo(*torch.ones(7, 5).nonzero().T.to(DEVICE), (7, 5))
     signs = torch.tensor([[2.0], [-2.0], [3.0], [-1.0], [1.0]], device=DEVICE).expand(5, 2)
     torch.library.opcheck(
-        gat_operator.attend,
+        gat_operator.attend.op,
         (
             *(x, 0 * row_score, signs.clone().requires_grad_(), draw(35).requires_grad_()),
             *(draw(35), *launch.rows_of(whole), *launch.columns_of(whole)),
@@ -479,15 +479,15 @@ def test_opcheck():
     )
     query = draw(7, 2, 3).requires_grad_()
     torch.library.opcheck(
-        dot_operator.attend,
+        dot_operator.attend.op,
         (
             *(query, x, None, None, None, None, values, by_column, *sides, [], None),
             *(7, 0.2, 0.0, True, False, False),
         ),
     )
     flat = draw(5, 1, 3).requires_grad_()
-    torch.library.opcheck(spmm_launch.add, (flat, values, by_column, *sides, 7))
-    torch.library.opcheck(spmm_launch.extreme, (flat, values, *sides, 7, 1))
+    torch.library.opcheck(spmm_launch.add.op, (flat, values, by_column, *sides, 7))
+    torch.library.opcheck(spmm_launch.extreme.op, (flat, values, *sides, 7, 1))
 
 
 @ON_GPU

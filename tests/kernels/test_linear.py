@@ -149,7 +149,7 @@ def test_blocks_of_rounded_weights_may_be_nested():
 def test_the_custom_operator_is_well_formed():
     from bevatron.kernels.linear.triton import sum_rows
 
-    torch.library.opcheck(sum_rows, (draw(30, 5),))
+    torch.library.opcheck(sum_rows.op, (draw(30, 5),))
 
 
 def test_wrong_shapes_are_refused():

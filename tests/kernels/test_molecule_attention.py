@@ -191,7 +191,7 @@ def test_the_custom_operators_are_well_formed():
     inputs = make([3, 5])
     tensors = [inputs[name] for name in ("q", "k", "v", "bias")]
     torch.library.opcheck(
-        attend, (*tensors, inputs["graph_ptr"], inputs["pair_ptr"], None, 0.35, 0.0)
+        attend.op, (*tensors, inputs["graph_ptr"], inputs["pair_ptr"], None, 0.35, 0.0)
     )
 
 

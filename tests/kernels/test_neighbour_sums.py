@@ -121,7 +121,7 @@ def test_the_custom_operators_are_well_formed():
     bonds = index_bonds(molecule(4, 3), 4)
     lists = (bonds.senders, bonds.receivers, bonds.incoming, bonds.incoming_ptr)
     leaves = (draw(6, 4), draw(4, 3))
-    torch.library.opcheck(gather, (*leaves, None, *lists, True, True))
+    torch.library.opcheck(gather.op, (*leaves, None, *lists, True, True))
 
 
 def test_what_does_not_fit_is_told():

@@ -19,7 +19,8 @@ def registered():
         if module.name.rpartition(".")[2].startswith("triton"):
             importlib.import_module(module.name)
     names = torch._C._dispatch_get_all_op_names()
-    ours = sorted(name for name in names if name.startswith("bevatron::"))
+    # Doctests and tests declare operators of their own.
+    ours = sorted(n for n in names if n.startswith("bevatron::") and "test_" not in n)
     return [str(torch._C._get_schema(name, "")) for name in ours]
 
 

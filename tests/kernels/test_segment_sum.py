@@ -82,7 +82,7 @@ def test_part_of_a_wider_tensor_is_read_where_it_lies():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.segment_sum.triton import add_segments
 
-    torch.library.opcheck(add_segments, (draw(5, 4), pointers(2, 3), draw(5)))
+    torch.library.opcheck(add_segments.op, (draw(5, 4), pointers(2, 3), draw(5)))
 
 
 def test_wrong_shapes_are_refused():

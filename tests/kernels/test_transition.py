@@ -200,7 +200,7 @@ def test_the_custom_operators_are_well_formed():
 
     leaves = {k: v.requires_grad_() for k, v in make((4,), 8, 16, *GATED).items()}
     arguments = [leaves.get(name) for name in (*NAMES, "gate_weight", "up_bias", "down_bias")]
-    torch.library.opcheck(widen, (*arguments, 1e-5))
+    torch.library.opcheck(widen.op, (*arguments, 1e-5))
 
 
 def test_wrong_shapes_are_told_by_name():

@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from bevatron.kernels.autograd import empty_gradients, of_given
 
 MOST_AXES = 3
 """Axes of rows that a kernel steps through; a transposed pair of a batch has so many."""
@@ -85,43 +82,6 @@ def check_shapes(
                 f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
                 f"{beside}"
             )
-
-
-def register_gradients(
-    forward: Any, backward: Any, tensors: int, *, keeps_result: bool = False
-) -> None:
-    """Make one custom operator the gradient of another that works on rows.
-
-    Parameters
-    ----------
-    forward
-        Takes so many tensors, each may be None, and eps; returns the result and the statistics of
-        rows, which nobody outside sees.
-    backward
-        Takes the result's gradient, the same tensors, the statistics and eps; returns the gradients
-        of all tensors, without elements for those that are not given.
-    tensors
-        How many.
-    keeps_result
-        The result is kept too, and handed to ``backward`` before the statistics.
-    """
-
-    def fake(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        return tuple(empty_gradients(dy, *given[:tensors]))
-
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:tensors], *output[0 if keeps_result else 1 :])
-        ctx.eps = inputs[tensors]
-        ctx.set_materialize_grads(False)
-
-    def gradients(ctx: Any, dy: Tensor | None, *_statistics: Any) -> tuple[Tensor | None, ...]:
-        if dy is None:
-            return (None,) * (tensors + 1)
-        found = backward(dy, *ctx.saved_tensors, ctx.eps)
-        return *of_given(ctx.saved_tensors[:tensors], found), None
-
-    backward.register_fake(fake)
-    forward.register_autograd(gradients, setup_context=save)
 
 
 def processors(device: torch.device) -> int:

@@ -14,7 +14,7 @@ from bevatron.kernels.conditioned_transition import triton_launch as launch
 from bevatron.kernels.layer_norm.triton import launch_forward as norm_forward
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
-from bevatron.kernels.rows import register_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.hidden import hidden_rows
 from bevatron.kernels.swiglu.triton import launch_backward as gate_backward
@@ -32,7 +32,12 @@ def conditioned_transition(x: Tensor, s: Tensor, *weights_and_eps: Any) -> Tenso
     return y
 
 
-@torch.library.custom_op("bevatron::conditioned_transition", mutates_args=())
+def _new_outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the result, and mean and 1/sigma of the rows of x and of s as [4, ...]."""
+    return x.new_empty(x.shape), x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
+
+
+@custom_op("conditioned_transition", outputs="y statistics", fake=_new_outputs)
 def condition(
     x: Tensor,
     s: Tensor,
@@ -48,8 +53,7 @@ def condition(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the result, and mean and 1/sigma of the rows of x and of s as [4, ...] in float32."""
-    y = x.new_empty(x.shape)
-    statistics = x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
+    y, statistics = _new_outputs(x)
     rows = Rows.of(x, s, statistics, norm_weight, eps)
     layers = Layers.of(
         *(x.dtype, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
@@ -64,13 +68,7 @@ def condition(
     return y, statistics
 
 
-@condition.register_fake
-def _(x: Tensor, s: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor]:
-    del s, weights_and_eps
-    return x.new_empty(x.shape), x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
-
-
-@torch.library.custom_op("bevatron::conditioned_transition_backward", mutates_args=())
+@condition.backward()
 def condition_backward(
     dy: Tensor,
     x: Tensor,
@@ -103,9 +101,6 @@ def condition_backward(
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
         dnorm += _chunk_backward(rows.part(part), layers, *outside)
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
-
-
-register_gradients(condition, condition_backward, 11, keeps_result=True)
 
 
 @dataclass(frozen=True)

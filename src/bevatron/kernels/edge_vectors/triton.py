@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bevatron.kernels.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.edge_vectors.reference import offsets
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -35,7 +36,7 @@ def edge_vectors(
     return result
 
 
-@torch.library.custom_op("bevatron::edge_vectors", mutates_args=())
+@custom_op("edge_vectors", fake=lambda positions, edges: positions.new_empty(edges.shape[1], 3))
 def difference(
     positions: Tensor,
     edges: Tensor,
@@ -70,7 +71,10 @@ def difference(
     return vectors
 
 
-@torch.library.custom_op("bevatron::edge_vectors_backward", mutates_args=())
+@difference.backward(
+    "positions",
+    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+)
 def totals(
     vectors: Tensor,
     edges: Tensor,
@@ -101,29 +105,20 @@ def totals(
     return sums
 
 
-@difference.register_fake
-def _(positions: Tensor, edges: Tensor, *_: Any) -> Tensor:
-    return positions.new_empty(edges.shape[1], 3)
+def _gradient(
+    dsums: Tensor,
+    edges: Tensor,
+    receiver_ptr: Tensor,
+    permutation: Tensor | None,
+    by_sender: Tensor,
+    sender_ptr: Tensor,
+) -> Tensor:
+    order = (edges, receiver_ptr, permutation, by_sender, sender_ptr)
+    dvectors: Tensor = difference(dsums, *order, None, None, None)
+    return dvectors
 
 
-@totals.register_fake
-def _(vectors: Tensor, edges: Tensor, receiver_ptr: Tensor, *_: Any) -> Tensor:
-    del edges
-    return vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:6])
-
-
-difference.register_autograd(
-    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 8), setup_context=_keep
-)
-totals.register_autograd(
-    lambda ctx, g: (difference(g, *ctx.saved_tensors, *(None,) * 3), *(None,) * 5),
-    setup_context=_keep,
-)
+totals.gradients("vectors", _gradient)
 
 
 def _wide(x: Tensor) -> Any:

@@ -8,9 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.norm_gelu.triton import add_shares
 from bevatron.kernels.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 ELEMENTS = 2048
 PROGRAMS_PER_PROCESSOR = 4
@@ -33,7 +35,12 @@ def gaussian_basis(
     return psi
 
 
-@torch.library.custom_op("bevatron::gaussian_basis", mutates_args=())
+@custom_op(
+    "gaussian_basis",
+    fake=lambda distances, mean, dtype: distances.new_empty(
+        (distances.shape[0], mean.shape[0]), dtype=dtype
+    ),
+)
 def evaluate(
     distances: Tensor,
     mean: Tensor,
@@ -58,25 +65,19 @@ def evaluate(
     return psi
 
 
-@evaluate.register_fake
-def _(
-    distances: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    scale: float,
-    epsilon: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    del std, scale, epsilon
-    return distances.new_empty((distances.shape[0], mean.shape[0]), dtype=dtype)
-
-
-@torch.library.custom_op("bevatron::gaussian_basis_backward", mutates_args=())
+@evaluate.backward(
+    "distances mean std",
+    fake=lambda distances, mean: (
+        distances.new_empty(distances.shape),
+        mean.new_empty((2, mean.shape[0]), dtype=wide_type(mean)),
+    ),
+    unpack=lambda ddistances, sums: (ddistances, *sums),
+)
 def evaluate_backward(
     dpsi: Tensor, distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of the distances, and [2, K]: those of mean and std."""
-    wide = torch.promote_types(mean.dtype, torch.float32)
+    dpsi, wide = dpsi.contiguous(), wide_type(mean)
     ddistances = distances.new_empty(distances.shape)
     sums = mean.new_zeros((2, len(mean)), dtype=wide)
     if dpsi.numel():
@@ -95,32 +96,6 @@ def evaluate_backward(
             )
         add_shares(parts, sums)
     return ddistances, sums
-
-
-@evaluate_backward.register_fake
-def _(
-    dpsi: Tensor, distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    del dpsi, std, scale, epsilon
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    return distances.new_empty(distances.shape), mean.new_empty((2, mean.shape[0]), dtype=wide)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    distances, mean, std, ctx.scale, ctx.epsilon, _ = inputs
-    ctx.save_for_backward(distances, mean, std)
-
-
-def _backward(ctx: Any, dpsi: Tensor) -> tuple[Tensor | None, ...]:
-    distances, mean, std = ctx.saved_tensors
-    ddistances, sums = evaluate_backward(
-        dpsi.contiguous(), distances, mean, std, ctx.scale, ctx.epsilon
-    )
-    return ddistances, sums[0].to(mean.dtype), sums[1].to(std.dtype), None, None, None
-
-
-evaluate.register_autograd(_backward, setup_context=_save)
 
 
 @triton.jit

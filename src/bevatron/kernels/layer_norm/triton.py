@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import KernelError
-from bevatron.kernels.autograd import empty_gradients, of_given
+from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton_kernels import backward_kernel, forward_kernel, sum_kernel
 from bevatron.kernels.rows import as_rows, processors
+from bevatron.kernels.shared.custom_op import custom_op
 
 LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
@@ -39,7 +40,7 @@ def layer_norm(
     return y
 
 
-@torch.library.custom_op("bevatron::layer_norm", mutates_args=())
+@custom_op("layer_norm", outputs="y mean rstd", fake=lambda x: new_outputs(x, x.shape[-1]))
 def normalise(
     x: Tensor,
     weight: Tensor | None,
@@ -55,13 +56,7 @@ def normalise(
     return y, mean, rstd
 
 
-@normalise.register_fake
-def _(x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    del weights_and_rest
-    return new_outputs(x, x.shape[-1])
-
-
-@torch.library.custom_op("bevatron::layer_norm_backward", mutates_args=())
+@custom_op("layer_norm_backward", fake="x weight bias scale")
 def normalise_backward(
     dy: Tensor,
     x: Tensor,
@@ -80,31 +75,21 @@ def normalise_backward(
     return dx, dweight, dbias, dscale
 
 
-@normalise_backward.register_fake
-def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
-    del dy
-    return tuple(empty_gradients(x, x, *weights_and_rest[:3]))
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sigmoid: bool,
+) -> tuple[Tensor, ...]:
+    # Every row's shift is added last: its gradient is that of the result.
+    return *normalise_backward(dy, x, weight, bias, scale, mean, rstd, sigmoid), dy
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, bias, scale, shift, _, ctx.sigmoid = inputs
-    ctx.save_for_backward(x, weight, bias, scale, *output[1:])
-    ctx.shift_dtype = None if shift is None else shift.dtype
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 7
-    found = of_given(ctx.saved_tensors[:4], normalise_backward(dy, *ctx.saved_tensors, ctx.sigmoid))
-    dshift = None if ctx.shift_dtype is None else dy.to(ctx.shift_dtype)
-    return *found, dshift, None, None
-
-
-normalise.register_autograd(_backward, setup_context=_save)
+normalise.gradients("x weight bias scale shift", _gradients)
 
 
 def launch_forward(

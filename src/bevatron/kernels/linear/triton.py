@@ -9,11 +9,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.linear.rounding import rounded
 from bevatron.kernels.norm_gelu.triton import add_shares
 from bevatron.kernels.products import linear as product
 from bevatron.kernels.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
 """Rows that are loaded at once, and channels of a program: a warp's, so that a thread adds up its
@@ -74,10 +76,10 @@ def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(dy.t(), x).to(dtype)
 
 
-@torch.library.custom_op("bevatron::sum_rows", mutates_args=())
+@custom_op("sum_rows", fake=lambda rows: rows.new_empty(rows.shape[1], dtype=wide_type(rows)))
 def sum_rows(rows: Tensor) -> Tensor:
     """Return the sum of all rows, in float32 at least."""
-    wide = torch.promote_types(rows.dtype, torch.float32)
+    wide = wide_type(rows)
     count, width = rows.shape
     if not rows.numel():
         return rows.new_zeros(width, dtype=wide)
@@ -98,11 +100,6 @@ def sum_rows(rows: Tensor) -> Tensor:
         )
     add_shares(parts, sums)
     return sums
-
-
-@sum_rows.register_fake
-def _(rows: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -8,10 +8,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.molecule_attention.reference import threshold
 from bevatron.kernels.molecule_attention.triton_backward import molecule_attention_backward
 from bevatron.kernels.molecule_attention.triton_forward import molecule_attention_forward
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.triton_products import allows_tf32
 
 LAUNCHES: tuple[dict[str, int], ...] = (
@@ -70,7 +72,12 @@ class _Attention(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("bevatron::molecule_attention", mutates_args=())
+def _new_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (q.shape[0], *q.shape[-2:])
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=wide_type(q))
+
+
+@custom_op("molecule_attention", fake=_new_outputs)
 def attend(
     q: Tensor,
     k: Tensor | None,
@@ -85,8 +92,7 @@ def attend(
     """Return the result and, for every atom and head, the base-2 logarithm of the softmax's sum."""
     queries, keys, values = _three(q, k, v)
     num_atoms, num_heads, size = queries.shape
-    out = q.new_empty((num_atoms, num_heads, size))
-    lse = q.new_empty((num_atoms, num_heads), dtype=_wide(q))
+    out, lse = _new_outputs(q)
     if out.numel() == 0:
         return out, lse
     constants = _constants(q, size, bias, dropout)
@@ -103,24 +109,22 @@ def attend(
     return out, lse
 
 
-@attend.register_fake
-def _(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    graph_ptr: Tensor,
-    pair_ptr: Tensor,
-    seed: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    del k, v, bias, graph_ptr, pair_ptr, seed, scale, dropout
-    shape = (q.shape[0], *q.shape[-2:])
-    return q.new_empty(shape), q.new_empty(shape[:2], dtype=_wide(q))
+def _new_gradients(
+    q: Tensor, k: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if bias is None:
+        dbias = q.new_empty((0, 1))
+    elif bias.stride(0) == 1:
+        dbias = bias.new_empty(bias.shape[::-1]).t()
+    else:
+        dbias = bias.new_empty(bias.shape)
+    nothing = q.new_empty(0)
+    if k is None:
+        return q.new_empty(q.shape), nothing, q.new_empty(0), dbias
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape), dbias
 
 
-@torch.library.custom_op("bevatron::molecule_attention_backward", mutates_args=())
+@custom_op("molecule_attention_backward", fake=_new_gradients)
 def attend_backward(
     dout: Tensor,
     q: Tensor,
@@ -165,26 +169,6 @@ def attend_backward(
     return grads
 
 
-@attend_backward.register_fake
-def _(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    graph_ptr: Tensor,
-    pair_ptr: Tensor,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    more: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dout, v, graph_ptr, pair_ptr, seed, out, lse, more, scale, dropout
-    return _new_gradients(q, k, bias)
-
-
 def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries, keys and values, each with a contiguous last axis."""
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
@@ -192,25 +176,6 @@ def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tenso
         t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
     )
     return queries, keys, values
-
-
-def _new_gradients(
-    q: Tensor, k: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if bias is None:
-        dbias = q.new_empty((0, 1))
-    elif bias.stride(0) == 1:
-        dbias = bias.new_empty(bias.shape[::-1]).t()
-    else:
-        dbias = bias.new_empty(bias.shape)
-    nothing = q.new_empty(0)
-    if k is None:
-        return q.new_empty(q.shape), nothing, q.new_empty(0), dbias
-    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape), dbias
-
-
-def _wide(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
 
 
 def _strides(*tensors: Tensor) -> list[int]:

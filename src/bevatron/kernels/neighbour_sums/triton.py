@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.bonds import Bonds
-from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.neighbour_sums.triton_kernels import (
     neighbour_sums_backward,
     neighbour_sums_kernel,
 )
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 ELEMENTS = 2048
 """Numbers that a program adds up at once: as many as fit its registers."""
@@ -75,7 +76,20 @@ class _Sums(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("bevatron::neighbour_sums", mutates_args=())
+def _new_sums(
+    messages: Tensor | None, nodes: Tensor | None, incoming_ptr: Tensor, outgoing: bool, own: bool
+) -> Tensor:
+    width = 0 if messages is None else messages.shape[1] * (1 + outgoing)
+    width += 0 if nodes is None else nodes.shape[1] * (1 + own)
+    given = nodes if messages is None else messages
+    assert given is not None
+    return given.new_empty((incoming_ptr.shape[0] - 1, width))
+
+
+@custom_op(
+    "neighbour_sums",
+    fake=_new_sums,
+)
 def gather(
     messages: Tensor | None,
     nodes: Tensor | None,
@@ -97,23 +111,19 @@ def gather(
     return out
 
 
-@gather.register_fake
-def _(
-    messages: Tensor | None,
-    nodes: Tensor | None,
-    scale: Tensor | None,
-    senders: Tensor,
-    receivers: Tensor,
-    incoming: Tensor,
-    incoming_ptr: Tensor,
-    outgoing: bool,
-    own: bool,
-) -> Tensor:
-    del scale, senders, receivers, incoming
-    return _new_sums(messages, nodes, incoming_ptr, outgoing, own)
+def _new_gradients(
+    dout: Tensor, senders: Tensor, incoming_ptr: Tensor, channels: int, node_channels: int
+) -> tuple[Tensor, Tensor]:
+    return (
+        dout.new_empty((senders.shape[0], channels)),
+        dout.new_empty((incoming_ptr.shape[0] - 1, node_channels)),
+    )
 
 
-@torch.library.custom_op("bevatron::neighbour_sums_backward", mutates_args=())
+@custom_op(
+    "neighbour_sums_backward",
+    fake=_new_gradients,
+)
 def gather_backward(
     dout: Tensor,
     scale: Tensor | None,
@@ -132,7 +142,7 @@ def gather_backward(
 
     To them ``more_messages`` and ``more_nodes`` are added.
     """
-    dmessages = dout.new_empty((len(senders), channels))
+    dmessages, dnodes = _new_gradients(dout, senders, incoming_ptr, channels, node_channels)
     if dmessages.numel():
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
@@ -150,7 +160,6 @@ def gather_backward(
                 WIDE=_wide(dout),
                 num_warps=4,
             )
-    dnodes = dout.new_empty((len(incoming_ptr) - 1, node_channels))
     if node_channels:
         first = channels * (1 + outgoing)
         around = dout[:, first : first + node_channels]
@@ -159,28 +168,6 @@ def gather_backward(
             None, around, senders, incoming, incoming_ptr, dnodes, add=mine, more=more_nodes
         )
     return dmessages, dnodes
-
-
-@gather_backward.register_fake
-def _(
-    dout: Tensor,
-    scale: Tensor | None,
-    senders: Tensor,
-    receivers: Tensor,
-    incoming: Tensor,
-    incoming_ptr: Tensor,
-    more_messages: Tensor | None,
-    more_nodes: Tensor | None,
-    channels: int,
-    node_channels: int,
-    outgoing: bool,
-    own: bool,
-) -> tuple[Tensor, Tensor]:
-    del scale, receivers, incoming, more_messages, more_nodes, outgoing, own
-    return (
-        dout.new_empty((senders.shape[0], channels)),
-        dout.new_empty((incoming_ptr.shape[0] - 1, node_channels)),
-    )
 
 
 def launch_gather(
@@ -230,16 +217,6 @@ def launch_gather(
             WIDE=_wide(out),
             num_warps=4,
         )
-
-
-def _new_sums(
-    messages: Tensor | None, nodes: Tensor | None, incoming_ptr: Tensor, outgoing: bool, own: bool
-) -> Tensor:
-    width = 0 if messages is None else messages.shape[1] * (1 + outgoing)
-    width += 0 if nodes is None else nodes.shape[1] * (1 + own)
-    given = nodes if messages is None else messages
-    assert given is not None
-    return given.new_empty((incoming_ptr.shape[0] - 1, width))
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:

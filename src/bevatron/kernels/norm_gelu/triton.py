@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.errors import KernelError
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.autograd import empty_gradients
+from bevatron.kernels.csr.wide import wide_type
 from bevatron.kernels.neighbour_sums.triton import launch_gather
 from bevatron.kernels.norm_gelu.triton_kernels import (
     add_shares_kernel,
@@ -20,6 +21,8 @@ from bevatron.kernels.norm_gelu.triton_kernels import (
 )
 from bevatron.kernels.rows import processors
 from bevatron.kernels.segment_sum.triton import launch_sum
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 LARGEST_WIDTH = 8192
 CHANNELS_PER_WARP, MOST_WARPS = 256, 16
@@ -69,7 +72,11 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-@torch.library.custom_op("bevatron::norm_gelu", mutates_args=())
+@custom_op(
+    "norm_gelu",
+    outputs="y mean rstd",
+    fake=lambda x, weight: (x.new_empty(x.shape), *_new_statistics(x, weight)),
+)
 def normalise(
     x: Tensor,
     atoms: Tensor | None,
@@ -103,29 +110,14 @@ def normalise(
     return y, mean, rstd
 
 
-@normalise.register_fake
-def _(
-    x: Tensor,
-    atoms: Tensor | None,
-    rows: Tensor | None,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    receivers: Tensor | None,
-    senders: Tensor | None,
-    incoming: Tensor | None,
-    incoming_ptr: Tensor | None,
-    graph: Tensor | None,
-    ptr: Tensor | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del atoms, rows, linear_bias, bias, receivers, senders, incoming, incoming_ptr, graph, ptr
-    del eps, relu
-    return x.new_empty(x.shape), *_new_statistics(x, weight)
-
-
-@torch.library.custom_op("bevatron::norm_gelu_backward", mutates_args=())
+@normalise.backward(
+    "x atoms rows linear_bias weight bias",
+    fake=lambda x, atoms, rows: (
+        *empty_gradients(x, x, atoms, rows),
+        x.new_empty((3, x.shape[1]), dtype=wide_type(x)),
+    ),
+    unpack=lambda dx, datoms, drows, sums: (dx, datoms, drows, *sums),
+)
 def normalise_backward(
     dy: Tensor,
     x: Tensor,
@@ -148,11 +140,10 @@ def normalise_backward(
 
     The last is [3, C]: of the linear bias, the weight and the bias.
     """
-    dx = x.new_empty(x.shape)
-    datoms, drows = _new(x, atoms), _new(x, rows)
+    dx, datoms, drows = empty_gradients(x, x, atoms, rows)
     sums = new_sums(x, 3, x.shape[1])
     given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
-    _launch_backward(dy, x, given, mean, rstd, dx, sums, relu)
+    _launch_backward(dy.contiguous(), x, given, mean, rstd, dx, sums, relu)
     if atoms is not None:
         assert senders is not None
         assert incoming is not None
@@ -163,56 +154,6 @@ def normalise_backward(
         # What an atom's edges add up to is added up again: fewer rows than the edges themselves.
         launch_sum(dx if atoms is None else datoms, ptr, drows)
     return dx, datoms, drows, sums
-
-
-@normalise_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    atoms: Tensor | None,
-    rows: Tensor | None,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    receivers: Tensor | None,
-    senders: Tensor | None,
-    incoming: Tensor | None,
-    incoming_ptr: Tensor | None,
-    graph: Tensor | None,
-    ptr: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, linear_bias, weight, bias, receivers, senders, incoming, incoming_ptr, graph, ptr
-    del mean, rstd, relu
-    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
-    return x.new_empty(x.shape), _new(x, atoms), _new(x, rows), sums
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _, ctx.relu = inputs
-    ctx.given = [tensor is not None for tensor in tensors[:3]]
-    ctx.dtypes = [None if vector is None else vector.dtype for vector in tensors[3:6]]
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 14
-    *found, sums = normalise_backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu)
-    return (
-        *(grad if given else None for grad, given in zip(found, ctx.given, strict=True)),
-        *(None if kind is None else sums[i].to(kind) for i, kind in enumerate(ctx.dtypes)),
-        *(None,) * 8,
-    )
-
-
-normalise.register_autograd(_backward, setup_context=_save)
 
 
 def _launch_backward(
@@ -234,7 +175,7 @@ def _launch_backward(
     pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
     side_by_side = (MORE_WARPS if plain else WARPS_PER_PROCESSOR) // warps
     programs = min(triton.cdiv(len(x), block), side_by_side * processors(x.device))
-    parts = x.new_empty((programs, 3, width), dtype=_wide(x))
+    parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
     with on_device(x):
         norm_gelu_backward[(programs,)](
             *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
@@ -254,7 +195,7 @@ def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, 
 
 def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
     """Make room for sums of rows that `add_shares` will write; zeros if there are no rows."""
-    wide = _wide(rows)
+    wide = wide_type(rows)
     if rows.numel():
         return rows.new_empty((count, width), dtype=wide)
     return rows.new_zeros((count, width), dtype=wide)
@@ -296,14 +237,6 @@ def _constants(
     }
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _new(x: Tensor, like: Tensor | None) -> Tensor:
-    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)
-
-
 def _new_statistics(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     rows = 0 if weight is None else x.shape[0]
-    return x.new_empty(rows, dtype=_wide(x)), x.new_empty(rows, dtype=_wide(x))
+    return x.new_empty(rows, dtype=wide_type(x)), x.new_empty(rows, dtype=wide_type(x))

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.autograd import empty_gradients, is_differentiated, of_given
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.autograd import is_differentiated
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.outer_product_mean.triton_kernels import (
     layer_back_kernel,
@@ -24,6 +23,8 @@ from bevatron.kernels.outer_product_mean.triton_kernels import (
 )
 from bevatron.kernels.products import BiasGradient, WeightGradient, chunks, linear, wide_product
 from bevatron.kernels.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.triton_products import allows_tf32
 
 CHUNK_LINES = 4
@@ -79,7 +80,20 @@ def outer_product_mean(
     return y
 
 
-@torch.library.custom_op("bevatron::outer_product_mean", mutates_args=())
+def _new_outputs(
+    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
+    y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
+    products = m.new_empty((samples if keeps else 0, N, H, N * H))
+    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products
+
+
+@custom_op(
+    "outer_product_mean",
+    outputs="y statistics products",
+    fake=_new_outputs,
+)
 def mean_of_products(
     m: Tensor,
     mask: Tensor,
@@ -115,13 +129,7 @@ def mean_of_products(
     return y, statistics, products
 
 
-@mean_of_products.register_fake
-def _(m: Tensor, mask: Tensor, *weights: Any) -> tuple[Tensor, Tensor, Tensor]:
-    del mask
-    return _new_outputs(m, weights[2], weights[4], weights[8])
-
-
-@torch.library.custom_op("bevatron::outer_product_mean_backward", mutates_args=())
+@mean_of_products.backward("m norm_weight norm_bias joint_weight joint_bias out_weight out_bias")
 def mean_of_products_backward(
     dy: Tensor,
     m: Tensor,
@@ -176,33 +184,6 @@ def mean_of_products_backward(
         *(dm.view(m.shape), dnorm_weight, dnorm_bias, djoint.result(), djoint_bias.result()),
         *(dout.result(), dout_bias.result()),
     )
-
-
-@mean_of_products_backward.register_fake
-def _(dy: Tensor, m: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    del dy, mask
-    return tuple(empty_gradients(m, m, *rest[:6]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.eps, ctx.mask_eps = inputs[8:10]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dstatistics: Tensor | None, dproducts: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dstatistics, dproducts  # nobody outside sees them
-    if dy is None:
-        return (None,) * 11
-    given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:8]) if i != 1]
-    found = mean_of_products_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.mask_eps)
-    dm, *others = of_given(given, found)
-    return dm, None, *others, None, None, None
-
-
-mean_of_products.register_autograd(_backward, setup_context=_save)
 
 
 def _projections(
@@ -315,12 +296,3 @@ def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
 def _flat(mask: Tensor) -> Tensor:
     """Return [batch, S, N], contiguous: kernels read it residue after residue."""
     return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()
-
-
-def _new_outputs(
-    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
-    y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
-    products = m.new_empty((samples if keeps else 0, N, H, N * H))
-    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.errors import KernelError
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK = 128
 INTERPRETED_BLOCK = 4096
@@ -34,7 +35,7 @@ def radial_basis(
     return result
 
 
-@torch.library.custom_op("bevatron::radial_basis", mutates_args=())
+@custom_op("radial_basis", fake=lambda r, w: r.new_empty(r.shape[0], w.shape[0]))
 def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """R [E, B] of r [E]."""
     out = r.new_empty(r.shape[0], w.shape[0])
@@ -42,7 +43,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
     return out
 
 
-@torch.library.custom_op("bevatron::radial_basis_backward", mutates_args=())
+@forward.backward("r")
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """Gradient of g . R by r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
@@ -50,7 +51,7 @@ def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: i
     return by_r
 
 
-@torch.library.custom_op("bevatron::radial_basis_double_backward", mutates_args=())
+@backward.backward("g r")
 def double_backward(
     v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
 ) -> tuple[Tensor, Tensor]:
@@ -60,44 +61,6 @@ def double_backward(
     inputs = (v.contiguous(), g.contiguous(), r.contiguous())
     _launch(radial_basis_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
     return by_g, by_r
-
-
-@forward.register_fake
-def _(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del c, r_max, order
-    return r.new_empty(r.shape[0], w.shape[0])
-
-
-@backward.register_fake
-def _(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del g, w, c, r_max, order
-    return r.new_empty(r.shape)
-
-
-@double_backward.register_fake
-def _(
-    v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
-) -> tuple[Tensor, Tensor]:
-    del v, w, c, r_max, order
-    return g.new_empty(g.shape), r.new_empty(r.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.order = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _forward_gradient(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return backward(g, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-def _backward_gradient(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    return *double_backward(v, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:

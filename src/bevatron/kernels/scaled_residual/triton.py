@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.norm_gelu.triton import contiguous
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 BLOCK = 1024
 
@@ -21,7 +22,10 @@ def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tup
     return wide, wide if stream.dtype == update.dtype else narrow
 
 
-@torch.library.custom_op("bevatron::scaled_residual", mutates_args=())
+@custom_op(
+    "scaled_residual",
+    fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
+)
 def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum in both types; without elements the second, if the types are one."""
     wide = stream.new_empty(stream.shape)
@@ -41,21 +45,19 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
     return wide, narrow
 
 
-@add.register_fake
-def _(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    del scale
-    return stream.new_empty(stream.shape), _second(stream, update)
-
-
-@torch.library.custom_op("bevatron::scaled_residual_backward", mutates_args=())
+@custom_op(
+    "scaled_residual_backward",
+    fake=lambda dwide, dnarrow, like, other: tuple(
+        each.new_empty((dnarrow if dwide is None else dwide).shape) for each in (like, other)
+    ),
+)
 def add_backward(
     dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of the stream and the update; ``like`` and ``other`` tell their types."""
     given = dwide if dwide is not None else dnarrow
     assert given is not None
-    dstream = like.new_empty(given.shape)
-    dupdate = other.new_empty(given.shape)
+    dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
         with on_device(given):
             scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
@@ -72,16 +74,6 @@ def add_backward(
                 num_warps=4,
             )
     return dstream, dupdate
-
-
-@add_backward.register_fake
-def _(
-    dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor]:
-    del scale
-    given = dwide if dwide is not None else dnarrow
-    assert given is not None
-    return like.new_empty(given.shape), other.new_empty(given.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -103,6 +95,7 @@ def _backward(
     return dstream, dupdate, None
 
 
+# Not by name: the stream and the update would be kept for nothing but their types.
 add.register_autograd(_backward, setup_context=_save)
 
 

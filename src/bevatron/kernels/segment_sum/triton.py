@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 """Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
@@ -45,7 +46,9 @@ class _Sum(torch.autograd.Function):
         return spread_segments(dsums, ptr, scale, more, ctx.num_rows), None, None
 
 
-@torch.library.custom_op("bevatron::segment_sum", mutates_args=())
+@custom_op(
+    "segment_sum", fake=lambda values, ptr: values.new_empty((len(ptr) - 1, values.shape[1]))
+)
 def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Return the sum of each segment's rows."""
     sums = values.new_empty((len(ptr) - 1, values.shape[1]))
@@ -53,13 +56,10 @@ def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     return sums
 
 
-@add_segments.register_fake
-def _(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
-    del scale
-    return values.new_empty((len(ptr) - 1, values.shape[1]))
-
-
-@torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
+@custom_op(
+    "segment_sum_backward",
+    fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1])),
+)
 def spread_segments(
     dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
 ) -> Tensor:
@@ -93,14 +93,6 @@ def spread_segments(
                 num_warps=_warps(block),
             )
     return dvalues
-
-
-@spread_segments.register_fake
-def _(
-    dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
-) -> Tensor:
-    del ptr, scale, more
-    return dsums.new_empty((num_rows, dsums.shape[1]))
 
 
 def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None = None) -> None:

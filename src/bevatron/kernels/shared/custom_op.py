@@ -1,21 +1,20 @@
-"""One declaration of a custom operator: its schema, its results for tracing and its gradients.
+"""One declaration of a custom operator: its schema, its fake and its gradients.
 
 A Triton launch is hidden from torch behind a custom operator. Such an operator is declared once::
 
     @custom_op("scale", fake="x")
     def forward(x: Tensor, factor: Tensor) -> Tensor: ...
 
-    @custom_op("scale_backward", fake="x factor")
+
+    @forward.backward()
     def backward(dy: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    forward.gradients("x factor", backward)
-
-Results are told by the arguments they look like, and a gradient's formula takes what it needs from
-the forward pass by the names of its own parameters; nothing is listed twice.
+The second is ``scale_backward``: its results look like the arguments of ``scale``, it takes what it
+needs from the forward pass by the names of its own parameters, and it is wired to autograd.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -48,7 +47,9 @@ def custom_op(
     >>> @custom_op("doctest_twice", fake="x")
     ... def twice(x: Tensor) -> Tensor:
     ...     return 2 * x
-    >>> twice.gradients("x", lambda dy: 2 * dy)
+    >>> @twice.backward()
+    ... def twice_backward(dy: Tensor) -> Tensor:
+    ...     return 2 * dy
     >>> x = torch.ones(2, requires_grad=True)
     >>> torch.autograd.grad(twice(x).sum(), x)
     (tensor([2., 2.]),)
@@ -104,47 +105,94 @@ class CustomOp:
             return self._apply(*arguments)
         return self._function(*arguments)
 
-    def gradients(self, of: str, formula: "Callable[..., Any] | CustomOp") -> None:
+    def backward(
+        self,
+        of: str = "",
+        *,
+        fake: str | Callable[..., Any] | None = None,
+        outputs: str = "",
+        asks: Mapping[str, str] | None = None,
+        unpack: Callable[..., Any] | None = None,
+    ) -> Callable[[Callable[..., Any]], "CustomOp"]:
+        """Declare the operator that computes gradients: ``NAME_backward``, ``_double_backward``.
+
+        Parameters
+        ----------
+        of, asks, unpack
+            As `gradients` takes them.
+        fake, outputs
+            As `custom_op` takes them; without ``fake`` the results look like the arguments ``of``.
+        """
+        first_order = self.__name__.removesuffix("_backward")
+        order = "backward" if first_order == self.__name__ else "double_backward"
+        of = of or " ".join(self._tensors())
+
+        def declare(function: Callable[..., Any]) -> CustomOp:
+            made = CustomOp(
+                f"{first_order}_{order}", function, of if fake is None else fake, outputs.split()
+            )
+            self.gradients(of, made, asks=asks, unpack=unpack)
+            return made
+
+        return declare
+
+    def gradients(
+        self,
+        of: str,
+        formula: "Callable[..., Any] | CustomOp",
+        *,
+        asks: Mapping[str, str] | None = None,
+        unpack: Callable[..., Any] | None = None,
+    ) -> None:
         """Register how gradients are computed.
 
         Parameters
         ----------
         of
-            Names of the arguments that the formula gives gradients of; others have none.
+            Names of the arguments that have gradients, in the order of the formula's results; all
+            tensors if empty.
         formula
-            Returns these gradients in that order (a single one not in a tuple), or None for all.
-            What it returns for an argument that was None is dropped. Its parameters are taken by
-            name: first gradients of the results, in their order, under any names; arguments and
-            results of the operator, which are saved for it; ``needs``, a list that says which of
-            the gradients the running backward pass uses (the others are dropped).
+            Returns these gradients (a single one not in a tuple), or None for all. What it returns
+            for an argument that was None is dropped. Its parameters are taken by name: first
+            gradients of the operator's results, in their order, under any names; then results and
+            arguments of the operator, which are saved for it, and ``needs``, a list that says which
+            of the gradients the running backward pass uses (the others are dropped). Without
+            ``needs`` all are computed.
+        asks
+            Flags among the formula's parameters, each with the argument whose gradient it asks for.
+        unpack
+            Makes gradients of what the formula returns.
         """
-        wiring = _Wiring(self, of.split(), formula)
-        self.op.register_autograd(wiring.backward, setup_context=wiring.save)
-        kind = _function_class(self.__name__, self._function, wiring.save, wiring.backward)
+        names = of.split() or self._tensors()
+        wiring = _Wiring(self, names, formula, dict(asks or {}), unpack)
+        self.register_autograd(wiring.backward, setup_context=wiring.save)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+    ) -> None:
+        """Register gradients as `torch.library.register_autograd` does, where names do not do."""
+        self.op.register_autograd(backward, setup_context=setup_context)
+        kind = _function_class(self.__name__, self._function, setup_context, backward)
         self._apply = kind.apply
 
+    def _tensors(self) -> list[str]:
+        parameters = self.signature.parameters.values()
+        return [each.name for each in parameters if _kind(each) == "tensor"]
 
-def is_needed(ctx: Any, position: int, tensor: int | None = None) -> bool:
+
+def _is_needed(ctx: Any, position: int, tensor: int) -> bool:
     """Whether the running backward pass needs the gradient of an argument of an operator.
 
     ``ctx.needs_input_grad`` says only that the argument requires gradients. The forces of a
     potential are gradients with respect to positions alone; then those of weights, which also
-    require gradients, would be computed and thrown away.
-
-    Parameters
-    ----------
-    ctx
-        Of the backward pass.
-    position
-        Place of the argument among all arguments.
-    tensor
-        Place among those that are tensors; ``position`` if not given.
+    require gradients, would be computed and thrown away. ``tensor`` is the argument's place among
+    those that are tensors.
     """
     if not ctx.needs_input_grad[position]:
         return False
     if torch.compiler.is_compiling():
         return True
-    node = ctx.next_functions[position if tensor is None else tensor][0]
+    node = ctx.next_functions[tensor][0]
     if node is None:
         return False
     try:
@@ -157,54 +205,55 @@ def is_needed(ctx: Any, position: int, tensor: int | None = None) -> bool:
 class _Wiring:
     """What a formula takes from the forward pass, and where its results go."""
 
-    def __init__(self, op: CustomOp, of: list[str], formula: Callable[..., Any]) -> None:
-        given = {name: place for place, name in enumerate(op.parameters)}
-        kinds = [_kind(parameter) for parameter in op.signature.parameters.values()]
-        results = {name: place for place, name in enumerate(op.outputs)}
+    def __init__(
+        self,
+        op: CustomOp,
+        of: list[str],
+        formula: "Callable[..., Any] | CustomOp",
+        asks: dict[str, str],
+        unpack: Callable[..., Any] | None,
+    ) -> None:
+        places = {name: place for place, name in enumerate(op.parameters)}
+        kinds = {name: _kind(each) for name, each in op.signature.parameters.items()}
         wanted = formula.parameters if isinstance(formula, CustomOp) else _parameters(formula)
-        known = [name for name in wanted if name in given or name in results or name == NEEDS]
+        known = [n for n in wanted if n in {*places, *op.outputs, *asks, NEEDS}]
         self._num_gradients = len(wanted) - len(known)
-        unknown = set(of) - set(given) | set(wanted[self._num_gradients :]) - set(known)
+        unknown = {*of, *asks.values()} - set(places)
+        unknown |= {*wanted[self._num_gradients :], *asks} - set(known)
         if unknown:
             raise TypeError(
-                f"{op.__name__}: gradients know no {', '.join(sorted(unknown))} (arguments: "
-                f"{', '.join(given)}; results: {', '.join(results)})"
+                f"{op.__name__}: a gradient takes {', '.join(sorted(unknown))}, which is neither "
+                f"an argument ({', '.join(places)}) nor a result ({', '.join(op.outputs)})"
             )
-        self._formula, self._of = formula, [given[name] for name in of]
-        self._lists = [place for place, kind in enumerate(kinds) if kind == "list"]
-        self._asks = NEEDS in wanted
+        self._formula, self._unpack = formula, unpack
+        self._of = [places[name] for name in of]
+        self._lists = [places[name] for name, kind in kinds.items() if kind == "list"]
+        self._asks = NEEDS in wanted or bool(asks)
         # Where each parameter after the gradients comes from: a kind, and a place in that kind.
-        self._inputs = [given[n] for n in known if n in given and n != NEEDS]
-        self._tensors = [place for place in self._inputs if kinds[place] == "tensor"]
-        self._saved_lists = [place for place in self._inputs if kinds[place] == "list"]
-        self._values = [place for place in self._inputs if kinds[place] == "value"]
-        self._results = [results[n] for n in known if n not in given and n in results]
+        self._results = [op.outputs.index(n) for n in known if n in op.outputs]
+        self._inputs: dict[str, list[int]] = {"tensor": [], "list": [], "value": []}
         self._sources: list[tuple[str, int]] = []
         for name in known:
             if name == NEEDS:
                 self._sources.append((NEEDS, 0))
-            elif name in given:
-                kind = kinds[given[name]]
-                places = {
-                    "tensor": self._tensors,
-                    "list": self._saved_lists,
-                    "value": self._values,
-                }[kind]
-                self._sources.append((kind, places.index(given[name])))
+            elif name in asks:
+                self._sources.append(("asked", of.index(asks[name])))
+            elif name in op.outputs:
+                self._sources.append(("result", self._results.index(op.outputs.index(name))))
             else:
-                place = len(self._tensors) + self._results.index(results[name])
-                self._sources.append(("tensor", place))
+                self._inputs[kinds[name]].append(places[name])
+                self._sources.append((kinds[name], len(self._inputs[kinds[name]]) - 1))
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the formula takes."""
         several = isinstance(output, tuple)
-        kept = [inputs[place] for place in self._tensors]
+        kept = [inputs[place] for place in self._inputs["tensor"]]
         kept += [output[place] if several else output for place in self._results]
-        for place in self._saved_lists:
+        for place in self._inputs["list"]:
             kept += inputs[place]
         ctx.save_for_backward(*kept)
-        ctx.values = [inputs[place] for place in self._values]
-        ctx.lengths = [len(inputs[place]) for place in self._saved_lists]
+        ctx.values = [inputs[place] for place in self._inputs["value"]]
+        ctx.lengths = [len(inputs[place]) for place in self._inputs["list"]]
         ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
         ctx.count = len(inputs)
         ctx.is_given = [inputs[place] is not None for place in self._of]
@@ -225,26 +274,38 @@ class _Wiring:
         needs = ctx.is_given
         if self._asks:
             needs = [
-                is_given and is_needed(ctx, place, tensor)
+                is_given and _is_needed(ctx, place, tensor)
                 for is_given, place, tensor in zip(ctx.is_given, self._of, ctx.tensors, strict=True)
             ]
         if all(grad is None for grad in grads) or not any(needs):
             return tuple(placed)
         found = self._formula(*grads, *self._take(ctx, needs))
-        if found is not None:
-            each = found if isinstance(found, tuple) else (found,)
-            for place, gradient, is_needed_ in zip(self._of, each, needs, strict=True):
-                placed[place] = gradient if is_needed_ else None
+        if found is None:
+            return tuple(placed)
+        if not isinstance(found, tuple):
+            found = (found,)
+        if self._unpack is not None:
+            found = self._unpack(*found)
+        for place, gradient, needed in zip(self._of, found, needs, strict=True):
+            placed[place] = gradient if needed else None
         return tuple(placed)
 
     def _take(self, ctx: Any, needs: list[bool]) -> list[Any]:
-        # Once: a recomputed tensor is handed out once.
-        saved = ctx.saved_tensors
-        lists, first = [], len(self._tensors) + len(self._results)
+        saved = ctx.saved_tensors  # once: a recomputed tensor is handed out once
+        results = len(self._inputs["tensor"])
+        first = results + len(self._results)
+        lists = []
         for length in ctx.lengths:
             lists.append(list(saved[first : first + length]))
             first += length
-        sources = {"tensor": saved, "list": lists, "value": ctx.values, NEEDS: [needs]}
+        sources = {
+            "tensor": saved,
+            "result": saved[results:],
+            "list": lists,
+            "value": ctx.values,
+            "asked": needs,
+            NEEDS: [needs],
+        }
         return [sources[kind][place] for kind, place in self._sources]
 
 

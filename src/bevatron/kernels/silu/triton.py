@@ -34,7 +34,7 @@ def forward(x: Tensor) -> Tensor:
     return y
 
 
-@custom_op("silu_backward", fake="x")
+@forward.backward()
 def backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy y'(x)."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -44,7 +44,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-@custom_op("silu_double_backward", fake="dy x")
+@backward.backward()
 def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``ddx . backward(dy, x)`` by dy and x."""
     ddx, dy, x = ddx.contiguous(), dy.contiguous(), x.contiguous()
@@ -54,10 +54,6 @@ def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
             ddx, dy, x, by_dy, by_x, x.numel(), BLOCK=_block(x), WIDE=_wide(x)
         )
     return by_dy, by_x
-
-
-forward.gradients("x", backward)
-backward.gradients("dy x", double_backward)
 
 
 def _grid(x: Tensor) -> tuple[int]:

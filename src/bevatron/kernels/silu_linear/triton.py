@@ -7,14 +7,13 @@ and by W, (u s'(x))^T dy; it has no derivative of its own. ``outer`` is linear i
 its gradients are a ``forward`` and a ``backward``.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.autograd import is_wanted
+from bevatron.kernels.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.silu import silu
 from bevatron.kernels.triton_products import multiply, precision
 
@@ -44,7 +43,7 @@ def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu_linear", mutates_args=())
+@custom_op("silu_linear", fake=lambda x, weight: x.new_empty(x.shape[0], weight.shape[1]))
 def forward(x: Tensor, weight: Tensor) -> Tensor:
     """[E, J] from [E, H] and [H, J]."""
     x = x.contiguous()
@@ -53,7 +52,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_linear_backward", mutates_args=())
+@custom_op("silu_linear_backward", fake="x")
 def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Gradient by x."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -62,13 +61,19 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_linear_outer", mutates_args=())
+@custom_op("silu_linear_outer", fake=lambda dy, x: x.new_empty(x.shape[1], dy.shape[1]))
 def outer(dy: Tensor, x: Tensor) -> Tensor:
     """Gradient by W."""
     return _summed(x.contiguous(), dy.contiguous())
 
 
-@torch.library.custom_op("bevatron::silu_linear_double_backward", mutates_args=())
+@backward.backward(
+    fake=lambda dy, x, weight, by_weight: (
+        *empty_gradients(x, dy, x),
+        x.new_empty(weight.shape if by_weight else 0),
+    ),
+    asks={"by_weight": "weight"},
+)
 def double_backward(
     u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,60 +84,20 @@ def double_backward(
     return by_dy, by_x, _summed(x, dy, u) if by_weight else x.new_empty(0)
 
 
-@forward.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
+def _forward_gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return backward(dy, x, weight) if needs[0] else None, outer(dy, x) if needs[1] else None
 
 
-@backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    del dy, weight
-    return x.new_empty(x.shape)
+def _outer_gradients(
+    v: Tensor, dy: Tensor, x: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return forward(x, v) if needs[0] else None, backward(dy, x, v) if needs[1] else None
 
 
-@outer.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dy.shape[1])
-
-
-@double_backward.register_fake
-def _(
-    u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    del u
-    return (
-        dy.new_empty(dy.shape),
-        x.new_empty(x.shape),
-        x.new_empty(weight.shape if by_weight else 0),
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    dx = backward(dy, x, weight) if is_wanted(ctx, 0) else None
-    return dx, outer(dy, x) if is_wanted(ctx, 1) else None
-
-
-def _backward_gradients(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-    by_weight = is_wanted(ctx, 2)
-    by_dy, by_x, dw = double_backward(u, *ctx.saved_tensors, by_weight)
-    return by_dy, by_x, dw if by_weight else None
-
-
-def _outer_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    dy, x = ctx.saved_tensors
-    by_dy = forward(x, v) if is_wanted(ctx, 0) else None
-    return by_dy, backward(dy, x, v) if is_wanted(ctx, 1) else None
-
-
-forward.register_autograd(_forward_gradients, setup_context=_save)
-backward.register_autograd(_backward_gradients, setup_context=_save)
-outer.register_autograd(_outer_gradients, setup_context=_save)
+forward.gradients("x weight", _forward_gradients)
+outer.gradients("dy x", _outer_gradients)
 
 
 def _by_rows(

@@ -1,12 +1,10 @@
 """The gated unit in Triton: two custom operators and their launches."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from bevatron.kernels.layer_norm.triton import on_device
 from bevatron.kernels.rows import as_rows
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.triton_kernels import backward_kernel, forward_kernel
 
@@ -20,7 +18,12 @@ def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::swiglu", mutates_args=())
+@custom_op(
+    "swiglu",
+    fake=lambda gate, value: gate.new_empty(
+        gate.shape if value is not None else halves(gate)[0].shape
+    ),
+)
 def gated(gate: Tensor, value: Tensor | None) -> Tensor:
     """Return silu(gate) * value, with both in ``gate`` if value is not given."""
     if value is None:
@@ -30,12 +33,7 @@ def gated(gate: Tensor, value: Tensor | None) -> Tensor:
     return y
 
 
-@gated.register_fake
-def _(gate: Tensor, value: Tensor | None) -> Tensor:
-    return gate.new_empty(gate.shape if value is not None else halves(gate)[0].shape)
-
-
-@torch.library.custom_op("bevatron::swiglu_backward", mutates_args=())
+@gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return both gradients; without ``value``, one for both halves and one without elements."""
     dgate = gate.new_empty(gate.shape)
@@ -45,26 +43,6 @@ def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tens
     dvalue = gate.new_empty(gate.shape)
     launch_backward(dy, gate, value, dgate, dvalue)
     return dgate, dvalue
-
-
-@gated_backward.register_fake
-def _(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    del dy
-    return gate.new_empty(gate.shape), gate.new_empty(0 if value is None else gate.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
-    gate, value = ctx.saved_tensors
-    dgate, dvalue = gated_backward(dy, gate, value)
-    return dgate, None if value is None else dvalue
-
-
-gated.register_autograd(_backward, setup_context=_save)
 
 
 def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:

@@ -14,7 +14,7 @@ from bevatron.kernels.autograd import empty_gradients
 from bevatron.kernels.layer_norm.triton import new_outputs
 from bevatron.kernels.layer_norm.triton_rows import NormedRows
 from bevatron.kernels.products import Linear, chunks
-from bevatron.kernels.rows import register_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.swiglu import halves
 from bevatron.kernels.swiglu.hidden import hidden_rows
 from bevatron.kernels.swiglu.triton import launch_backward as swiglu_backward
@@ -28,7 +28,11 @@ def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::transition", mutates_args=())
+@custom_op(
+    "transition",
+    outputs="y mean rstd",
+    fake=lambda x, down_weight: new_outputs(x, down_weight.shape[0]),
+)
 def widen(
     x: Tensor,
     norm_weight: Tensor | None,
@@ -49,12 +53,7 @@ def widen(
     return y, mean, rstd
 
 
-@widen.register_fake
-def _(x: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return new_outputs(x, weights_and_eps[3].shape[0])
-
-
-@torch.library.custom_op("bevatron::transition_backward", mutates_args=())
+@widen.backward()
 def widen_backward(
     dy: Tensor,
     x: Tensor,
@@ -79,9 +78,6 @@ def widen_backward(
         *(dx.view(rows.rows.shape), dnorm_weight, dnorm_bias),
     )
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
-
-
-register_gradients(widen, widen_backward, 8)
 
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
