@@ -34,14 +34,14 @@ from report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp.storage import save_model
-from bevatron.recipes.gpspp import GpsppRun, build
+from bevatron.recipes.gpspp.data import load_molecules
+from bevatron.recipes.gpspp.report import evaluate_molecules
+from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp_ablation import BASELINE, ROWS, table_of
 from bevatron.recipes.gpspp_ablation import draw as draw_ablation
-from bevatron.recipes.gpspp_report import evaluate_molecules
-from bevatron.recipes.molecules import load_molecules
 from bevatron.recipes.timed import Budget, fit_within
-from bevatron.train import plots
-from bevatron.train.plots import Curve, Panel
+from bevatron.train.report import plots
+from bevatron.train.report.plots import Curve, Panel
 
 NO_POSITIONS = {"distance_bias": False, "distance_sum": False, "bond_lengths": False}
 RATE = 4e-4

@@ -28,11 +28,11 @@ from report import write_result
 
 from bevatron import kernels
 from bevatron.data.padding import pad_molecules
+from bevatron.data.padding.size_buckets import choose_shapes
 from bevatron.data.samples import MoleculeBatch, collate_molecules
-from bevatron.data.size_buckets import choose_shapes
 from bevatron.models.gpspp import GPSPlusPlusTask, build
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.captured_step import CapturedStep
+from bevatron.train.capture.step import CapturedStep
 from bevatron.train.loop import begin_state
 from bevatron.train.run import Run
 from bevatron.train.settings import OptimConfig, Settings, TrainConfig

@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from bevatron.data.samples import MoleculeBatch
 from bevatron.models.gpspp import GPSPlusPlusTask, build
 from bevatron.parallel.mesh import Mesh, open_mesh
-from bevatron.recipes.molecules import molecule_sizes
+from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import make_loader
 from bevatron.train.journal import read_journal

@@ -36,8 +36,8 @@ from bevatron.data.samples import GraphBatch, WholeGraph
 from bevatron.files import write_text_atomically
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.metrics import counted_classes
-from bevatron.train.cuda_graphs import NotRecordableError, Recorder
-from bevatron.train.plots.style import PALETTE, new_axes
+from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.report.plots.style import PALETTE, new_axes
 
 BETWEEN = 50
 """Epochs between two looks at the figures, which wait for the device."""

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from bevatron.data.graphs.generators import Kronecker, Uniform, block_entries
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.graph_attention import graph_attention
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel import collectives
 from bevatron.parallel.graph_partition import DistributedGraph, Grid, Workload, count_traffic
 from bevatron.parallel.graph_partition.planner import best_chunks

@@ -31,7 +31,7 @@ from bevatron.data.samples import Graph
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier
 from bevatron.models.graph_attention.convert import from_gat_conv
 from bevatron.models.graph_attention.model import graph_features, graph_matrix
-from bevatron.recipes.graph import GraphRun, build
+from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.loop import fit
 
 NOTES = (

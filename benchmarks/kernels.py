@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from bevatron import kernels
-from bevatron.kernels.channelwise_tensor_product import EdgeOrder, paths
-from bevatron.kernels.element_order import ElementOrder
-from bevatron.kernels.symmetric_contraction.polynomial import polynomial_of
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, paths
+from bevatron.kernels.equivariant.element_order import ElementOrder
+from bevatron.kernels.equivariant.symmetric_contraction.polynomial import polynomial_of
 from bevatron.maths.irreps import Irreps
 from bevatron.maths.radial import bessel_parameters
 from bevatron.maths.symmetric_product import symmetric_coefficients

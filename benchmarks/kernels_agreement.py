@@ -21,10 +21,10 @@ import numpy as np
 from report import add_picture, write_result
 
 from bevatron.recipes import recipe
-from bevatron.recipes.mace import build
-from bevatron.train import plots
+from bevatron.recipes.mace.run import build
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
+from bevatron.train.report import plots
 
 LAST = 50
 SMOOTH = 20

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from bevatron import kernels
 from bevatron.kernels import Csr, dot_attention, graph_attention, graph_attention_v2, spmm
-from bevatron.kernels.csr.launch import Tile
+from bevatron.kernels.graph.csr.launch import Tile
 
 CASES = {
     "17-13M": (17, 17_180_000),
@@ -449,9 +449,9 @@ def tiled(tile: Tile) -> Any:
     """Set the size of all programs."""
     import contextlib
 
-    from bevatron.kernels.dot_attention import triton_launch as dot
-    from bevatron.kernels.graph_attention import triton_launch as gat
-    from bevatron.kernels.spmm import triton as product
+    from bevatron.kernels.graph.dot_attention import triton_launch as dot
+    from bevatron.kernels.graph.graph_attention import triton_launch as gat
+    from bevatron.kernels.graph.spmm import triton as product
 
     stack = contextlib.ExitStack()
     for module in (dot, gat, product):

@@ -29,12 +29,12 @@ from report import add_picture, write_result
 
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
-from bevatron.recipes.mace import MaceRun, build
-from bevatron.train import plots
-from bevatron.train.captured_step import CapturedStep
+from bevatron.recipes.mace.run import MaceRun, build
+from bevatron.train.capture.step import CapturedStep
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import begin_state, fit
+from bevatron.train.report import plots
 from bevatron.train.run import Run
 
 

@@ -17,13 +17,13 @@ import numpy as np
 from report import write_result
 
 from bevatron.data.packing import pack
+from bevatron.data.padding.size_buckets import choose_shapes
 from bevatron.data.readers.molecules import MoleculeOptions, molecules_in_memory, open_molecules
 from bevatron.data.samples import FEATURE_SETS, collate_molecules
-from bevatron.data.size_buckets import choose_shapes
-from bevatron.data.store import Store
+from bevatron.data.store.store import Store
 from bevatron.models.gpspp.features import Featurizer, canonical
-from bevatron.recipes.molecule_stores import prepare_molecules
-from bevatron.recipes.molecules import molecule_sizes
+from bevatron.recipes.gpspp.data import molecule_sizes
+from bevatron.recipes.gpspp.stores import prepare_molecules
 
 BUDGETS = (1024, 4096, 8192, 16384)
 COUNTS = ("atoms", "edges", "pairs")

@@ -19,8 +19,8 @@ from report import write_result
 from torch import nn
 
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.train.cuda_graphs import Recorder
-from bevatron.train.device_update import DeviceUpdate
+from bevatron.train.capture.cuda_graphs import Recorder
+from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.optim import AveragedWeights, clip_gradients, make_optimizer
 from bevatron.train.settings import OptimConfig

@@ -115,7 +115,7 @@ def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
     name
         Tells several pictures of one result apart.
     """
-    from bevatron.train import plots
+    from bevatron.train.report import plots
 
     path = result.with_name("_".join([result.stem, *filter(None, [name])]) + ".png")
     plots.save(figure, path)

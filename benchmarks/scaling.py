@@ -31,7 +31,7 @@ from report import add_picture, write_result
 
 from bevatron.data.packing import Plan, pack
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.train import plots
+from bevatron.train.report import plots
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from paper_mix import CAPACITY, Mix, paper_mix

@@ -35,11 +35,11 @@ from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import pack
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
 from bevatron.parallel.mesh import Mesh, open_mesh
-from bevatron.recipes.step_cost import TERMS, StepCost, fit_cost
-from bevatron.recipes.structures import DataConfig, batch_sizes, load_structures
-from bevatron.train import plots
+from bevatron.recipes.mace.data import DataConfig, batch_sizes, load_structures
+from bevatron.recipes.mace.step_cost import TERMS, StepCost, fit_cost
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import fit
+from bevatron.train.report import plots
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from report import write_result
 
-from bevatron.data.prepare import write_store
 from bevatron.data.samples import STRUCTURE_FIELDS
-from bevatron.data.shards import Columns
-from bevatron.data.store import Store
+from bevatron.data.store.prepare import write_store
+from bevatron.data.store.shards import Columns
+from bevatron.data.store.store import Store
 
 ATOMS, EDGES = 100, 4500
 ROWS = {

@@ -38,9 +38,9 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, collate_structures, unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.recipes.potential import PER_ATOM, Potential
-from bevatron.train.captured_inference import CapturedInference
-from bevatron.train.captured_step import CapturedStep
+from bevatron.recipes.mace.potential import PER_ATOM, Potential
+from bevatron.train.capture.inference import CapturedInference
+from bevatron.train.capture.step import CapturedStep
 from bevatron.train.loop import begin_state
 from bevatron.train.optim import make_optimizer
 from bevatron.train.run import Run

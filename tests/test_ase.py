@@ -14,7 +14,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import collate_structures, unlabelled_structure
 from bevatron.errors import BevatronError, CheckpointError, ConfigError, DataError
 from bevatron.models.mace import MACE, MaceConfig, save_model
-from bevatron.recipes.relax import relax
+from bevatron.recipes.mace.relax import relax
 
 CUTOFF = 3.5
 

@@ -54,7 +54,7 @@ def test_a_kernel_that_is_wrong_is_not_timed(timing):
 
 def test_training_takes_first_derivatives_as_forces_are_taken(timing, monkeypatch):
     """Else the derivatives of the weights' gradients were timed, which no step needs."""
-    from bevatron.kernels.radial_network import triton as module
+    from bevatron.kernels.equivariant.radial_network import triton as module
 
     (case,) = timing.CASES["radial_network"](torch.float32)
     monkeypatch.setattr(module, "plain", lambda *_: pytest.fail("differentiated once more"))

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from bevatron.cli import main
-from bevatron.train.folder import RunFolder
 from bevatron.train.run import FitResult
+from bevatron.train.run_folder import RunFolder
 
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
 CUTOFF = "3.0"

@@ -87,7 +87,7 @@ def test_python_blocks_run(place, monkeypatch, capsys):
 
 def test_batch_script_names_options_that_exist():
     text = (ROOT / "examples" / "bench_graph.sbatch").read_text()
-    from bevatron.cli.graph import bench_graph
+    from bevatron.recipes.graph.commands import bench_graph
 
     options = set(re.findall(r"bevatron bench graph(.*?)\|\|", text, flags=re.DOTALL)[0].split())
     named = {option[2:] for option in options if option.startswith("--")}

@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_there_are_pages():
-    assert {"README.md", "docs/mace.md", "src/bevatron/kernels/csr/README.md"} <= set(PAGES)
+    assert {"README.md", "docs/mace.md", "src/bevatron/kernels/graph/csr/README.md"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -22,7 +22,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
-from bevatron.recipes.potential import Potential, Results
+from bevatron.recipes.mace.potential import Potential, Results
 
 Model = torch.nn.Module | Path | str
 
@@ -49,7 +49,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         moved by half of it. It changes the speed and nothing else; 0 builds a list for every step.
     capture
         Whether evaluations are recorded as CUDA graphs and replayed, see
-        `bevatron.recipes.potential.Potential`; None = on a GPU, where it is possible.
+        `bevatron.recipes.mace.potential.Potential`; None = on a GPU, where it is possible.
 
     Raises
     ------

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bevatron.data.dataset import Concatenated, Subset, sizes, split
-from bevatron.data.prepare import write_store
 from bevatron.data.samples import Field
-from bevatron.data.shards import concatenate
+from bevatron.data.store.prepare import write_store
+from bevatron.data.store.shards import concatenate
 from bevatron.errors import ConfigError, DataError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevatron.data.padding import BatchShape, StaticBatch, fill_of, pad_molecules
+from bevatron.data.padding.size_buckets import choose_shapes, smallest_shape
 from bevatron.data.samples import MoleculeBatch, collate_molecules, molecule_fields
-from bevatron.data.size_buckets import choose_shapes, smallest_shape
 
 SIZES = [4, 1, 7, 2]
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.padding import BatchShape, StaticBatch, pad_structures
-from bevatron.data.samples import collate_structures, unlabelled_structure
-from bevatron.data.size_buckets import (
+from bevatron.data.padding.size_buckets import (
     MAX_NEIGHBOURS,
     choose_shapes,
     geometric_shape,
@@ -17,6 +16,7 @@ from bevatron.data.size_buckets import (
     smallest_shape,
     waste,
 )
+from bevatron.data.samples import collate_structures, unlabelled_structure
 
 
 def clusters(*num_atoms, seed=0):

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from bevatron import files
-from bevatron.data.prepare import place, prepare, prepare_share
-from bevatron.data.progress import progress
 from bevatron.data.samples import STRUCTURE_FIELDS
-from bevatron.data.store import Store
-from bevatron.data.summary import summarise_structures
+from bevatron.data.store.prepare import place, prepare, prepare_share
+from bevatron.data.store.progress import progress
+from bevatron.data.store.store import Store
+from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError, StoreError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -96,15 +96,15 @@ def test_short_work_is_done_before_processes_have_begun(tmp_path, expected, monk
         raise AssertionError(f"a process for {work}")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bevatron.data.shard_jobs._Worker", refuse)
+        patch.setattr("bevatron.data.store.workers._Worker", refuse)
         run(tmp_path / "here", workers=None)
-    monkeypatch.setattr("bevatron.data.prepare._SECONDS_TO_START", 0.0)
+    monkeypatch.setattr("bevatron.data.store.prepare._SECONDS_TO_START", 0.0)
     run(tmp_path / "there", workers=None)
     assert contents(tmp_path / "here") == contents(tmp_path / "there") == expected
 
 
 def test_lines_of_progress_do_not_repeat(capsys, monkeypatch):
-    monkeypatch.setattr("bevatron.data.progress._SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("bevatron.data.store.progress._SECONDS_BETWEEN_LINES", -1.0)
     with progress("prepare", total=3) as advance:
         advance(1)
         advance(2)

@@ -6,7 +6,7 @@ import sys
 SCRIPT = """
 print("script runs")
 from pathlib import Path
-from bevatron.recipes.structures import prepare_structures
+from bevatron.recipes.mace.data import prepare_structures
 
 frame = "2\\nenergy={} Properties=species:S:1:pos:R:3\\nH 0 0 0\\nH 0 0 {}\\n"
 Path("two.xyz").write_text("".join(frame.format(-31.0 - i, 0.7 + 0.001 * i) for i in range(64)))

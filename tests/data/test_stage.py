@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bevatron import files
-from bevatron.data.stage import stage
-from bevatron.data.store import MANIFEST
+from bevatron.data.store.stage import stage
+from bevatron.data.store.store import MANIFEST
 from bevatron.errors import StoreError
 
 

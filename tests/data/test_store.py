@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bevatron.data.packing import pack
-from bevatron.data.prepare import write_store
 from bevatron.data.samples import STRUCTURE_FIELDS, Field
-from bevatron.data.shards import Columns, concatenate
-from bevatron.data.store import Store
+from bevatron.data.store.prepare import write_store
+from bevatron.data.store.shards import Columns, concatenate
+from bevatron.data.store.store import Store
 from bevatron.errors import StoreError
 
 FIELDS = (
@@ -274,7 +274,7 @@ def test_what_is_no_store_is_one_sentence(tmp_path):
 
 WALK = """
 import sys, time
-from bevatron.data.store import Store
+from bevatron.data.store.store import Store
 store = Store(sys.argv[1])
 best = float("inf")
 for _ in range(20):

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import dot_attention
-from bevatron.kernels.graph_attention import graph_attention
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition import DistributedGraph, EdgeList
 from bevatron.parallel.mesh import Mesh, open_mesh
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bevatron.parallel.mesh import open_mesh
-from bevatron.recipes.graph import GraphRun, build
+from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.loop import fit
 
 LAYERS = {"2d": "gat", "feature": "gat", "rows": "agnn", "2d weighted": "gat"}

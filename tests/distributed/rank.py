@@ -17,8 +17,8 @@ import torch
 from bevatron.errors import BevatronError
 from bevatron.parallel import collectives
 from bevatron.parallel.mesh import open_mesh
-from bevatron.recipes import step_cost
-from bevatron.train import captured_step
+from bevatron.recipes.mace import step_cost
+from bevatron.train.capture import step as captured_step
 from bevatron.train.loop import fit
 from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.settings import TrainConfig

@@ -10,7 +10,7 @@ from graph_ranks import fork_ranks, graph_edges, run_ranks
 from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention import (
     GraphAttentionConfig,
     NodeClassifier,

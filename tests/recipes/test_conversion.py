@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from bevatron.cli import main
 from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
-from bevatron.recipes.potential import Potential
+from bevatron.recipes.mace.potential import Potential
 
 
 def test_a_converted_checkpoint_gives_the_energies_and_forces_of_mace_torch(shared, converted):

@@ -6,9 +6,9 @@ import pytest
 from ase.calculators.lj import LennardJones
 
 from bevatron.errors import ConfigError
-from bevatron.recipes import demo
-from bevatron.recipes.mace import MaceRun
-from bevatron.recipes.structures import prepare_structures
+from bevatron.recipes.mace import demo
+from bevatron.recipes.mace.data import prepare_structures
+from bevatron.recipes.mace.run import MaceRun
 
 
 def test_settings_are_a_valid_configuration_of_bundled_data():

@@ -8,9 +8,9 @@ import torch
 
 from bevatron.errors import BevatronError, CheckpointError, ConfigError
 from bevatron.models.mace import load_model
-from bevatron.recipes.evaluation import evaluate_dataset
-from bevatron.recipes.mace import MaceRun, build
-from bevatron.recipes.potential import Potential
+from bevatron.recipes.mace.evaluate import evaluate_dataset
+from bevatron.recipes.mace.potential import Potential
+from bevatron.recipes.mace.run import MaceRun, build
 from bevatron.train.loop import fit
 
 TRAIN = {"epochs": 1, "device": "cpu", "dtype": "float64"}

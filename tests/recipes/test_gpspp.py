@@ -10,11 +10,11 @@ import torch
 
 from bevatron import cli
 from bevatron.errors import CheckpointError, ConfigError, DataError
-from bevatron.recipes import gpspp as recipe
-from bevatron.recipes.gpspp import GpsppRun, build
-from bevatron.recipes.gpspp_start import trained_model
-from bevatron.recipes.gpspp_targets import TargetConfig, labels_of, targets_of
-from bevatron.recipes.molecules import MoleculeData, molecule_sizes
+from bevatron.recipes.gpspp import run as recipe
+from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
+from bevatron.recipes.gpspp.finetune import trained_model
+from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.loop import fit
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"

@@ -11,10 +11,11 @@ import yaml
 from bevatron import cli
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.models.gpspp import GPSPlusPlus
-from bevatron.recipes import gpspp_ablation, gpspp_demo
-from bevatron.recipes.gpspp import GpsppRun, build
+from bevatron.recipes import gpspp_ablation
+from bevatron.recipes.gpspp import demo as gpspp_demo
+from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.recipes.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
-from bevatron.recipes.molecule_stores import prepare_molecules
 from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.journal import read_journal
 

@@ -17,9 +17,9 @@ from bevatron.data.graphs import GraphOptions, read_graph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention import NodeClassifier
 from bevatron.recipes import RECIPES
-from bevatron.recipes.graph import PRESETS, GraphRun, build
-from bevatron.recipes.graph_data import load_graphs
-from bevatron.recipes.graph_use import evaluate_graphs, load_model, predict_file, predict_graph
+from bevatron.recipes.graph.data import load_graphs
+from bevatron.recipes.graph.predict import evaluate_graphs, load_model, predict_file, predict_graph
+from bevatron.recipes.graph.run import PRESETS, GraphRun, build
 from bevatron.train.loop import fit
 
 SMALL = {

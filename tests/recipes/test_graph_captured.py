@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from graph_data_sets import write
 
 from bevatron.parallel.mesh import Mesh
-from bevatron.recipes.graph import GraphRun, build
-from bevatron.train import captured_step
-from bevatron.train.cuda_graphs import Recorder
+from bevatron.recipes.graph.run import GraphRun, build
+from bevatron.train.capture import step as captured_step
+from bevatron.train.capture.cuda_graphs import Recorder
 from bevatron.train.loop import begin_state, fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -5,7 +5,7 @@ from importlib.resources import files
 import pytest
 
 from bevatron.data.graphs import read_graph
-from bevatron.recipes import graph_demo
+from bevatron.recipes.graph import demo as graph_demo
 
 SOURCE = files("bevatron.recipes") / "demo_data" / "communities.npz"
 

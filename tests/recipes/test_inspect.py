@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bevatron.data import inspect
 from bevatron.data.neighbours import add_neighbours
-from bevatron.data.prepare import prepare
 from bevatron.data.samples import STRUCTURE_FIELDS, unlabelled_structure
-from bevatron.data.summary import summarise_structures
+from bevatron.data.store.prepare import prepare
+from bevatron.data.summary import inspect
+from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import StoreError
-from bevatron.recipes.inspect import PlanOptions, inspect_store
+from bevatron.recipes.mace.inspect import PlanOptions, inspect_store
 
 
 class Chains:

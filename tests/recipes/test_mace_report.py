@@ -10,8 +10,8 @@ import yaml
 
 from bevatron.data.packing import pack
 from bevatron.models.common.metrics import error_rows
-from bevatron.recipes.evaluation import Predictions, summarise
-from bevatron.recipes.mace_report import duration, isolated_energies, write_report
+from bevatron.recipes.mace.evaluate import Predictions, summarise
+from bevatron.recipes.mace.report import duration, isolated_energies, write_report
 from bevatron.train.settings import BatchConfig
 
 

@@ -15,11 +15,11 @@ from bevatron.cli import main
 from bevatron.data.packing import pack
 from bevatron.data.readers.molecules import MoleculeOptions, molecules_in_memory
 from bevatron.data.samples import collate_molecules
-from bevatron.data.store import Store
+from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.models.gpspp.features import Featurizer, canonical, scaffold
-from bevatron.recipes.molecule_stores import prepare_molecules, rejects, rejects_file
-from bevatron.recipes.molecules import MoleculeDataConfig, load_molecules, molecule_sizes
+from bevatron.recipes.gpspp.data import MoleculeDataConfig, load_molecules, molecule_sizes
+from bevatron.recipes.gpspp.stores import prepare_molecules, rejects, rejects_file
 
 Chem = pytest.importorskip("rdkit.Chem")
 
@@ -243,7 +243,7 @@ def test_killed_it_continues_and_ends_the_same(tmp_path):
         "import os, signal\n"
         "from pathlib import Path\n"
         "from bevatron import files\n"
-        "from bevatron.recipes.molecule_stores import prepare_molecules\n"
+        "from bevatron.recipes.gpspp.stores import prepare_molecules\n"
         "renames = []\n"
         "def hook(step, path):\n"
         "    renames.append(step == 'rename')\n"

@@ -15,10 +15,10 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import collate_structures, unlabelled_structure
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.recipes import potential as potential_module
-from bevatron.recipes.potential import PER_ATOM, PER_STRUCTURE, Potential
-from bevatron.recipes.relax import relax
-from bevatron.train.captured_inference import CapturedInference
+from bevatron.recipes.mace import potential as potential_module
+from bevatron.recipes.mace.potential import PER_ATOM, PER_STRUCTURE, Potential
+from bevatron.recipes.mace.relax import relax
+from bevatron.train.capture.inference import CapturedInference
 
 EVERYTHING = (*PER_STRUCTURE, *PER_ATOM)
 CUTOFF = 3.0

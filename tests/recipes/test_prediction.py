@@ -8,8 +8,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from bevatron.errors import DataError
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.recipes import prediction
-from bevatron.recipes.prediction import predict_file, relax_file
+from bevatron.recipes.mace import predict as prediction
+from bevatron.recipes.mace.predict import predict_file, relax_file
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,15 @@ import graph_data_sets
 
 from bevatron import cli
 from bevatron.data.padding import BatchShape
-from bevatron.data.size_buckets import SizeBuckets
+from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
-from bevatron.recipes.mace import build
+from bevatron.recipes.mace.run import build
 from bevatron.recipes.profiling import profile, profile_folder, short
 from bevatron.recipes.training import configuration
-from bevatron.train import captured_step, loop, profiled_steps
-from bevatron.train.profiled_steps import ProfiledTrainer
+from bevatron.train import loop
+from bevatron.train.capture import step as captured_step
+from bevatron.train.profiling import steps as profiled_steps
+from bevatron.train.profiling.steps import ProfiledTrainer
 
 
 @pytest.fixture(scope="module")

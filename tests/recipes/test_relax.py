@@ -11,8 +11,8 @@ from ase.optimize import FIRE
 from bevatron.ase import BevatronCalculator
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.recipes.potential import Potential
-from bevatron.recipes.relax import relax
+from bevatron.recipes.mace.potential import Potential
+from bevatron.recipes.mace.relax import relax
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
-from bevatron.recipes import step_cost
 from bevatron.recipes.benchmarks import capacity_curves, cost_model
-from bevatron.recipes.step_cost import (
+from bevatron.recipes.mace import step_cost
+from bevatron.recipes.mace.step_cost import (
     StepCost,
     StepMeter,
     find_capacity,
@@ -19,7 +19,7 @@ from bevatron.recipes.step_cost import (
     saturation,
 )
 from bevatron.task import Loss
-from bevatron.train.cuda_graphs import NotRecordableError
+from bevatron.train.capture.cuda_graphs import NotRecordableError
 from bevatron.train.settings import TrainConfig
 
 

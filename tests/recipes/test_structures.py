@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bevatron.recipes.structures import DataConfig, load_structures
+from bevatron.recipes.mace.data import DataConfig, load_structures
 
 
 @pytest.fixture

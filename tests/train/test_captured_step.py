@@ -17,9 +17,9 @@ from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
 from bevatron.parallel.mesh import Mesh
-from bevatron.train import captured_step as captured_module
-from bevatron.train import cuda_graphs
-from bevatron.train.captured_step import CapturedStep, obstacle
+from bevatron.train.capture import cuda_graphs
+from bevatron.train.capture import step as captured_module
+from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.journal import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
@@ -33,7 +33,7 @@ LEARNING_RATES = (0.01, 0.02, 0.005, 0.01)
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """Let runs on a CPU take the captured step."""
-    from bevatron.train import captured_step
+    from bevatron.train.capture import step as captured_step
 
     monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
 

@@ -18,8 +18,8 @@ from bevatron import kernels
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.captured_step import CapturedStep, obstacle
-from bevatron.train.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import fit
 
 pytestmark = [

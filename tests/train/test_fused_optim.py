@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bevatron.kernels import use
+from bevatron.train.capture.transfers import NumberFeed
 from bevatron.train.optim import FusedAdamEMA
-from bevatron.train.transfers import NumberFeed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

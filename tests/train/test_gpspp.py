@@ -12,7 +12,7 @@ import torch
 from bevatron.models.gpspp import CorruptionConfig, GPSPlusPlusTask
 from bevatron.parallel.mesh import Mesh
 from bevatron.train import Run
-from bevatron.train.captured_step import CapturedStep
+from bevatron.train.capture.step import CapturedStep
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 

@@ -11,7 +11,7 @@ import torch
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss
-from bevatron.train.captured_step import captured_step
+from bevatron.train.capture.step import captured_step
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.loss_scale import FIRST, PATIENCE, LossScale
 from bevatron.train.precision import products

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bevatron.train import profile
-from bevatron.train.autograd_memory import saved_bytes, saved_bytes_by_module
-from bevatron.train.profile import Span, Total
+from bevatron.train.profiling import timeline as profile
+from bevatron.train.profiling.autograd_memory import saved_bytes, saved_bytes_by_module
+from bevatron.train.profiling.timeline import Span, Total
 
 spans = st.lists(
     st.builds(

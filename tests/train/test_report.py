@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from bevatron.train import plots
-from bevatron.train.report import Report, number
+from bevatron.train.report import plots
+from bevatron.train.report.page import Report, number
 
 RNG = np.random.default_rng(0)
 

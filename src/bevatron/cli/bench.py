@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bevatron.cli.words import RunFolder, StoreFolder, print_rows, say
+from bevatron.recipes.arguments import RunFolder, StoreFolder, print_rows, say
 
 if TYPE_CHECKING:
-    from bevatron.recipes.step_cost import StepMeter
+    from bevatron.recipes.mace.step_cost import StepMeter
 
 
 Dtype = Literal["float32", "float64"]

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from bevatron.cli.words import Columns, Files, Labels, Model, Out, Source, StoreFolder, say
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.data.readers.molecules.base import MoleculeOptions
+from bevatron.recipes.arguments import Columns, Files, Labels, Model, Out, Source, StoreFolder, say
 
 
 def prepare(
@@ -97,7 +97,7 @@ def evaluate(
     out
         Also write the tables to this JSON file.
     """
-    from bevatron.recipes.evaluation import evaluate_files, print_tables
+    from bevatron.recipes.mace.evaluate import evaluate_files, print_tables
 
     print_tables(
         evaluate_files(
@@ -149,7 +149,7 @@ def predict(
     capacity
         Atoms of a batch at most.
     """
-    from bevatron.recipes.prediction import predict_file
+    from bevatron.recipes.mace.predict import predict_file
 
     done = predict_file(
         [model, *committee],
@@ -198,7 +198,7 @@ def relax(
     dtype
         Precision.
     """
-    from bevatron.recipes.prediction import relax_file
+    from bevatron.recipes.mace.predict import relax_file
 
     result = relax_file(
         model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
@@ -223,7 +223,7 @@ def convert_from_mace_torch(
     config
         JSON file of mace-torch's configuration, for a state dict.
     """
-    from bevatron.recipes.conversion import from_mace_torch_file
+    from bevatron.recipes.mace.convert import from_mace_torch_file
 
     say(from_mace_torch_file(file, out, trust=trust, config=config))
 
@@ -239,7 +239,7 @@ def convert_to_mace_torch(model: Model, out: Out) -> None:
         ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
         configuration beside it in ``NAME.json``, which does not.
     """
-    from bevatron.recipes.conversion import to_mace_torch_file
+    from bevatron.recipes.mace.convert import to_mace_torch_file
 
     say(to_mace_torch_file(model, out))
 
@@ -266,7 +266,7 @@ def inspect(
     ranks
         Processes that share an epoch, for --plan.
     """
-    from bevatron.recipes.inspect import PlanOptions, inspect_store
+    from bevatron.recipes.mace.inspect import PlanOptions, inspect_store
 
     options = PlanOptions(capacity=capacity, ranks=ranks) if plan else None
     say(f"figures: {inspect_store(store, out, options)}")
@@ -292,6 +292,6 @@ def demo(out: Out = Path("demo-run")) -> int:
         Folder for everything that it makes.
     """
     from bevatron.ase import BevatronCalculator
-    from bevatron.recipes.demo import run_demo
+    from bevatron.recipes.mace.demo import run_demo
 
     return run_demo(out, BevatronCalculator)

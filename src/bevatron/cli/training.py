@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bevatron.arguments import parse
-from bevatron.cli.words import say
 from bevatron.errors import ConfigError
+from bevatron.recipes.arguments import say
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bevatron.typing import Array, Arrays, FloatArray, IntArray
 class Dataset(Protocol):
     """Samples by position; picklable, because worker processes open it again.
 
-    `bevatron.data.store.Store` is one, `Subset` and `Concatenated` are made of others.
+    `bevatron.data.store.store.Store` is one, `Subset` and `Concatenated` are made of others.
     """
 
     def __len__(self) -> int:

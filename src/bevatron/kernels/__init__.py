@@ -4,19 +4,22 @@ A function here has the name of the package that holds it; `from bevatron.kernel
 reaches what else is inside. The building blocks of attention on graphs share one, `graph_blocks`.
 """
 
-from bevatron.kernels.bond_norm_gelu import bond_norm_gelu
-from bevatron.kernels.bonds import Bonds, index_bonds
-from bevatron.kernels.channelwise_tensor_product import channelwise_tensor_product
-from bevatron.kernels.conditioned_transition import conditioned_transition
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import dot_attention
-from bevatron.kernels.edge_vectors import edge_vectors
-from bevatron.kernels.equivariant_linear import equivariant_linear
-from bevatron.kernels.fused_adam_ema import fused_adam_ema
-from bevatron.kernels.gaussian_basis import gaussian_basis
-from bevatron.kernels.global_attention import global_attention
-from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
-from bevatron.kernels.graph_blocks import (
+from bevatron.kernels.equivariant.channelwise_tensor_product import channelwise_tensor_product
+from bevatron.kernels.equivariant.edge_vectors import edge_vectors
+from bevatron.kernels.equivariant.equivariant_linear import equivariant_linear
+from bevatron.kernels.equivariant.indexed_linear import indexed_linear
+from bevatron.kernels.equivariant.radial_basis import radial_basis
+from bevatron.kernels.equivariant.radial_network import radial_network
+from bevatron.kernels.equivariant.radial_tensor_product import radial_tensor_product
+from bevatron.kernels.equivariant.scatter_sum import scatter_sum
+from bevatron.kernels.equivariant.silu import silu
+from bevatron.kernels.equivariant.silu_linear import silu_linear
+from bevatron.kernels.equivariant.spherical_harmonics import spherical_harmonics
+from bevatron.kernels.equivariant.symmetric_contraction import symmetric_contraction
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention, graph_attention_v2
+from bevatron.kernels.graph.graph_blocks import (
     column_sum,
     graph_softmax,
     mspmm,
@@ -25,19 +28,28 @@ from bevatron.kernels.graph_blocks import (
     sddmm,
     spmmm,
 )
-from bevatron.kernels.indexed_linear import indexed_linear
-from bevatron.kernels.layer_norm import layer_norm
-from bevatron.kernels.layer_norm_linear import layer_norm_linear
-from bevatron.kernels.linear import linear
-from bevatron.kernels.molecule_attention import molecule_attention
-from bevatron.kernels.neighbour_sums import neighbour_sums
-from bevatron.kernels.norm_gelu import norm_gelu
-from bevatron.kernels.outer_product_mean import outer_product_mean
-from bevatron.kernels.pair_attention import pair_attention
-from bevatron.kernels.qkvg import qkvg
-from bevatron.kernels.radial_basis import radial_basis
-from bevatron.kernels.radial_network import radial_network
-from bevatron.kernels.radial_tensor_product import radial_tensor_product
+from bevatron.kernels.graph.spmm import spmm
+from bevatron.kernels.molecule.bond_norm_gelu import bond_norm_gelu
+from bevatron.kernels.molecule.bonds import Bonds, index_bonds
+from bevatron.kernels.molecule.gaussian_basis import gaussian_basis
+from bevatron.kernels.molecule.linear import linear
+from bevatron.kernels.molecule.molecule_attention import molecule_attention
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums
+from bevatron.kernels.molecule.norm_gelu import norm_gelu
+from bevatron.kernels.molecule.residual_norm import residual_norm
+from bevatron.kernels.molecule.scaled_residual import scaled_residual
+from bevatron.kernels.molecule.segment_sum import segment_sum
+from bevatron.kernels.optim.fused_adam_ema import fused_adam_ema
+from bevatron.kernels.pair.conditioned_transition import conditioned_transition
+from bevatron.kernels.pair.global_attention import global_attention
+from bevatron.kernels.pair.layer_norm import layer_norm
+from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
+from bevatron.kernels.pair.outer_product_mean import outer_product_mean
+from bevatron.kernels.pair.pair_attention import pair_attention
+from bevatron.kernels.pair.qkvg import qkvg
+from bevatron.kernels.pair.swiglu import swiglu
+from bevatron.kernels.pair.transition import transition
+from bevatron.kernels.pair.triangle_multiply import triangle_multiply
 from bevatron.kernels.registry import (
     KernelConfig,
     current,
@@ -48,18 +60,6 @@ from bevatron.kernels.registry import (
     too_large_for_this_gpu,
     use,
 )
-from bevatron.kernels.residual_norm import residual_norm
-from bevatron.kernels.scaled_residual import scaled_residual
-from bevatron.kernels.scatter_sum import scatter_sum
-from bevatron.kernels.segment_sum import segment_sum
-from bevatron.kernels.silu import silu
-from bevatron.kernels.silu_linear import silu_linear
-from bevatron.kernels.spherical_harmonics import spherical_harmonics
-from bevatron.kernels.spmm import spmm
-from bevatron.kernels.swiglu import swiglu
-from bevatron.kernels.symmetric_contraction import symmetric_contraction
-from bevatron.kernels.transition import transition
-from bevatron.kernels.triangle_multiply import triangle_multiply
 
 __all__ = [
     "Bonds",

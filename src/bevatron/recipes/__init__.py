@@ -6,9 +6,9 @@ from typing import Any
 from bevatron.errors import ConfigError
 
 RECIPES = {
-    "gpspp": ("bevatron.recipes.gpspp", "GpsppRun"),
-    "graph": ("bevatron.recipes.graph", "GraphRun"),
-    "mace": ("bevatron.recipes.mace", "MaceRun"),
+    "gpspp": ("bevatron.recipes.gpspp.run", "GpsppRun"),
+    "graph": ("bevatron.recipes.graph.run", "GraphRun"),
+    "mace": ("bevatron.recipes.mace.run", "MaceRun"),
 }
 """Name -> module and the class of its configuration; the module's ``build`` makes the run."""
 

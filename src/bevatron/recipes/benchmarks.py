@@ -12,7 +12,7 @@ from bevatron.data.dataset import Subset
 from bevatron.data.loader import Loader
 from bevatron.data.packing import Algorithm, Plan, pack
 from bevatron.data.samples import collate_structures
-from bevatron.data.store import Store
+from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import (
     MACE,
@@ -24,7 +24,8 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.parallel.mesh import choose_device
-from bevatron.recipes.step_cost import (
+from bevatron.recipes.mace.data import batch_sizes
+from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,
     StepMeter,
@@ -33,9 +34,8 @@ from bevatron.recipes.step_cost import (
     saturation,
     smallest_measured,
 )
-from bevatron.recipes.structures import batch_sizes
-from bevatron.train import plots
 from bevatron.train.precision import dtype_of
+from bevatron.train.report import plots
 
 Rows = list[dict[str, Any]]
 Dtype = Literal["float32", "float64"]

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from bevatron.config import load_yaml
-from bevatron.data.store import MANIFEST, Store
+from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.files import write_json_atomically
-from bevatron.recipes.gpspp import GpsppRun, build
-from bevatron.recipes.molecule_stores import prepare_molecules
+from bevatron.recipes.gpspp.run import GpsppRun, build
+from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.recipes.timed import Budget, fit_within
-from bevatron.train import plots
-from bevatron.train.plots import Curve, Panel
+from bevatron.train.report import plots
+from bevatron.train.report.plots import Curve, Panel
 
 RESULT = "gpspp_ablation.json"
 BASELINE = "baseline"
@@ -125,7 +125,7 @@ class Ablation:
     molecules
         Of a step, the same for all rows.
     train_size, valid_size
-        As in `bevatron.recipes.molecules.MoleculeDataConfig`.
+        As in `bevatron.recipes.gpspp.data.MoleculeDataConfig`.
     lr
         Of all rows; attention without any 3D input (bias or centrality) has half of it.
     base

@@ -24,9 +24,9 @@ from bevatron.data.graphs import EdgeSource, GraphOptions, read_graph, read_in_p
 from bevatron.data.graphs.generators import Kronecker, Uniform, block_entries
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_text_atomically
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import dot_attention
-from bevatron.kernels.graph_attention import graph_attention
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
 

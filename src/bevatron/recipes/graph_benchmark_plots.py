@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bevatron.errors import DataError
-from bevatron.train.plots import save
-from bevatron.train.plots.lines import readable_log_ticks
-from bevatron.train.plots.style import colours, new_axes
+from bevatron.train.report.plots import save
+from bevatron.train.report.plots.lines import readable_log_ticks
+from bevatron.train.report.plots.style import colours, new_axes
 
 Row = dict[str, Any]
 

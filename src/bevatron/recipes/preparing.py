@@ -7,7 +7,7 @@ from typing import Literal
 from bevatron.data.readers import LabelOptions
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.data.readers.molecules.reader import is_molecule_file
-from bevatron.data.store import Store
+from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError
 
 Kind = Literal["structures", "molecules"]
@@ -62,7 +62,7 @@ def prepare_files(
     feature_set, columns
         Of molecules.
     samples_per_shard, workers, overwrite
-        As in `bevatron.data.prepare.prepare`.
+        As in `bevatron.data.store.prepare.prepare`.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def prepare_files(
     if not files:
         raise ConfigError("prepare: expected at least one file of structures or molecules")
     if (kind_of(files) if kind == "auto" else kind) == "molecules":
-        from bevatron.recipes.molecule_stores import prepare_molecules, summary_lines
+        from bevatron.recipes.gpspp.stores import prepare_molecules, summary_lines
 
         store = prepare_molecules(
             files,
@@ -93,7 +93,7 @@ def prepare_files(
         lines = [*store.manifest["report"], *summary_lines(store)]
         return store, [*lines, f"train with: bevatron train gpspp --data {out} --output RUN"]
     from bevatron.models.mace import MaceConfig
-    from bevatron.recipes.structures import prepare_structures
+    from bevatron.recipes.mace.data import prepare_structures
 
     if cutoff is None:
         raise ConfigError(

@@ -20,9 +20,9 @@ from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
 from bevatron.recipes.training import configuration
-from bevatron.train import plots
-from bevatron.train.autograd_memory import SavedBytes
-from bevatron.train.profile import (
+from bevatron.train.profiling.autograd_memory import SavedBytes
+from bevatron.train.profiling.steps import Memory, Recording, record_steps
+from bevatron.train.profiling.timeline import (
     COMMUNICATION,
     HOST,
     Gains,
@@ -34,7 +34,7 @@ from bevatron.train.profile import (
     occupation,
     waiting_shares,
 )
-from bevatron.train.profiled_steps import Memory, Recording, record_steps
+from bevatron.train.report import plots
 from bevatron.train.run import Run
 
 Rows = list[dict[str, Any]]

@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from bevatron.kernels.fused_adam_ema import (
+from bevatron.kernels.optim.fused_adam_ema import (
     AdamSettings,
     AdamTensors,
     FlatTensors,
     fused_adam_ema,
 )
-from bevatron.train.transfers import NumberFeed
+from bevatron.train.capture.transfers import NumberFeed
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 

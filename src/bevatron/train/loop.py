@@ -20,10 +20,10 @@ from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
-from bevatron.train.captured_step import captured_step
+from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
-from bevatron.train.cuda_graphs import NotRecordableError
 from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
 from bevatron.train.evaluate import (
     Interrupted,
@@ -31,11 +31,11 @@ from bevatron.train.evaluate import (
     evaluation_batches,
     make_loader,
 )
-from bevatron.train.folder import RunFolder
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, check_products, dtype_of, products
 from bevatron.train.records import Records
 from bevatron.train.run import FitResult, Run
+from bevatron.train.run_folder import RunFolder
 from bevatron.train.saving import Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests

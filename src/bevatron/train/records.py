@@ -8,9 +8,9 @@ from typing import Any
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import Checkpoint
 from bevatron.train.console import Console
-from bevatron.train.folder import RunFolder, changes_since, matters
 from bevatron.train.journal import Journal
 from bevatron.train.run import Run
+from bevatron.train.run_folder import RunFolder, changes_since, matters
 from bevatron.train.state import Progress
 from bevatron.train.step import StepResult
 from bevatron.train.writers import Writer, make_writers

@@ -14,10 +14,10 @@ from bevatron.errors import BevatronError
 from bevatron.files import write_bytes_atomically
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Task
-from bevatron.train.autograd_memory import saved_bytes
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import ordered_batches
 from bevatron.train.precision import dtype_of
+from bevatron.train.profiling.autograd_memory import saved_bytes
 from bevatron.train.settings import Settings
 from bevatron.train.sharing import SamplesApart, Sharing
 from bevatron.typing import IntArray

@@ -14,10 +14,10 @@ from bevatron.parallel.collectives import barrier, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import RunRecord, prune_checkpoints, save_checkpoint
-from bevatron.train.folder import RunFolder, harmless_settings, identity_of
 from bevatron.train.optim import averaged
 from bevatron.train.records import Records
 from bevatron.train.run import FitResult, Run
+from bevatron.train.run_folder import RunFolder, harmless_settings, identity_of
 from bevatron.train.state import TrainState
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from bevatron.models.graph_attention.expression import Kind
+from bevatron.models.graph_attention.formula.expression import Kind
 
 FUNCTIONS = {
     "exp": torch.exp,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention.convert import from_agnn_conv, from_gat_conv, from_gatv2_conv
 from bevatron.models.graph_attention.layers import Sgc, gcn, gin
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.graph_blocks import piece_elements
-from bevatron.models.graph_attention.expression import (
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.graph_blocks import piece_elements
+from bevatron.models.graph_attention.formula.expression import (
     A,
     H,
     X,

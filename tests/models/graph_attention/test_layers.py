@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import dot_attention
-from bevatron.kernels.graph_attention import graph_attention
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.models.graph_attention import Layer, agnn, agnn_paper, gat, gatv2, gcn, gin, va
-from bevatron.models.graph_attention.expression import A, H
+from bevatron.models.graph_attention.formula.expression import A, H
 
 N, WIDTH = 8, 4
 

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr, sums
-from bevatron.kernels.graph_blocks import piece_elements
-from bevatron.models.graph_attention.expression import (
+from bevatron.kernels.graph.csr import Csr, sums
+from bevatron.kernels.graph.graph_blocks import piece_elements
+from bevatron.models.graph_attention.formula.expression import (
     A,
     H,
     X,
@@ -21,9 +21,9 @@ from bevatron.models.graph_attention.expression import (
     softmax,
     weight,
 )
+from bevatron.models.graph_attention.formula.planner import Widths, plan, virtual_nodes
 from bevatron.models.graph_attention.layer import Layer
 from bevatron.models.graph_attention.layers import agnn, agnn_paper, gat, gatv2, gcn, va
-from bevatron.models.graph_attention.planner import Widths, plan, virtual_nodes
 
 cosine = A * (H @ H.T) / outer(norm(H), norm(H))
 attention = softmax(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bevatron.errors import ConfigError
-from bevatron.recipes.mace import MaceRun
+from bevatron.recipes.mace.run import MaceRun
 
 
 def test_a_compiled_loss_on_forces_and_all_its_gradients_equal_eager():

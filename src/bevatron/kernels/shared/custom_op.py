@@ -60,9 +60,9 @@ def custom_op(
 class CustomOp:
     """A custom operator, called like its function; made by `custom_op`.
 
-    The dispatcher is asked only where something watches it (a compiler, a mode, a subclass of
-    tensors): a call through it and its backward pass take a few hundred microseconds of host time
-    for an operator of many arguments.
+    Calls go through the dispatcher only where something watches it (`is_watched`): for an operator
+    of many arguments a call through it and its backward pass take a few hundred microseconds of
+    host time.
 
     Attributes
     ----------
@@ -89,20 +89,12 @@ class CustomOp:
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results, which autograd records if an argument requires gradients."""
-        if torch.compiler.is_compiling():
+        if is_watched(arguments):
             return self.op(*arguments)
-        requires_grad = False
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                if type(argument) not in PLAIN_TENSORS:
-                    return self.op(*arguments)
-                requires_grad = requires_grad or argument.requires_grad
-        # There is no public way to ask for either.
-        transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
-        if transformed or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
-            return self.op(*arguments)
-        if requires_grad and torch.is_grad_enabled():
-            return self._apply(*arguments)
+        if torch.is_grad_enabled():
+            for argument in arguments:
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    return self._apply(*arguments)
         return self._function(*arguments)
 
     def backward(
@@ -178,6 +170,18 @@ class CustomOp:
     def _tensors(self) -> list[str]:
         parameters = self.signature.parameters.values()
         return [each.name for each in parameters if _kind(each) == "tensor"]
+
+
+def is_watched(arguments: tuple[Any, ...]) -> bool:
+    """Whether something must see the operator: a compiler, a mode or a subclass of tensors."""
+    if torch.compiler.is_compiling():
+        return True
+    for argument in arguments:
+        if isinstance(argument, Tensor) and type(argument) not in PLAIN_TENSORS:
+            return True
+    # There is no public way to ask for either.
+    transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
+    return transformed or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
 
 
 def _is_needed(ctx: Any, position: int, tensor: int) -> bool:

@@ -19,7 +19,7 @@ class Graphs:
     Attributes
     ----------
     bonds
-        See `bevatron.kernels.bonds`.
+        See `bevatron.kernels.molecule.bonds`.
     graph, edge_graph
         The molecule of each atom and directed edge.
     graph_ptr, edge_ptr, pair_ptr

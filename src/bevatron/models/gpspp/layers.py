@@ -25,11 +25,11 @@ from bevatron.kernels import (
     residual_norm,
     scaled_residual,
 )
-from bevatron.kernels.linear import linear_beside
-from bevatron.kernels.molecule_attention import molecule_attention_beside
-from bevatron.kernels.neighbour_sums import neighbour_sums_beside
-from bevatron.kernels.norm_gelu import Activation
-from bevatron.kernels.segment_sum import segment_sum_beside
+from bevatron.kernels.molecule.linear import linear_beside
+from bevatron.kernels.molecule.molecule_attention import molecule_attention_beside
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_beside
+from bevatron.kernels.molecule.norm_gelu import Activation
+from bevatron.kernels.molecule.segment_sum import segment_sum_beside
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bevatron.data.samples import MoleculeBatch
 from bevatron.errors import ConfigError, DataError
-from bevatron.kernels.linear import rounded_together
+from bevatron.kernels.molecule.linear import rounded_together
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.corruption import Inputs, observe
 from bevatron.models.gpspp.encoders import Encoders

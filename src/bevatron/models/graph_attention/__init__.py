@@ -6,11 +6,11 @@ from bevatron.models.graph_attention.convert import (
     from_gat_conv,
     from_gatv2_conv,
 )
+from bevatron.models.graph_attention.formula.planner import Plan, Widths, plan
 from bevatron.models.graph_attention.layer import Layer
 from bevatron.models.graph_attention.layers import Sgc, agnn, agnn_paper, gat, gatv2, gcn, gin, va
 from bevatron.models.graph_attention.metrics import NodeMetrics
 from bevatron.models.graph_attention.model import NodeClassifier, graph_features, graph_matrix
-from bevatron.models.graph_attention.planner import Plan, Widths, plan
 from bevatron.models.graph_attention.storage import load_model, save_model
 from bevatron.models.graph_attention.task import NodeTask
 

@@ -7,7 +7,7 @@ products. What does not fit is left to the composed form.
 
 from dataclasses import dataclass
 
-from bevatron.models.graph_attention.expression import Expression, Kind, number, walk
+from bevatron.models.graph_attention.formula.expression import Expression, Kind, number, walk
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The programmable layer: H' = sigma(Phi(sum over the edges, weighted by Psi)).
 
 Besta et al., SC 2023, equation 1: Z = (Phi o +)(Psi(A, H), H). Psi is a formula
-(`bevatron.models.graph_attention.expression`), + one of the semirings sum, mean, max, min, Phi a
-matrix or an MLP. What is computed how is the planner's decision; `Layer.explain` says it.
+(`bevatron.models.graph_attention.formula.expression`), + one of the semirings sum, mean, max, min,
+Phi a matrix or an MLP. What is computed how is the planner's decision; `Layer.explain` says it.
 """
 
 import math
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import dot_attention
-from bevatron.kernels.graph_attention import graph_attention, graph_attention_v2
-from bevatron.kernels.graph_blocks import weighted_sum
-from bevatron.kernels.spmm import spmm
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention, graph_attention_v2
+from bevatron.kernels.graph.graph_blocks import weighted_sum
+from bevatron.kernels.graph.spmm import spmm
 from bevatron.models.graph_attention.distributed import sum_over_ranks
-from bevatron.models.graph_attention.evaluate import Evaluator, fixed_matrix
-from bevatron.models.graph_attention.expression import Expression, number, walk
 from bevatron.models.graph_attention.forms import AdditiveForm, DotForm, FixedForm, JointForm
-from bevatron.models.graph_attention.planner import Aggregate, Order, Plan, Widths, plan
+from bevatron.models.graph_attention.formula.evaluate import Evaluator, fixed_matrix
+from bevatron.models.graph_attention.formula.expression import Expression, number, walk
+from bevatron.models.graph_attention.formula.planner import Aggregate, Order, Plan, Widths, plan
 from bevatron.parallel.graph_partition import DistributedGraph
 
 Activation = Callable[[Tensor], Tensor]
@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
     Examples
     --------
-    >>> from bevatron.models.graph_attention.expression import A, H, norm, outer
+    >>> from bevatron.models.graph_attention.formula.expression import A, H, norm, outer
     >>> layer = Layer(8, 4, psi=A * (H @ H.T) / outer(norm(H), norm(H)), activation=torch.relu)
     >>> csr = Csr.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), (3, 3))
     >>> layer(csr, torch.randn(3, 8)).shape

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bevatron.kernels.csr import Csr
-from bevatron.models.graph_attention.expression import (
+from bevatron.kernels.graph.csr import Csr
+from bevatron.models.graph_attention.formula.expression import (
     A,
     Expression,
     H,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from bevatron.data.samples import Graph, GraphBatch
 from bevatron.data.samples.graphs import SparseRows
 from bevatron.errors import ConfigError, DataError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention.config import GraphAttentionConfig
 from bevatron.models.graph_attention.layer import (
     Activation,

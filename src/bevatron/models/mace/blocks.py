@@ -25,7 +25,7 @@ from bevatron.kernels import (
     silu,
     silu_linear,
 )
-from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.maths.radial import (
     agnesi_transform,
     bessel_basis,

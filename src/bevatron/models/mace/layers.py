@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.kernels import radial_tensor_product, scatter_sum, symmetric_contraction
-from bevatron.kernels.channelwise_tensor_product import EdgeOrder
-from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 from bevatron.models.mace.blocks import (
     ElementLinear,

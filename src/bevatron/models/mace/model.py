@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from bevatron.data.samples import StructureBatch
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels import edge_vectors, scatter_sum, spherical_harmonics
-from bevatron.kernels.channelwise_tensor_product import EdgeOrder
-from bevatron.kernels.element_order import ElementOrder
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.maths.symmetric_product import CouplingTensor
 from bevatron.models.mace.blocks import (
     LinearReadout,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bevatron.data.graphs.generators_randomness import RandomOrder
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition.blocks import (
     Entries,
     Numbering,

@@ -1,16 +1,16 @@
 """What one rank computes on its block of dot-product attention, gradients of lengths included.
 
-The sums over a block are those of `bevatron.kernels.dot_attention.partial`; here the scale of the
-scores and the lengths of the vectors are put into them and their gradients taken out.
+The sums over a block are those of `bevatron.kernels.graph.dot_attention.partial`; here the scale of
+the scores and the lengths of the vectors are put into them and their gradients taken out.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.csr.wide import wide
-from bevatron.kernels.dot_attention import inverse_norm, partial
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import inverse_norm, partial
+from bevatron.kernels.shared.dtypes import wide
 
 
 def block_scores(

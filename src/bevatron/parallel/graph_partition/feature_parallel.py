@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.graph_attention import graph_attention
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.one_group import gather_rows, send_rows
 from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows

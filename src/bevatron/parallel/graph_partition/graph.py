@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition import build, planner
 from bevatron.parallel.graph_partition.grid import Grid
 from bevatron.parallel.graph_partition.groups import Group, Pending
@@ -210,7 +210,7 @@ class DistributedGraph:
         *,
         seed: int | None = None,
     ) -> Float[Tensor, "T H C"]:
-        """Attend as `bevatron.kernels.graph_attention` does, over all ranks.
+        """Attend as `bevatron.kernels.graph.graph_attention` does, over all ranks.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class DistributedGraph:
         softmax: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Float[Tensor, "T H C"]:
-        """Attend as `bevatron.kernels.dot_attention` does, over all ranks.
+        """Attend as `bevatron.kernels.graph.dot_attention` does, over all ranks.
 
         Parameters
         ----------

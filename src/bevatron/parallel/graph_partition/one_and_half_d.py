@@ -18,9 +18,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.csr import Csr
-from bevatron.kernels.dot_attention import partial as dot_partial
-from bevatron.kernels.graph_attention import partial
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import partial as dot_partial
+from bevatron.kernels.graph.graph_attention import partial
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.scheme import (

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
-from bevatron.kernels.csr import Csr
+from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition.groups import Group
 
 

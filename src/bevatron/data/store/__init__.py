@@ -1,0 +1,1 @@
+"""Prepared samples on disk: written once, read in microseconds."""

@@ -1,0 +1,283 @@
+"""The state of a folder that is becoming a store: what is there and what is missing.
+
+``preparation.json`` says from what the store is made; each shard carries the fingerprint of that;
+``manifest.json`` comes last. All of it is decided from the folder alone, so any process may stop at
+any moment and any other may go on, also several at once.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bevatron import config, files
+from bevatron.data.samples import Field
+from bevatron.data.store.shards import Columns, check_size, read_metadata, write_shard
+from bevatron.data.store.store import (
+    MANIFEST,
+    PREPARATION,
+    STORE_FORMAT,
+    STORE_KIND,
+    fields_to_plain,
+    read_manifest,
+)
+from bevatron.data.summary import structures as summary
+from bevatron.errors import StoreError
+
+
+@dataclass
+class Preparation:
+    """One store in the making.
+
+    Attributes
+    ----------
+    out
+        Its folder.
+    fields
+        Fields of every sample.
+    inputs
+        Plain values that decide the content: the reader's fingerprint and sources, the settings,
+        the fields, the format. Their hash is the store's fingerprint.
+    num_samples, samples_per_shard
+        The layout; a folder begun with another ``samples_per_shard`` keeps its own.
+    report
+        Lines that the reader says about its files.
+    """
+
+    out: Path
+    fields: tuple[Field, ...]
+    inputs: Mapping[str, Any]
+    num_samples: int
+    samples_per_shard: int
+    report: Sequence[str] = ()
+    _finished: set[int] = field(default_factory=set)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides the content."""
+        return config.fingerprint(self.inputs)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards of the whole store."""
+        return -(-self.num_samples // self.samples_per_shard)
+
+    def samples_of(self, number: int) -> range:
+        """Which samples a shard holds."""
+        start = number * self.samples_per_shard
+        return range(start, min(start + self.samples_per_shard, self.num_samples))
+
+    def shard_path(self, number: int) -> Path:
+        """Where a shard is."""
+        return self.out / f"shard-{number:06d}.arrow"
+
+    def begin(self, overwrite: bool = False) -> None:
+        """Make or take over the folder.
+
+        Raises
+        ------
+        StoreError
+            If the folder holds something else, or a store of other inputs and not ``overwrite``;
+            the sentence says what differs.
+        """
+        with files.explained(self.out, StoreError):
+            self.out.mkdir(parents=True, exist_ok=True)
+        found = self._read(PREPARATION)
+        finished = self._read(MANIFEST)
+        if found is None and finished is None:
+            self._refuse_foreign()
+        for existing in (found, finished):
+            if existing is not None and not self._is_ours(existing) and not overwrite:
+                raise StoreError(self._difference(existing))
+        if self._is_ours(found) or self._is_ours(finished):
+            agreed = found if self._is_ours(found) else finished
+            assert agreed is not None
+            self.samples_per_shard = int(agreed["samples_per_shard"])
+        else:
+            self._announce()
+        # Neither file may speak of other inputs from here on; the manifest least of all.
+        with files.explained(self.out, StoreError):
+            for name, values in ((MANIFEST, finished), (PREPARATION, found)):
+                current = self._read(name) if values is not None else None
+                if current is not None and not self._is_ours(current):
+                    (self.out / name).unlink(missing_ok=True)
+                    files.fsync_folder(self.out)
+
+    def _is_ours(self, values: Mapping[str, Any] | None) -> bool:
+        return values is not None and values.get("fingerprint") == self.fingerprint
+
+    def _announce(self) -> None:
+        values = {
+            "kind": STORE_KIND,
+            "format": STORE_FORMAT,
+            "fingerprint": self.fingerprint,
+            "inputs": self.inputs,
+            "num_samples": self.num_samples,
+            "samples_per_shard": self.samples_per_shard,
+        }
+        with self._unless_complete():
+            files.write_json_atomically(self.out / PREPARATION, values, StoreError)
+        # Of several processes that begin at once the last one has written; agree with it.
+        agreed: Mapping[str, Any] = self._read(PREPARATION) or self._read(MANIFEST) or values
+        if agreed["fingerprint"] != self.fingerprint:
+            raise StoreError(self._difference(agreed))
+        self.samples_per_shard = int(agreed["samples_per_shard"])
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self.out / name
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: cannot be read ({error}); choose another folder") from None
+        if not isinstance(values, dict) or values.get("kind") != STORE_KIND:
+            raise StoreError(f"{path}: not written by bevatron; choose another folder")
+        return values
+
+    def _refuse_foreign(self) -> None:
+        # What a kill leaves before preparation.json is there: only its temporary file.
+        strangers = sorted(
+            path.name for path in self.out.iterdir() if not path.name.startswith(PREPARATION)
+        )
+        if strangers:
+            raise StoreError(
+                f"{self.out}: the folder holds something else ('{strangers[0]}'); choose an empty "
+                "or a new folder"
+            )
+
+    def _difference(self, existing: Mapping[str, Any]) -> str:
+        before, now = (_flatten(values) for values in (existing.get("inputs", {}), self.inputs))
+        changes = [
+            _change(key, before.get(key), now.get(key))
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)
+        ]
+        shown = "; ".join(changes[:3]) + ("; ..." if len(changes) > 3 else "")
+        return (
+            f"{self.out}: the folder holds a store made from other inputs ({shown}); choose "
+            "another folder, or overwrite=True to replace it"
+        )
+
+    def is_finished(self, number: int) -> bool:
+        """Whether a shard of this very preparation is wholly there."""
+        if number in self._finished:
+            return True
+        path = self.shard_path(number)
+        if not path.exists():
+            return False
+        try:
+            metadata = read_metadata(path)
+        except StoreError:
+            return False
+        found = (metadata["fingerprint"], metadata["number"], metadata["samples"])
+        if found != (self.fingerprint, number, len(self.samples_of(number))):
+            return False
+        self._finished.add(number)
+        return True
+
+    def missing(self) -> list[int]:
+        """Shards that are still to be written."""
+        return [number for number in range(self.num_shards) if not self.is_finished(number)]
+
+    def write(self, number: int, columns: Columns, part: Mapping[str, Any]) -> None:
+        """Write one shard with the summary of its samples."""
+        metadata = {
+            "fingerprint": self.fingerprint,
+            "number": number,
+            "samples": columns.num_samples,
+            "rows": {name: int(offsets[-1]) for name, offsets in columns.offsets.items()},
+            "summary": part,
+        }
+        with self._unless_complete():
+            write_shard(self.shard_path(number), self.fields, columns, metadata)
+
+    def is_complete(self) -> bool:
+        """Whether the finished store is there, every shard of the size that was written."""
+        try:
+            manifest = read_manifest(self.out)
+            if manifest["fingerprint"] != self.fingerprint:
+                return False
+            for entry in manifest["shards"]:
+                check_size(self.out / entry["name"], entry["size"])
+        except StoreError:
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Write the manifest of shards that are all there, and tidy up; harmless when repeated."""
+        described = [read_metadata(self.shard_path(n)) for n in range(self.num_shards)]
+        shards = [
+            {
+                "name": self.shard_path(number).name,
+                "size": self.shard_path(number).stat().st_size,
+                "samples": values["samples"],
+            }
+            for number, values in enumerate(described)
+        ]
+        manifest = {
+            "kind": STORE_KIND,
+            "format": STORE_FORMAT,
+            "fingerprint": self.fingerprint,
+            "num_samples": self.num_samples,
+            "samples_per_shard": self.samples_per_shard,
+            "sources": self.inputs["sources"],
+            "settings": self.inputs["settings"],
+            "fields": fields_to_plain(self.fields),
+            "counts": summary.merge([values["rows"] for values in described]),
+            "summary": summary.merge([values["summary"] for values in described]),
+            "report": list(self.report),
+            "inputs": self.inputs,
+            "shards": shards,
+        }
+        with self._unless_complete():
+            files.write_json_atomically(self.out / MANIFEST, manifest, StoreError)
+        self.tidy()
+
+    @contextmanager
+    def _unless_complete(self) -> Iterator[None]:
+        """Let a failed write pass if another process has meanwhile finished the store.
+
+        Tidying up after itself, that process removes all unfinished files, ours too.
+        """
+        try:
+            yield
+        except StoreError:
+            if not self.is_complete():
+                raise
+
+    def tidy(self) -> None:
+        """Remove what is of no use to anybody once the manifest is in place."""
+        known = {self.shard_path(number).name for number in range(self.num_shards)}
+        with suppress(OSError):  # a store that one may only read is as good
+            (self.out / PREPARATION).unlink(missing_ok=True)
+            for path in self.out.glob("shard-*.arrow"):
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
+            files.remove_leftovers(self.out)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _change(key: str, before: Any, now: Any) -> str:
+    if key == "reader":
+        return "the content of the input files or how their labels are read has changed"
+    if key == "fields":
+        return "the fields of a sample have changed"
+    name = key.removeprefix("settings.")
+    return f"{name} was {_short(before)}, is now {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,176 @@
+"""Numbered jobs over worker processes: who dies or fails is noticed, and nobody is left behind.
+
+A job is a number; doing it twice is harmless. Workers are started without inheriting anything
+(forkserver or spawn), so the work must be picklable. A worker whose parent was killed finishes
+its job and leaves.
+"""
+
+import multiprocessing
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from bevatron.data.processes import start_without_main
+from bevatron.errors import BevatronError, DataError, StoreError
+
+Advance = Callable[[int], None]
+"""Called with the number of samples done since the last call."""
+
+Work = Callable[[int, Advance], None]
+"""(number of the job, advance)."""
+
+_SECONDS_BETWEEN_REPORTS = 0.2
+
+
+def run_jobs(work: Work, jobs: Sequence[int], workers: int, advance: Advance) -> None:
+    """Do all jobs, in this process (``workers=0``) or in others.
+
+    Parameters
+    ----------
+    work
+        What to do; picklable unless ``workers`` is 0.
+    jobs
+        Numbers of the jobs, begun in this order.
+    workers
+        Number of processes; no more than there are jobs are started.
+    advance
+        Told about progress, in this process.
+
+    Raises
+    ------
+    BevatronError
+        What a job raised (anything else becomes a DataError); the other jobs are stopped.
+    StoreError
+        If a worker died.
+    """
+    if workers <= 0:
+        for job in jobs:
+            work(job, advance)
+        return
+    crew = [_Worker(work) for _ in range(min(workers, len(jobs)))]
+    try:
+        _distribute(crew, deque(jobs), advance)
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+class _Worker:
+    """A process and the pipe to it; ``job`` is what it is doing now."""
+
+    def __init__(self, work: Work) -> None:
+        method = "forkserver" if sys.platform.startswith("linux") else "spawn"
+        context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            # Imported once in the server, not once in every worker.
+            context.set_forkserver_preload([__name__, "bevatron.data.store.prepare"])
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        start_without_main(self.process, needs_main=b"__main__" in pickle.dumps(work))
+        theirs.close()
+        self.job: int | None = None
+
+    def begin(self, job: int | None) -> None:
+        """Send a job; None ends the worker."""
+        self.job = job
+        with suppress(BrokenPipeError):  # its death is noticed by the receiver
+            self.connection.send(job)
+
+    def stop(self) -> None:
+        """End the process, at once if it is busy."""
+        if self.job is not None:
+            self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+def _distribute(crew: Sequence[_Worker], jobs: deque[int], advance: Advance) -> None:
+    by_connection: dict[Any, _Worker] = {worker.connection: worker for worker in crew}
+    for worker in crew:
+        worker.begin(jobs.popleft() if jobs else None)
+    while by_connection:
+        for connection in wait(list(by_connection)):
+            worker = by_connection[connection]
+            try:
+                kind, content = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                if worker.job is not None:
+                    raise StoreError(_death(worker)) from None
+                del by_connection[connection]
+                continue
+            if kind == "advance":
+                advance(content)
+            elif kind == "failed":
+                _raise(*content)
+            else:
+                worker.begin(jobs.popleft() if jobs else None)
+
+
+def _death(worker: _Worker) -> str:
+    worker.process.join(5)
+    code = worker.process.exitcode
+    how = f"exit code {code}"
+    if code is not None and code < 0:
+        how = f"signal {signal.Signals(-code).name}"
+    elif code is None:
+        how = "no exit code"
+    return (
+        f"a preparation worker died ({how}) while it wrote shard {worker.job}, perhaps for want "
+        "of memory; run again with fewer workers, which continues with what is finished"
+    )
+
+
+def _raise(kind: type[BevatronError], sentence: str, trace: str) -> None:
+    raise kind(sentence) from RuntimeError(f"in a worker process:\n{trace}")
+
+
+def _serve(connection: Connection, work: Work) -> None:
+    """Run in the worker: do jobs until told to stop or left alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    report = _Reporter(connection)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while (job := connection.recv()) is not None:
+            try:
+                work(job, report)
+                report.flush()
+                message: tuple[str, Any] = ("done", job)
+            except BevatronError as error:
+                message = ("failed", (type(error), str(error), traceback.format_exc()))
+            except Exception as error:  # noqa: BLE001  whatever it is, the parent tells the user
+                sentence = f"shard {job}: {type(error).__name__}: {error}"
+                message = ("failed", (DataError, sentence, traceback.format_exc()))
+            connection.send(message)
+
+
+class _Reporter:
+    """Sends progress now and then; a parent that is gone does not stop the job."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.count = 0
+        self.last = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        self.count += count
+        if time.monotonic() - self.last > _SECONDS_BETWEEN_REPORTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what has not been sent."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(("advance", self.count))
+        self.count = 0
+        self.last = time.monotonic()

@@ -1,0 +1,309 @@
+"""What is in a store and how batches would fill ranks, as plain tables.
+
+Everything comes from the manifest and from the lengths of samples, so that a store of a million
+structures is described within seconds.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.packing import Algorithm, CostModel, Plan, pack
+from bevatron.data.store.store import Store
+from bevatron.errors import StoreError
+from bevatron.typing import IntArray
+
+MOST_ROWS = 40
+"""Rows of a table of files or groups; the rest is summed up in one."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to print or to put into a report; numbers as numbers, None where there is none."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: list[tuple[str | int | float | None, ...]]
+
+
+def describe(store: Store) -> list[Table]:
+    """Describe a store of structures: whole, files, labels, sizes, elements, groups.
+
+    Raises
+    ------
+    StoreError
+        If the store holds no structures or was prepared without a summary.
+    """
+    summary = _summary(store)
+    tables = [_overview(store, summary), _files(store, summary), _labels(summary), _sizes(store)]
+    tables += [_elements(summary), _groups(summary)]
+    return [table for table in tables if table.rows]
+
+
+def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
+    """Return how many atoms have how many neighbours, by the name of the file.
+
+    Returns
+    -------
+    For each file the numbers of neighbours that occur and the atoms that have them.
+    """
+    result = {}
+    for number, part in _summary(store)["files"].items():
+        histogram = part.get("neighbours", {}).get("histogram", {})
+        degrees = np.array([int(degree) for degree in histogram], dtype=np.int64)
+        atoms = np.array(list(histogram.values()), dtype=np.int64)
+        result[_file_name(store.manifest["sources"], number)] = (degrees, atoms)
+    return result
+
+
+@dataclass(frozen=True)
+class PlanStatistics:
+    """One way to fill the ranks and what came of it.
+
+    Attributes
+    ----------
+    name
+        Of the algorithm, as for a reader.
+    plan
+        The epoch.
+    seconds
+        Time to compute it.
+    """
+
+    name: str
+    plan: Plan
+    seconds: float
+
+
+def compare_plans(
+    atoms: IntArray,
+    edges: IntArray,
+    capacity: int,
+    num_ranks: int,
+    cost: CostModel | None = None,
+    seed: int = 0,
+    names: Callable[[int], str] | None = None,
+) -> list[PlanStatistics]:
+    """Plan an epoch with a fixed number of structures, with Algorithm 1 and with ours.
+
+    The fixed number is the mean number of structures in one of our batches, so that all plans have
+    about as many steps; its batches then keep to no capacity. A structure above capacity is a batch
+    of its own.
+
+    Parameters
+    ----------
+    atoms, edges : [n]
+        Sizes of the structures.
+    capacity
+        Atoms of a batch at most.
+    num_ranks
+        Processes that share the epoch.
+    cost
+        What ranks shall have equal amounts of; atoms by default.
+    seed
+        Of the epoch.
+    names
+        Tells a structure's name for messages.
+    """
+    balance = (cost or CostModel())(atoms, edges)
+
+    def timed(name: str, algorithm: Algorithm, size: int | None = None) -> PlanStatistics:
+        begin = time.perf_counter()
+        plan = pack(
+            atoms,
+            capacity,
+            num_ranks,
+            seed,
+            algorithm=algorithm,
+            balance=balance,
+            batch_size=size,
+            oversized="alone",
+            names=names,
+        )
+        return PlanStatistics(name, plan, time.perf_counter() - begin)
+
+    ours = timed("balanced", "balanced")
+    size = max(1, round(len(atoms) / ours.plan.num_batches))
+    fixed = timed(f"fixed ({size})", "fixed_count", size)
+    return [fixed, timed("Algorithm 1", "algorithm1"), ours]
+
+
+def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -> Table:
+    """Put the figures of several plans side by side."""
+    rows: list[tuple[str | int | float | None, ...]] = []
+    for each in plans:
+        plan = each.plan
+        sizes = plan.batch_sizes
+        worst = float(plan.step_imbalance.max(initial=1.0))
+        rows.append(
+            (
+                each.name,
+                plan.num_steps,
+                f"{sizes.min()} - {sizes.max()}",
+                100 * plan.fill,
+                100 * (plan.imbalance - 1),
+                100 * (worst - 1),
+                plan.num_repeats,
+                1000 * each.seconds,
+            )
+        )
+    headers = (
+        "batches",
+        "steps",
+        "batch size",
+        "fill (%)",
+        "worst rank over mean (%)",
+        "worst step (%)",
+        "repeats",
+        "ms to plan",
+    )
+    return Table(f"One epoch on {num_ranks} ranks, {capacity:,} atoms per batch", headers, rows)
+
+
+def _summary(store: Store) -> Mapping[str, Any]:
+    summary = store.manifest.get("summary") or {}
+    if "all" not in summary or "files" not in summary:
+        raise StoreError(f"{store.path}: has no summary of structures; it is another kind of store")
+    return summary
+
+
+def _file_name(sources: Sequence[str], number: str) -> str:
+    """Return the name of a file without the folders that all files share."""
+    if int(number) >= len(sources):
+        return f"file {number}"
+    shared = os.path.commonpath([str(Path(source).parent) for source in sources])
+    return os.path.relpath(sources[int(number)], shared) if shared else sources[int(number)]
+
+
+def _overview(store: Store, summary: Mapping[str, Any]) -> Table:
+    whole = summary["all"]
+    size = sum(int(shard["size"]) for shard in store.manifest["shards"])
+    rows: list[tuple[str | int | float | None, ...]] = [
+        ("structures", len(store)),
+        ("atoms", int(whole.get("atoms", 0))),
+        ("edges", int(whole.get("edges", 0))),
+        ("files", len(store.manifest["sources"])),
+        ("shards", len(store.manifest["shards"])),
+        ("size on disk (MB)", size / 1e6),
+    ]
+    rows += [
+        (f"setting {name}", value)
+        for name, value in store.manifest["settings"].items()
+        if isinstance(value, int | float | str)
+    ]
+    if len(summary.get("heads", {})) > 1:
+        rows += [(f"head {head}: structures", n) for head, n in summary["heads"].items()]
+    rows.append(("fingerprint", str(store.manifest["fingerprint"])[:16]))
+    return Table(str(store.path), ("", "value"), rows)
+
+
+def _files(store: Store, summary: Mapping[str, Any]) -> Table:
+    files = list(summary["files"].items())
+    rows: list[tuple[str | int | float | None, ...]] = []
+    for number, part in files[:MOST_ROWS]:
+        neighbours = part.get("neighbours", {})
+        structures, atoms = part["structures"], part["atoms"]
+        rows.append(
+            (
+                _file_name(store.manifest["sources"], number),
+                structures,
+                _range(part["sizes"]["atoms"], atoms / structures),
+                _range(neighbours, part["edges"] / atoms) if neighbours else "",
+                *(_percent(part["labels"][name], structures) for name in _LABELS),
+            )
+        )
+    if len(files) > MOST_ROWS:
+        rest = sum(part["structures"] for _, part in files[MOST_ROWS:])
+        rows.append((f"{len(files) - MOST_ROWS} more", rest, "", "", "", "", ""))
+    headers = ("file", "structures", "atoms", "neighbours")
+    return Table("Files", (*headers, *_LABELS), rows)
+
+
+def _labels(summary: Mapping[str, Any]) -> Table:
+    whole = summary["all"]
+    structures = whole["structures"]
+    rows: list[tuple[str | int | float | None, ...]] = []
+    for name in _LABELS:
+        words = ""
+        if name == "energy" and "energy_per_atom" in whole:
+            part = whole["energy_per_atom"]
+            mean = part["sum"] / whole["labels"]["energy"]
+            words = f"{part['min']:.4g} to {part['max']:.4g}, mean {mean:.4g} eV/atom"
+        if name == "forces" and whole.get("forces", {}).get("components"):
+            part = whole["forces"]
+            rms = np.sqrt(part["sum_squares"] / part["components"])
+            words = f"RMS {rms:.3g}, largest component {part['max']:.3g} eV/Å"
+        count = whole["labels"][name]
+        rows.append((name, count, _percent(count, structures), words))
+    if whole["labels"]["none"]:
+        count = whole["labels"]["none"]
+        rows.append(("no label at all", count, _percent(count, structures), ""))
+    return Table("Labels", ("label", "structures", "share", "values"), rows)
+
+
+def _sizes(store: Store) -> Table:
+    shares = (0, 0.05, 0.5, 0.95, 1)
+    rows: list[tuple[str | int | float | None, ...]] = []
+    for name, field in (("atoms", "atomic_numbers"), ("edges", "edges")):
+        lengths = store.lengths(field)
+        if len(lengths):
+            low, five, middle, most, high = np.quantile(lengths, shares, method="lower").tolist()
+            rows.append((name, low, five, middle, float(lengths.mean()), most, high))
+    headers = ("per structure", "min", "5 %", "median", "mean", "95 %", "max")
+    return Table("Sizes", headers, rows)
+
+
+def _elements(summary: Mapping[str, Any]) -> Table:
+    from ase.data import chemical_symbols
+
+    counts = summary["all"].get("elements", {})
+    total = sum(counts.values())
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (chemical_symbols[int(z)], counts[z], _percent(counts[z], total))
+        for z in sorted(counts, key=int)
+    ]
+    return Table("Elements", ("element", "atoms", "share"), rows)
+
+
+def _groups(summary: Mapping[str, Any]) -> Table:
+    groups = sorted(summary.get("groups", {}).items(), key=lambda item: -item[1])
+    total = sum(count for _, count in groups)
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (name or "(none)", count, _percent(count, total)) for name, count in groups[:MOST_ROWS]
+    ]
+    if len(groups) > MOST_ROWS:
+        rest = sum(count for _, count in groups[MOST_ROWS:])
+        rows.append((f"{len(groups) - MOST_ROWS} more", rest, _percent(rest, total)))
+    return Table("Groups", ("group", "structures", "share"), rows if len(groups) > 1 else [])
+
+
+_LABELS = ("energy", "forces", "stress")
+
+
+def _range(part: Mapping[str, Any], mean: float) -> str:
+    low, high = part["min"], part["max"]
+    return f"{low}" if low == high else f"{low} - {high}, mean {mean:.3g}"
+
+
+def _percent(part: float, whole: float) -> str:
+    """Write a share; never 100 % or 0 % unless it is exactly that."""
+    if not whole:
+        return ""
+    value = 100 * part / whole
+    if 0 < value < 0.1:
+        return "< 0.1 %"
+    if 99.9 < value < 100:
+        return "> 99.9 %"
+    return f"{value:.3g} %" if value < 99.95 else "100 %"
+
+
+def counted(lengths: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the different values and how often each occurs."""
+    values, counts = np.unique(lengths, return_counts=True)
+    return values.astype(np.int64), counts.astype(np.int64)

@@ -1,0 +1,201 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Compiles and launches the generated kernels; sums what edges give to their senders."""
+
+import linecache
+import os
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Product
+from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
+from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source import (
+    Variant,
+    argument_names,
+    kernel_name,
+    num_blocks,
+    write_source,
+)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run in Python: then few large programs are best."""
+
+BLOCK = 32
+"""Channels of a program, which is one warp: its sums over channels need no shared memory."""
+
+EDGES = 32 if INTERPRETED else 1
+"""Edges at once; more than one needs masks, with which a GPU is slower."""
+
+PIECES = 2
+"""Programs that share a receiver's edges where nothing is summed over them."""
+
+
+MOST_SUMS = 64
+"""Sums of a channel up to which a double backward is one kernel; more leave it no registers."""
+
+
+@cache
+def compiled(product: Product, variant: Variant) -> Any:
+    """Return the kernel of a variant; Triton reads its source where a debugger would."""
+    source = write_source(product, variant)
+    name = f"<bevatron channelwise_tensor_product {variant.kind} {len(linecache.cache)}>"
+    # Without a time of change, nobody looks for the file.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"tl": tl, "__name__": __name__}
+    exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
+    return triton.jit(do_not_specialize=["first", "stop", "num_rows"])(
+        namespace[kernel_name(variant)]
+    )
+
+
+class Index(NamedTuple):
+    """The tensors of an `EdgeOrder` that kernels read; custom operators take them one by one."""
+
+    senders: Tensor
+    receiver_ptr: Tensor
+    permutation: Tensor | None
+    by_sender: Tensor
+    sender_ptr: Tensor
+
+    @classmethod
+    def of(cls, order: EdgeOrder, chunk: int) -> "Index":
+        """Sort by receiver and, chunk by chunk, by sender."""
+        return cls(
+            order.senders, order.receiver_ptr, order.permutation, *order.by_sender(max(chunk, 1))
+        )
+
+
+class Chunk(NamedTuple):
+    """Some of the edges sorted by receiver: ``first`` to before ``stop``, all chunks as long."""
+
+    number: int
+    first: int
+    stop: int
+
+
+def chunks(num_edges: int, size: int) -> list[Chunk]:
+    """Cut the edges."""
+    starts = range(0, num_edges, max(size, 1))
+    return [Chunk(i, first, min(first + size, num_edges)) for i, first in enumerate(starts)]
+
+
+def run(
+    product: Product,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    into: Mapping[str, Tensor],
+    index: Index,
+    chunk: Chunk,
+) -> None:
+    """Run one kernel on one chunk of edges.
+
+    Parameters
+    ----------
+    kind
+        Of `Variant`.
+    tensors
+        x, y, w and what else the kind reads, by the names of `Variant`, contiguous.
+    into
+        Where the results go, by name; only those are computed. ``out`` and ``dg`` [N, D_mid] and
+        the gradients by x [N, D_in] are added to and must be zero before the first chunk.
+    index
+        With its ``permutation``, tensors of the edges have all rows and the chunk must be all
+        edges; without, they have the rows of this chunk.
+    """
+    if not product.couplings:
+        for result in into.values():
+            result.zero_()
+        return
+    components = sum(coupling.path.out.dim for coupling in product.couplings)
+    if "dg" in into and len(into) > 1 and components > MOST_SUMS:
+        # The sum first: gradients may overwrite the weights.
+        others = {name: result for name, result in into.items() if name != "dg"}
+        run(product, kind, tensors, {"dg": into["dg"]}, index, chunk)
+        run(product, kind, tensors, others, index, chunk)
+        return
+    x, w = tensors["x"], tensors["w"]
+    given = {name for name in ("ax", "ay", "aw") if name in tensors}
+    variant = variant_of(product, kind, x.dtype, into, given, index.permutation is not None)
+    results = dict(into)
+    by_x = next((name for name in ("gx", "dx") if name in into), None)
+    by_y = next((name for name in ("gy", "dy") if name in into), None)
+    if by_x:
+        results[by_x] = x.new_empty(chunk.stop - chunk.first, x.shape[1])
+    if by_y and num_blocks(product, variant) > 1:
+        results[by_y] = x.new_empty(num_blocks(product, variant), *into[by_y].shape)
+    arguments = [{**tensors, **results}[name] for name in argument_names(variant)]
+    arguments += [t for t in index[:3] if t is not None]
+    num_nodes = index.receiver_ptr.shape[0] - 1
+    grid = (num_nodes * variant.pieces * num_blocks(product, variant),)
+    compiled(product, variant)[grid](*arguments, chunk.first, chunk.stop, w.shape[0], num_warps=1)
+    if by_y and results[by_y] is not into[by_y]:
+        torch.sum(results[by_y], 0, out=into[by_y])
+    if by_x:
+        _to_senders(results[by_x], into[by_x], index, chunk)
+
+
+def variant_of(
+    product: Product,
+    kind: str,
+    dtype: torch.dtype,
+    wanted: Collection[str],
+    given: Collection[str] = (),
+    permuted: bool = False,
+) -> Variant:
+    """Choose how a kernel is to be written."""
+    widest = triton.next_power_of_2(max(product.channels, 1))
+    return Variant(
+        kind=kind,
+        given=frozenset(given),
+        wanted=frozenset(wanted),
+        dtype=str(dtype).removeprefix("torch."),
+        block=widest if INTERPRETED else min(BLOCK, widest),
+        edges=EDGES,
+        pieces=PIECES if kind == "backward" else 1,
+        permuted=permuted,
+    )
+
+
+def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
+    """Add the rows of a chunk's edges to their senders, in order."""
+    num_nodes, dim = out.shape
+    block = triton.next_power_of_2(dim) if INTERPRETED else min(triton.next_power_of_2(dim), 128)
+    grid = (num_nodes * triton.cdiv(dim, block),)
+    dtype = tl.float64 if out.dtype == torch.float64 else tl.float32
+    constants = {"DIM": dim, "BLOCK": block, "DTYPE": dtype, "num_warps": 1}
+    tensors = (rows, index.by_sender, index.sender_ptr, out)
+    runs = (index.sender_ptr.shape[0] - 1) // num_nodes
+    _sum_by_sender[grid](*tensors, runs, chunk.number, chunk.first, **constants)
+
+
+@triton.jit(do_not_specialize=["runs", "run", "first"])
+def _sum_by_sender(
+    rows_ptr,
+    permutation_ptr,
+    ptr_ptr,
+    out_ptr,
+    runs,
+    run,
+    first,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    pid = tl.program_id(0).to(tl.int64)
+    parts = (DIM + BLOCK - 1) // BLOCK
+    node = pid // parts
+    column = pid % parts * BLOCK + tl.arange(0, BLOCK)
+    mask = column < DIM
+    begin = tl.load(ptr_ptr + node * runs + run)
+    end = tl.load(ptr_ptr + node * runs + run + 1)
+    if begin < end:
+        total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)
+        for i in range(begin, end):
+            row = tl.load(permutation_ptr + i) - first
+            total += tl.load(rows_ptr + row * DIM + column, mask=mask, other=0.0).to(DTYPE)
+        tl.store(out_ptr + node * DIM + column, total, mask=mask)

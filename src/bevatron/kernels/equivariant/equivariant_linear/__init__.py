@@ -1,0 +1,76 @@
+"""Linear map between equivariant features: the channels of each degree times a matrix."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_one_type
+
+__all__ = ["equivariant_linear"]
+
+_operator = registry.operator("equivariant_linear", __name__, takes=support.float32_or_float64)
+
+
+def equivariant_linear(
+    x: Float[Tensor, "N D_in"],
+    weights: Sequence[Float[Tensor, "_ _"]],
+    blocks: Sequence[int] | None = None,
+    scale: float = 1.0,
+) -> Float[Tensor, "N D_out"]:
+    r"""Mix the channels of each degree, the same for every component.
+
+    .. math::
+
+        y_{n,l,m,j} = \frac{s}{\sqrt{K_l}} \sum_{k=1}^{K_l} x_{n,l,m,k} \, W^l_{k,j}
+
+    e3nn's ``Linear`` in the layout ``ir_mul``, in which a component's channels are neighbours.
+
+    Parameters
+    ----------
+    x
+        Features of degree 0, 1, ...; of each one or several blocks, in a block component after
+        component, in a component channel after channel: what `channelwise_tensor_product` gives for
+        ``layout="ir_mul"``.
+    weights
+        Of each degree a matrix [K_l, J_l], K_l the channels of all its blocks.
+    blocks
+        Of each degree, equally wide; one of each by default.
+    scale
+        s.
+
+    Returns
+    -------
+    Tensor
+        One block per degree, in the same layout.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit the others, or the types are not one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    >>> equivariant_linear(x, [torch.tensor([[2.0]]), torch.tensor([[-1.0]])])
+    tensor([[ 2., -2., -3., -4.]])
+    """
+    blocks = [1] * len(weights) if blocks is None else list(blocks)
+    widths = [(2 * degree + 1) * len(weight) for degree, weight in enumerate(weights)]
+    if x.ndim != 2 or x.shape[1] != sum(widths) or len(blocks) != len(weights):
+        raise ValueError(
+            f"equivariant_linear: features {tuple(x.shape)} in {blocks} blocks do not go with "
+            f"weights {[tuple(weight.shape) for weight in weights]} of degrees 0, 1, ..."
+        )
+    if any(len(weight) % number for weight, number in zip(weights, blocks, strict=True)):
+        raise ValueError(
+            f"equivariant_linear: {[len(weight) for weight in weights]} channels cannot be in "
+            f"{blocks} equal blocks"
+        )
+    check_one_type("equivariant_linear", {"x": x, "weights": weights})
+    run = _operator.dispatch(x)
+    result: Tensor = run(x, list(weights), blocks, scale)
+    return result

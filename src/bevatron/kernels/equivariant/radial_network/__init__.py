@@ -1,0 +1,65 @@
+"""The hidden layers of a radial network, from the lengths of edges on."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_one_type
+
+__all__ = ["radial_network"]
+
+_operator = registry.operator("radial_network", __name__, takes=support.float32_or_float64)
+
+
+def radial_network(
+    lengths: Float[Tensor, " E"],
+    frequencies: Float[Tensor, " B"],
+    prefactor: Float[Tensor, ""],
+    r_max: Float[Tensor, ""],
+    order: int,
+    weights: Sequence[Float[Tensor, "_ _"]],
+) -> Float[Tensor, "E H"]:
+    r"""Compute :math:`h = s(\dots s(s(b(r) W_1) W_2) \dots W_n)` with s = silu.
+
+    b is `radial_basis`. What enters the last, linear layer of a radial network, see
+    `radial_tensor_product`. All of it follows from one number per edge.
+
+    Parameters
+    ----------
+    lengths
+        Å, above zero.
+    frequencies, prefactor, r_max, order
+        As of `radial_basis`.
+    weights
+        Of each layer, normalisation included, [B, H_1], [H_1, H_2], ...
+
+    Raises
+    ------
+    KernelError
+        If Triton was asked for and cannot run; it has no derivatives by the constants of the basis.
+    ValueError
+        If the shapes do not go together, or lengths and weights have several types.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bevatron.maths.radial import bessel_parameters
+    >>> w, c = bessel_parameters(5.0, 2, torch.float32)
+    >>> weights = [torch.ones(2, 3), torch.ones(3, 1)]
+    >>> radial_network(torch.tensor([1.0, 5.0]), w, c, torch.tensor(5.0), 5, weights)
+    tensor([[1.8780],
+            [0.0000]])
+    """
+    widths = [frequencies.shape[0], *(weight.shape[1] for weight in weights)]
+    if not weights or [len(weight) for weight in weights] != widths[:-1]:
+        raise ValueError(
+            f"radial_network: weights {[tuple(weight.shape) for weight in weights]} do not go with "
+            f"{widths[0]} functions or with each other"
+        )
+    check_one_type("radial_network", {"lengths": lengths, "weights": list(weights)})
+    run = _operator.dispatch(lengths)
+    result: Tensor = run(lengths, frequencies, prefactor, r_max, order, list(weights))
+    return result

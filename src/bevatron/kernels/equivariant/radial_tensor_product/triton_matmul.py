@@ -1,0 +1,231 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Matrix products of the last radial layer: few hidden numbers, very many edges.
+
+In float32 a number is split into two that tensor cores take, and three of the four products are
+summed (3xTF32): errors are those of float32 arithmetic, at more than its speed. The library's
+float32 products reach half their peak at these shapes. Where torch allows TF32 one product is
+taken. Float64 goes to the library.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.shared.triton_math import allows_tf32, halves, product, split
+
+PROGRAMS = {"expand": 264, "outer": 396}
+"""Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows, columns and inner numbers of a tile, its warps, and loads under way at once."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+EXPAND = Tiles(128, 128, 64, 8, 3)
+EXPAND_SMALL = Tiles(64, 64, 64, 4, 1)
+"""For more hidden numbers, or other GPUs than Hopper's."""
+ROOMY = 9
+"""Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
+CONTRACT = Tiles(64, 64, 32, 4, 3)
+OUTER = Tiles(64, 32, 64, 4, 3)
+WIDEST = 128
+"""Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
+
+
+class Layer:
+    """A weight [H, W] with few rows, prepared for products with tensors of edges.
+
+    Parameters
+    ----------
+    weight
+        Contiguous.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.hidden, self.width = weight.shape
+        self.split = weight.dtype == torch.float32 and self.hidden <= WIDEST
+        if self.split:
+            self.high, self.low = halves(weight, _exact())
+            self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
+
+    def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
+        """Compute out = rows @ weight, or add it."""
+        if not self.split:
+            torch.addmm(out, rows, self.weight, beta=float(add), out=out)
+            return
+        inner = _filled(self.hidden)
+        major = torch.cuda.get_device_capability(rows.device)[0] if rows.is_cuda else 0
+        tiles = expand_tiles(major, inner)
+        across = triton.cdiv(self.width, tiles.columns)
+        parts = _shares("expand", across) if rows.is_cuda else 1
+        _expand[(across, parts)](
+            rows, self.high_t, self.low_t, out, len(rows),
+            WIDTH=self.width, HIDDEN=self.hidden, ADD=add, PARTS=parts,
+            M=tiles.rows, N=tiles.columns, K=inner, EXACT=_exact(),
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+    def contract(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
+        """Compute out = rows @ weight.T, or add it."""
+        if not self.split:
+            torch.addmm(out, rows, self.weight.mT, beta=float(add), out=out)
+            return
+        _contract[(triton.cdiv(len(rows), CONTRACT.rows),)](
+            rows, self.high, self.low, out, len(rows),
+            WIDTH=self.width, HIDDEN=self.hidden, ADD=add,
+            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.inner, EXACT=_exact(),
+            num_warps=CONTRACT.warps, num_stages=CONTRACT.stages,
+        )  # fmt: skip
+
+
+class OuterSum:
+    """The sum of left.T @ right over chunks of rows, [R, H] and [R, W].
+
+    Parameters
+    ----------
+    out
+        [H, W] zeros; complete after `finish`.
+    """
+
+    def __init__(self, out: Tensor) -> None:
+        self.out = out
+        self.parts = None
+        if out.dtype == torch.float32 and out.numel() and len(out) <= WIDEST:
+            across = triton.cdiv(out.shape[1], OUTER.columns)
+            splits = min(_shares("outer", across), 64) if out.is_cuda else 2
+            self.parts = out.new_zeros(splits, *out.shape)
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """Add the product of a chunk."""
+        if self.parts is None:
+            self.out.addmm_(left.mT, right)
+            return
+        num_rows, width = right.shape
+        splits = len(self.parts)
+        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.inner) * OUTER.inner
+        _outer[(splits, triton.cdiv(width, OUTER.columns))](
+            left, right, self.parts, num_rows, step,
+            WIDTH=width, HIDDEN=left.shape[1],
+            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.inner, EXACT=_exact(),
+            num_warps=OUTER.warps, num_stages=OUTER.stages,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Complete ``out``."""
+        if self.parts is not None:
+            torch.sum(self.parts, 0, out=self.out)
+
+
+def expand_tiles(major: int, inner: int) -> Tiles:
+    """Choose the tiles for GPUs of a compute capability and so many hidden numbers, filled up."""
+    return EXPAND if major == ROOMY and inner <= EXPAND.inner else EXPAND_SMALL
+
+
+def _shares(product: str, across: int) -> int:
+    """Share rows out among programs, as many as there is room for beside those of all columns."""
+    return max(1, PROGRAMS[product] // max(across, 1))
+
+
+def _filled(hidden: int) -> int:
+    """Fill the hidden numbers up to what a matrix unit takes."""
+    return max(16, int(triton.next_power_of_2(hidden)))
+
+
+def _exact() -> bool:
+    return not allows_tf32()
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _expand(
+    rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Keep some columns of the weight and multiply every PARTS-th block of rows by them."""
+    k = tl.arange(0, K)
+    column = tl.program_id(0) * N + tl.arange(0, N)[None, :]
+    where = column * HIDDEN + k[:, None]
+    mask = (k[:, None] < HIDDEN) & (column < WIDTH)
+    b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    for block in range(tl.program_id(1), tl.cdiv(num_rows, M), PARTS):
+        row = (block * M + tl.arange(0, M)).to(tl.int64)[:, None]
+        a = tl.load(
+            rows_ptr + row * HIDDEN + k[None, :],
+            mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        a_high, a_low = split(a, EXACT)
+        total = product(a_high, a_low, b_high, b_low, EXACT)
+        inside = (row < num_rows) & (column < WIDTH)
+        if ADD:
+            total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _contract(
+    rows_ptr, high_ptr, low_ptr, out_ptr, num_rows,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of rows with the transposed weight."""
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
+    column = tl.arange(0, N)[None, :]
+    inside = (row < num_rows) & (column < HIDDEN)
+    total = tl.zeros([M, N], dtype=tl.float32)
+    if ADD:
+        total += tl.load(out_ptr + row * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+    for start in range(0, WIDTH, K):
+        k = start + tl.arange(0, K)
+        a = tl.load(
+            rows_ptr + row * WIDTH + k[None, :],
+            mask=(row < num_rows) & (k[None, :] < WIDTH), other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        where = column * WIDTH + k[:, None]
+        mask = (column < HIDDEN) & (k[:, None] < WIDTH)
+        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        a_high, a_low = split(a, EXACT)
+        total += product(a_high, a_low, b_high, b_low, EXACT)
+    tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "step"])
+def _outer(
+    left_ptr, right_ptr, parts_ptr, num_rows, step,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Sum over one part of the rows, for some columns."""
+    part = tl.program_id(0).to(tl.int64)
+    line = tl.arange(0, M)[:, None]
+    column = tl.program_id(1) * N + tl.arange(0, N)[None, :]
+    inside = (line < HIDDEN) & (column < WIDTH)
+    where = parts_ptr + (part * HIDDEN + line) * WIDTH + column
+    total = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+    stop = tl.minimum((part + 1) * step, num_rows)
+    for start in range(part * step, stop, K):
+        row = start + tl.arange(0, K)
+        a = tl.load(
+            left_ptr + row[None, :] * HIDDEN + line,
+            mask=(row[None, :] < stop) & (line < HIDDEN), other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        b = tl.load(
+            right_ptr + row[:, None] * WIDTH + column,
+            mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        a_high, a_low = split(a, EXACT)
+        b_high, b_low = split(b, EXACT)
+        total += product(a_high, a_low, b_high, b_low, EXACT)
+    tl.store(where, total, mask=inside)

@@ -1,0 +1,1 @@
+"""Operators of attention on one sparse graph."""

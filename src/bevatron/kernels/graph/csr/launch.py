@@ -1,0 +1,167 @@
+"""How operators over a `Csr` hand its structure to their kernels, and how work is cut into blocks.
+
+A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers:
+custom operators have no other way to take a structure.
+"""
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.csr.work import Work
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How much a program does at once.
+
+    Attributes
+    ----------
+    numbers
+        Fetched features of a step: entries times channels.
+    channels
+        Most channels of a program; more are shared out, and scores computed for each share.
+    num_warps
+        Of a program.
+    """
+
+    numbers: int = 1024
+    channels: int = 128
+    num_warps: int = 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parts ``first`` to ``first + count``: ``rows`` of them in a program, ``entries`` a step.
+
+    Dealt: one part in a program, its entries dealt out to ``rows`` shares like cards. Filled: every
+    part has an entry.
+    """
+
+    first: int
+    count: int
+    rows: int
+    entries: int
+    dealt: bool = False
+    filled: bool = False
+
+    @property
+    def programs(self) -> int:
+        """Number of programs."""
+        return self.count if self.dealt else -(-self.count // self.rows)
+
+
+RESIDENT = 512
+"""Numbers that a program's sums may take: more rows would spill registers."""
+WIDEST = 64
+"""Most rows of a program: what is kept for each would spill registers too."""
+MOST_SCORES = 256
+"""Most entries of a step, however few channels they have."""
+FEW_PARTS = 2048
+"""A list as short as this is one launch."""
+
+
+def rows_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
+    """Return the matrix's rows as launches take them."""
+    return _side(csr.col, csr.row_work)
+
+
+def columns_of(csr: Csr) -> tuple[list[Tensor], list[int]]:
+    """Return the matrix's columns as launches take them."""
+    return _side(csr.row_of, csr.col_work)
+
+
+def ids_of(csr: Csr) -> list[Tensor]:
+    """Return the numbers of rows and columns for a random mask, or nothing."""
+    if csr.row_ids is None and csr.col_ids is None:
+        return []
+    ids = (csr.row_ids, csr.col_ids)
+    return [
+        torch.arange(count, device=csr.device) if given is None else given.to(torch.int64)
+        for given, count in zip(ids, csr.shape, strict=True)
+    ]
+
+
+def _side(index: Tensor, work: Work) -> tuple[list[Tensor], list[int]]:
+    tensors = [index, work.row, work.start, work.length, work.slot, work.cut_row, work.cut_ptr]
+    return tensors, [work.num_slots, len(work.row), *work.lengths]
+
+
+def buckets(numbers: list[int], channels: int, tile: Tile) -> list[Bucket]:
+    """Cut a list of parts, longest first, into launches whose programs have equal work.
+
+    Parameters
+    ----------
+    numbers
+        As `rows_of` gives them.
+    channels
+        Of a program, a power of two.
+    tile
+        Size of a program.
+    """
+    total = numbers[1]
+    most = max(4, tile.numbers // channels)
+    few, many = (max(1, min(rows, RESIDENT // channels)) for rows in (4, 16))
+    if total <= FEW_PARTS:
+        return [Bucket(0, total, few, most // few)] if total else []
+    shapes = [
+        Bucket(0, 0, 1, most),
+        Bucket(0, 0, few, most // few),
+        Bucket(0, 0, many, max(1, most // many)),
+    ]
+    return _cut(numbers, most // 2, max(1, most // 8), shapes)
+
+
+def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: int) -> list[Bucket]:
+    """Cut a list of parts into launches for kernels whose tiles are [entries, rows, channels].
+
+    A long row has a warp to itself, its entries dealt out to lanes: those fetched together often
+    lie in one line of the cache. Shorter rows share a warp, as many as their channels, 16 bytes a
+    lane, fill its lanes: no lane waits for more entries, and each row, or share of a row, is added
+    up within a lane. Rows of one entry, or none, are four times as many.
+    """
+    total = numbers[1]
+    most = max(4, min(tile.numbers // channels, MOST_SCORES))
+    rows = max(1, min(512 // (channels * number_bytes), most // 4, WIDEST // 2))
+    if total <= FEW_PARTS:
+        return [Bucket(0, total, rows, most // rows)] if total else []
+    many = max(rows, min(4 * rows, RESIDENT // channels, WIDEST))
+    shapes = [
+        Bucket(0, 0, rows, most // rows, dealt=True, filled=True),
+        Bucket(0, 0, rows, most // rows, filled=True),
+        Bucket(0, 0, many, max(1, most // many // 2)),
+    ]
+    return _cut(numbers, 2 * most, 2, shapes)
+
+
+def _cut(numbers: list[int], long: int, middling: int, shapes: list[Bucket]) -> list[Bucket]:
+    """Make buckets of parts with at least ``long`` entries, ``middling`` entries, and the rest."""
+    total, at_least = numbers[1], numbers[2:]
+
+    def count(length: int) -> int:
+        place = length.bit_length() - 1
+        return at_least[place] if place < len(at_least) else 0
+
+    bounds = [0, count(long), count(middling), total]
+    return [
+        replace(shape, first=first, count=last - first)
+        for first, last, shape in zip(bounds[:-1], bounds[1:], shapes, strict=True)
+        if last > first
+    ]
+
+
+def slices(channels: int, tile: Tile) -> tuple[int, int]:
+    """Return the channels of a program, a power of two, and the number of shares."""
+    width = min(tile.channels, 1 << (channels - 1).bit_length())
+    return width, -(-channels // width)
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's device the current one, as launches need it."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()

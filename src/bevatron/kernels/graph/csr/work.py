@@ -1,0 +1,110 @@
+"""How the rows of a sparse matrix are shared out to programs.
+
+Rows of real graphs have one entry or hundreds of thousands. A row longer than a chunk is cut, and
+its parts are merged in their order, so that results repeat bit for bit. Parts are sorted by length:
+neighbours in the list take equally long, and the longest start first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.graph.csr.ordering import expand
+
+SMALLEST_CHUNK = 256
+"""A row up to this length is never cut."""
+ROWS_PER_PART = 0.5
+"""Cut rows have at most so many parts for each row of the matrix: bounds the memory for parts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Parts of rows, longest first.
+
+    Attributes
+    ----------
+    row
+        [parts] int32, row of each part.
+    start
+        [parts] int64, its first entry.
+    length
+        [parts] int32, its number of entries, at most ``chunk``.
+    slot
+        [parts] int32, where the part of a cut row leaves its share; -1 for a row in one part.
+    cut_row
+        [cut rows] int32.
+    cut_ptr
+        [cut rows + 1] int32, the slots of each cut row, which follow each other.
+    lengths
+        Host's copy: how many parts have at least 1, 2, 4, 8 ... entries.
+    chunk
+        Longest part.
+    num_slots
+        Slots in all.
+    """
+
+    row: Tensor
+    start: Tensor
+    length: Tensor
+    slot: Tensor
+    cut_row: Tensor
+    cut_ptr: Tensor
+    lengths: tuple[int, ...]
+    chunk: int
+    num_slots: int
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> "Work":
+        """Return a copy with every tensor moved."""
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved: dict[str, Any] = {
+            name: move(tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)
+        }
+        return replace(self, **moved)
+
+    def at_least(self, length: int) -> int:
+        """Say how many parts have at least so many entries, a power of two: the first ones."""
+        place = length.bit_length() - 1
+        return self.lengths[place] if place < len(self.lengths) else 0
+
+
+def make_work(ptr: Tensor) -> Work:
+    """Share out the segments between ``ptr``; waits for the device."""
+    num_rows, device = len(ptr) - 1, ptr.device
+    length = ptr.diff()
+    chunk = _chunk(num_rows, int(ptr[-1]))
+    parts = ((length + chunk - 1) // chunk).clamp(min=1)
+    row = expand(torch.cat([parts.new_zeros(1), parts.cumsum(0)]), torch.int64)
+    number = torch.arange(len(row), device=device) - (parts.cumsum(0) - parts)[row]
+    part_length = (length[row] - number * chunk).clamp(max=chunk)
+    cut = parts > 1
+    cut_parts = torch.where(cut, parts, 0)
+    first_slot = cut_parts.cumsum(0) - cut_parts
+    slot = torch.where(cut[row], first_slot[row] + number, -1)
+    order = torch.argsort(part_length, descending=True, stable=True)
+    sorted_length = part_length[order].contiguous()
+    cut_row = cut.nonzero().squeeze(1)
+    cut_ptr = torch.cat([first_slot[cut_row], cut_parts.sum()[None]])
+    bounds = 2 ** torch.arange(chunk.bit_length(), device=device)
+    lengths = (sorted_length[:, None] >= bounds).sum(0) if len(order) < 2**16 else None
+    if lengths is None:
+        lengths = len(order) - torch.searchsorted(sorted_length.flip(0), bounds)
+    return Work(
+        row[order].to(torch.int32),
+        (ptr[row] + number * chunk)[order],
+        sorted_length.to(torch.int32),
+        slot[order].to(torch.int32),
+        cut_row.to(torch.int32),
+        cut_ptr.to(torch.int32),
+        tuple(lengths.tolist()),
+        chunk,
+        int(cut_ptr[-1]),
+    )
+
+
+def _chunk(num_rows: int, nnz: int) -> int:
+    """Choose the longest part: a power of two that grows with the average row."""
+    wanted = max(SMALLEST_CHUNK, nnz / max(num_rows, 1) / ROWS_PER_PART)
+    return 1 << (int(wanted) - 1).bit_length()

@@ -1,0 +1,244 @@
+"""Launches of the kernels of attention whose score takes all channels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.graph.csr.dropout import threshold
+from bevatron.kernels.graph.csr.launch import Tile, buckets, on_device
+from bevatron.kernels.graph.csr.triton_merge import add_shares
+from bevatron.kernels.graph.csr.triton_parts import accumulator
+from bevatron.kernels.graph.dot_attention.triton_backward import columns_kernel, rows_kernel
+from bevatron.kernels.graph.dot_attention.triton_kernels import forward_kernel, merge_kernel
+from bevatron.kernels.shared.dtypes import wide_type
+
+TILES = {"forward": Tile(), "rows": Tile(), "columns": Tile(512)}
+"""Sizes of programs; the README says what they were chosen from."""
+MERGED_AT_ONCE = 16
+
+
+@contextmanager
+def tiles(**replaced: Tile) -> Iterator[None]:
+    """Use other sizes of programs, to test or to measure them."""
+    before = dict(TILES)
+    TILES.update(replaced)
+    try:
+        yield
+    finally:
+        TILES.update(before)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the kernels of one call share.
+
+    Attributes
+    ----------
+    query, key, value
+        [rows or columns, H, C or D]; value None: the key.
+    row_scale, col_scale
+        [rows, H], [columns, H] or None.
+    vector
+        GATv2's w, [H, C]; None: the score is a scalar product.
+    softmax
+        Whether scores are normalised.
+    ids, seed, slope, dropout
+        Of a random mask and of GATv2's LeakyReLU.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None = None
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+    vector: Tensor | None = None
+    softmax: bool = False
+    ids: list[Tensor] = field(default_factory=list)
+    seed: Tensor | None = None
+    slope: float = 0.2
+    dropout: float = 0.0
+
+    @property
+    def summed(self) -> Tensor:
+        """What is summed: the value, or the key."""
+        return self.key if self.value is None else self.value
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what every kernel takes, contiguous; what is absent is a pointer nobody reads."""
+        key = self.key.contiguous()
+        given = (self.query, key, self.value, self.row_scale, self.col_scale, self.vector)
+        tensors = [key if tensor is None else tensor.contiguous() for tensor in given]
+        row_ids, col_ids = self.ids or (key, key)
+        seed = key if self.seed is None else self.seed
+        return (*tensors, seed, row_ids, col_ids, threshold(self.dropout))
+
+    def options(self) -> dict[str, Any]:
+        """Return what kernels know when they are compiled."""
+        channels, wide = self.key.shape[2], self.summed.shape[2]
+        return {
+            "C": channels,
+            "BLOCK_C": _padded(channels),
+            "D": wide,
+            "BLOCK_D": _padded(wide),
+            "H": self.key.shape[1],
+            "ACC": accumulator(self.key),
+            "ADDITIVE": self.vector is not None,
+            "SOFTMAX": self.softmax,
+            "HAS_VALUE": self.value is not None,
+            "HAS_ROW_SCALE": self.row_scale is not None,
+            "HAS_COL_SCALE": self.col_scale is not None,
+            "DROPOUT": self.seed is not None,
+            "HAS_IDS": bool(self.ids),
+            "SLOPE": self.slope,
+            "INVERSE_KEEP": 1.0 / (1.0 - self.dropout),
+        }
+
+
+def launch_forward(
+    problem: Problem,
+    values: Tensor | None,
+    rows: list[Tensor],
+    numbers: list[int],
+    outputs: tuple[Tensor, Tensor, Tensor],
+    partial: bool,
+) -> None:
+    """Write z and, with a softmax, L (or m and s of a block)."""
+    key, summed, num_slots = problem.key, problem.summed, numbers[0]
+    if not outputs[0].numel():
+        return
+    wide, heads = wide_type(key), key.shape[1]
+    share_stats = key.new_empty((2, num_slots, heads), dtype=wide)
+    share_z = key.new_empty((num_slots, heads, summed.shape[2]), dtype=wide)
+    options = problem.options()
+    index, *parts, cut_row, cut_ptr = rows
+    with on_device(key):
+        for bucket, launch in _launches(numbers, options, "forward", heads):
+            forward_kernel[launch.grid](
+                *(index, *parts, bucket.first, bucket.count, key if values is None else values),
+                *(*problem.arguments(), *outputs, share_stats, share_z, num_slots),
+                **options,
+                **launch.shape,
+                PARTIAL=partial,
+                HAS_VALUES=values is not None,
+                CUT=num_slots > 0,
+            )
+        if num_slots:
+            merge_kernel[(len(cut_row), heads)](
+                *(cut_row, cut_ptr, *outputs, share_stats, share_z, num_slots),
+                **{name: options[name] for name in ("D", "BLOCK_D", "H", "SOFTMAX", "ACC")},
+                E=MERGED_AT_ONCE,
+                PARTIAL=partial,
+                num_warps=1,
+            )
+
+
+def launch_rows(
+    problem: Problem,
+    values: Tensor | None,
+    rows: list[Tensor],
+    numbers: list[int],
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    dvalues: Tensor | None,
+) -> None:
+    """Write the gradients of the query, the rows' scale and (of every row) GATv2's vector.
+
+    ``dvalues`` [nnz, H] gets every entry's gradient of its value.
+    """
+    key, num_slots = problem.key, numbers[0]
+    if not grad.numel() or not key.numel():
+        for output in outputs:
+            output.zero_()
+        return
+    shares = [_shares(output, num_slots, wide_type(key)) for output in outputs]
+    options = problem.options()
+    index, *parts, cut_row, cut_ptr = rows
+    with on_device(key):
+        for bucket, launch in _launches(numbers, options, "rows", key.shape[1]):
+            rows_kernel[launch.grid](
+                *(index, *parts, bucket.first, bucket.count, key if values is None else values),
+                *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs),
+                *(key if dvalues is None else dvalues, *shares),
+                **options,
+                **launch.shape,
+                WANT_VALUES=dvalues is not None,
+                HAS_VALUES=values is not None,
+                CUT=num_slots > 0,
+            )
+        _add_all(cut_row, cut_ptr, shares, outputs)
+
+
+def launch_columns(
+    problem: Problem,
+    values: Tensor | None,
+    columns: list[Tensor],
+    numbers: list[int],
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    symmetric: bool,
+) -> None:
+    """Write the gradients of the key, the value, the columns' and the rows' scale.
+
+    The last is written of a symmetric matrix that attends to itself; then the first is the whole
+    gradient of the features.
+    """
+    key, num_slots = problem.key, numbers[0]
+    if not outputs[0].numel():
+        for output in outputs:
+            output.zero_()
+        return
+    shares = [_shares(output, num_slots, wide_type(key)) for output in outputs]
+    options = problem.options()
+    index, *parts, cut_row, cut_ptr = columns
+    with on_device(key):
+        for bucket, launch in _launches(numbers, options, "columns", key.shape[1]):
+            columns_kernel[launch.grid](
+                *(index, *parts, bucket.first, bucket.count, key if values is None else values),
+                *(*problem.arguments(), grad.contiguous(), lse, delta, *outputs, *shares),
+                **options,
+                **launch.shape,
+                SYMMETRIC=symmetric,
+                HAS_VALUES=values is not None,
+                CUT=num_slots > 0,
+            )
+        _add_all(cut_row, cut_ptr, shares, outputs)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    grid: tuple[int, int]
+    shape: dict[str, int]
+
+
+def _launches(
+    numbers: list[int], options: dict[str, Any], name: str, heads: int
+) -> Iterator[tuple[Any, _Launch]]:
+    tile = TILES[name]
+    for bucket in buckets(numbers, max(options["BLOCK_C"], options["BLOCK_D"]), tile):
+        shape = {"R": bucket.rows, "E": bucket.entries, "num_warps": tile.num_warps}
+        yield bucket, _Launch((bucket.programs, heads), shape)
+
+
+def _shares(output: Tensor, num_slots: int, dtype: torch.dtype) -> Tensor:
+    shape = (num_slots, *output.shape[1:]) if output.numel() else (0,)
+    return output.new_empty(shape, dtype=dtype)
+
+
+def _add_all(
+    cut_row: Tensor, cut_ptr: Tensor, shares: list[Tensor], outputs: tuple[Tensor, ...]
+) -> None:
+    for share, output in zip(shares, outputs, strict=True):
+        if share.numel():
+            add_shares(cut_row, cut_ptr, share, output)
+
+
+def _padded(channels: int) -> int:
+    return 1 << (channels - 1).bit_length()

@@ -1,0 +1,24 @@
+"""GATv2's attention in Triton: its score takes all channels, as scalar products do."""
+
+from torch import Tensor
+
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention.triton import run
+
+
+def graph_attention_v2(
+    csr: Csr,
+    x: Tensor,
+    query: Tensor,
+    weight: Tensor,
+    negative_slope: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.graph.graph_attention`."""
+    return run(
+        *(csr, query, x, None, None, None, weight, True),
+        seed=seed,
+        slope=negative_slope,
+        dropout=dropout,
+    )

@@ -1,0 +1,171 @@
+"""The products that attention on graphs is made of, each differentiable on a `Csr`.
+
+Besta et al., SC 2023, section 5. Dense matrices [n, K] or, per head, [n, H, K]; numbers on the
+edges [nnz] or [nnz, H], in the order of `Csr` rows. No block ever holds an n x n matrix or, for
+longer than a piece of the edges, one of edges x features. `bevatron.kernels.graph.spmm` is the
+product of a sparse with a dense matrix.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.graph_blocks import products
+from bevatron.kernels.graph.graph_blocks.pieces import piece_elements
+from bevatron.kernels.graph.graph_blocks.sampled import Formula, Leaf, sampled
+
+__all__ = [
+    "Formula",
+    "Leaf",
+    "column_sum",
+    "graph_softmax",
+    "mspmm",
+    "piece_elements",
+    "replicate",
+    "row_sum",
+    "sampled",
+    "sddmm",
+    "spmmm",
+    "weighted_sum",
+]
+
+for _name in (
+    *("sddmm", "weighted_sum", "row_sum", "column_sum"),
+    *("replicate_rows", "replicate_columns", "graph_softmax"),
+):
+    registry.operator(_name, __name__, triton=None)
+
+
+def sddmm(
+    csr: Csr, x: Float[Tensor, "n *#heads K"], y: Float[Tensor, "m *#heads K"]
+) -> Float[Tensor, "nnz *heads_out"]:
+    r"""Sample the dense product x y^T where the matrix has entries.
+
+    .. math:: s_{ij} = a_{ij} \langle x_i, y_j \rangle
+
+    Parameters
+    ----------
+    csr
+        n x m; its values multiply the products.
+    x, y
+        Rows' and columns' features; 16-bit types are multiplied and added up in float32.
+
+    Returns
+    -------
+    Tensor
+        In the order of the rows, float32 or float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bevatron.kernels.graph.csr import Csr
+    >>> csr = Csr.from_coo(torch.tensor([0, 1]), torch.tensor([1, 1]), (2, 2))
+    >>> sddmm(csr, torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([3., 4.])
+    """
+    _check_rows("sddmm: x", x, csr.shape[0])
+    _check_rows("sddmm: y", y, csr.shape[1])
+    plain = x.ndim == 2
+    sampled_products: Tensor = registry.dispatch("sddmm", x)(csr, _headed(x), _headed(y))
+    if csr.values is not None:
+        sampled_products = sampled_products * csr.values[:, None]
+    return sampled_products[:, 0] if plain else sampled_products
+
+
+def weighted_sum(
+    csr: Csr, values: Float[Tensor, "nnz *#heads"] | None, x: Float[Tensor, "m *#heads K"]
+) -> Float[Tensor, "n *heads_out K"]:
+    r"""Multiply a sparse with a dense matrix, one sparse matrix per head on one structure.
+
+    .. math:: z_{ih} = \sum_j s_{ijh} x_{jh}
+
+    Parameters
+    ----------
+    csr
+        The structure; its own values are left out.
+    values
+        On the entries; None: all one.
+    x
+        Features of the columns.
+    """
+    _check_rows("weighted_sum: x", x, csr.shape[1])
+    if values is not None:
+        _check_rows("weighted_sum: values", values, csr.nnz)
+    held = values[:, None] if values is not None and values.ndim == 1 else values
+    result = products.weighted_sum(csr, held, _headed(x))
+    return result[:, 0] if x.ndim == 2 and result.shape[1] == 1 else result
+
+
+def spmmm(csr: Csr, x: Float[Tensor, "m K"], weight: Float[Tensor, "K J"]) -> Float[Tensor, "n J"]:
+    r"""Multiply a sparse, a tall and a small matrix, S x W, the entries at the narrower width.
+
+    (S x) W reads K numbers per entry, S (x W) reads J.
+    """
+    if weight.shape[1] < x.shape[1]:
+        return weighted_sum(csr, csr.values, x @ weight)
+    return weighted_sum(csr, csr.values, x) @ weight
+
+
+def mspmm(x: Float[Tensor, "n K"], csr: Csr, y: Float[Tensor, "m J"]) -> Float[Tensor, "K J"]:
+    r"""Multiply a wide, a sparse and a tall matrix, x^T S y, the entries at the narrower width.
+
+    The gradient of a layer's weights, H^T (S^T G), is such a product.
+    """
+    if x.shape[1] < y.shape[1]:
+        flipped = csr.transpose()
+        return weighted_sum(flipped, flipped.values, x).mT @ y
+    return x.mT @ weighted_sum(csr, csr.values, y)
+
+
+def row_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "n *heads"]:
+    """Sum the numbers on the entries of every row; an empty row has 0."""
+    return _edgewise("row_sum", csr, values)
+
+
+def column_sum(csr: Csr, values: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "m *heads"]:
+    """Sum the numbers on the entries of every column."""
+    return _edgewise("column_sum", csr, values)
+
+
+def graph_softmax(csr: Csr, scores: Float[Tensor, "nnz *heads"]) -> Float[Tensor, "nnz *heads"]:
+    r"""Softmax over the entries of every row.
+
+    .. math:: p_{ij} = e^{s_{ij}} / \sum_{j' \in N(i)} e^{s_{ij'}}
+
+    Scores may be of any size: the row's largest is taken off first.
+    """
+    return _edgewise("graph_softmax", csr, scores)
+
+
+def replicate(
+    csr: Csr, vector: Float[Tensor, "vertices *heads"], axis: Literal["row", "column"] = "row"
+) -> Float[Tensor, "nnz *heads"]:
+    """Give every entry the number of its row (u 1^T) or of its column (1 v^T)."""
+    name = "replicate_rows" if axis == "row" else "replicate_columns"
+    _check_rows("replicate: vector", vector, csr.shape[0 if axis == "row" else 1])
+    plain = vector.ndim == 1
+    held = vector[:, None] if plain else vector
+    result: Tensor = registry.dispatch(name, vector)(csr, held)
+    return result[:, 0] if plain else result
+
+
+def _edgewise(name: str, csr: Csr, values: Tensor) -> Tensor:
+    _check_rows(f"{name}: values", values, csr.nnz)
+    plain = values.ndim == 1
+    held = values[:, None] if plain else values
+    result: Tensor = registry.dispatch(name, values)(csr, held)
+    return result[:, 0] if plain else result
+
+
+def _headed(x: Tensor) -> Tensor:
+    return x[:, None] if x.ndim == 2 else x
+
+
+def _check_rows(what: str, tensor: Tensor, expected: int) -> None:
+    if len(tensor) != expected:
+        raise ValueError(
+            f"{what} has {len(tensor)} rows, expected {expected} to go with the matrix"
+        )

@@ -1,0 +1,90 @@
+"""Edges in pieces: what is as wide as the features exists for one piece of the edges at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.graph.csr import Csr
+
+_elements = 2**22
+
+
+@contextmanager
+def piece_elements(count: int) -> Iterator[None]:
+    """Set how many numbers a temporary tensor of one piece of the edges may have."""
+    global _elements  # noqa: PLW0603  a setting of this module
+    before, _elements = _elements, count
+    try:
+        yield
+    finally:
+        _elements = before
+
+
+def pieces(csr: Csr, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Cut the entries, in CSR order, into pieces of (place, rows, columns).
+
+    Parameters
+    ----------
+    csr
+        The matrix.
+    width
+        Numbers per entry that the caller makes.
+    """
+    length = max(1, _elements // max(width, 1))
+    row = csr.row_index
+    for start in range(0, csr.nnz, length):
+        place = slice(start, min(start + length, csr.nnz))
+        yield place, row[place], csr.col[place]
+
+
+def accumulator(*tensors: Tensor) -> torch.dtype:
+    """Return the type sums are made in: at least float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+PART = 512
+"""Longest stretch of a segment that one thread of a GPU adds up."""
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sum the rows between pointers, in a fixed order: [S, ...] from [E, ...]."""
+    if values.device.type != "cpu":
+        return sum_by_parts(values, ptr)
+    count = len(ptr) - 1
+    index = torch.repeat_interleave(torch.arange(count), ptr.diff())
+    return values.new_zeros(count, *values.shape[1:]).index_add_(0, index, values)
+
+
+def sum_by_parts(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sum segments in parts, then the parts: no thread walks through a hub alone, no atomics."""
+    count = len(ptr) - 1
+    if len(values) == 0:
+        return values.new_zeros(count, *values.shape[1:])
+    cuts = torch.arange(0, len(values), PART, device=ptr.device)
+    bounds = torch.cat([ptr, cuts]).unique()
+    flat = values.reshape(len(values), -1)
+    parts = torch.segment_reduce(flat, "sum", offsets=bounds, axis=0, initial=0)
+    sums = torch.segment_reduce(
+        parts, "sum", offsets=torch.searchsorted(bounds, ptr), axis=0, initial=0
+    )
+    return sums.reshape(count, *values.shape[1:])
+
+
+def add_rows(out: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Add values to the rows they belong to; ``rows`` ascend. Repeats bit for bit."""
+    if values.device.type == "cpu":
+        out.index_add_(0, rows, values)
+        return
+    touched, ptr = runs(rows)
+    out[touched] += sum_by_parts(values, ptr)
+
+
+def runs(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the distinct values of an ascending vector and where each begins."""
+    touched, counts = torch.unique_consecutive(rows, return_counts=True)
+    return touched.long(), torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -1,0 +1,159 @@
+"""A formula over vertices evaluated on the edges alone, and nothing of it kept but its value.
+
+The formula sees, for a piece of the edges at a time, what belongs to the row, what to the column,
+inner products of both, and what is on the edge. The backward pass evaluates it again, so that an
+edge costs one number per head however long the formula is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.graph_blocks.pieces import accumulator, pieces
+from bevatron.kernels.graph.graph_blocks.products import weighted_sum
+from bevatron.kernels.graph.graph_blocks.reference import column_sum, row_sum
+
+# Signatures of autograd.Function are as torch wants them.
+# mypy: disable-error-code="no-untyped-call"
+
+Leaf = (
+    tuple[Literal["row", "column", "edge", "everywhere"], Tensor]
+    | tuple[Literal["dot"], Tensor, Tensor]
+)
+"""What a formula is made of: ``("row", u [n, H])``, ``("column", v [m, H])``, ``("edge", values
+[nnz, H])``, ``("everywhere", s [H])`` or ``("dot", x [n, H, K], y [m, H, K])``."""
+
+Formula = Callable[[Sequence[Tensor]], Tensor]
+"""From one tensor [edges, H] (or [H]) per leaf to the values [edges, H]."""
+
+
+def sampled(csr: Csr, formula: Formula, leaves: Sequence[Leaf], heads: int) -> Tensor:
+    """Evaluate ``formula`` on every entry of ``csr``: [nnz, H].
+
+    Differentiable once in everything the leaves hold.
+    """
+    kinds = tuple(leaf[0] for leaf in leaves)
+    tensors = [tensor for leaf in leaves for tensor in leaf[1:]]
+    result: Tensor = _Sampled.apply(csr, formula, kinds, heads, *tensors)
+    return result
+
+
+def _split(kinds: Sequence[str], tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Give every leaf its tensors."""
+    remaining = iter(tensors)
+    return [
+        (next(remaining), next(remaining)) if kind == "dot" else (next(remaining),)
+        for kind in kinds
+    ]
+
+
+def _width(kinds: Sequence[str], tensors: Sequence[Tensor], heads: int) -> int:
+    widest = 1
+    for kind, held in zip(kinds, _split(kinds, tensors), strict=True):
+        if kind == "dot":
+            widest = max(widest, int(held[0].shape[-1]))
+    return heads * widest
+
+
+def _gather(
+    kind: str, held: tuple[Tensor, ...], place: slice, row: Tensor, col: Tensor, dtype: torch.dtype
+) -> Tensor:
+    if kind == "row":
+        return held[0][row].to(dtype)
+    if kind == "column":
+        return held[0][col].to(dtype)
+    if kind == "edge":
+        return held[0][place].to(dtype)
+    if kind == "everywhere":
+        return held[0].to(dtype)
+    x, y = held
+    return (x[row].to(dtype) * y[col].to(dtype)).sum(-1)
+
+
+class _Sampled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, csr: Csr, formula: Formula, kinds: tuple[str, ...], heads: int, *tensors: Tensor
+    ) -> Tensor:
+        ctx.csr, ctx.formula, ctx.kinds, ctx.heads = csr, formula, kinds, heads
+        ctx.save_for_backward(*tensors)
+        dtype = accumulator(*tensors)
+        values = torch.empty((csr.nnz, heads), dtype=dtype, device=csr.device)
+        leaves = _split(kinds, tensors)
+        for place, row, col in pieces(csr, _width(kinds, tensors, heads)):
+            here = [
+                _gather(kind, held, place, row, col, dtype)
+                for kind, held in zip(kinds, leaves, strict=True)
+            ]
+            values[place] = formula(here)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        csr, kinds, tensors = ctx.csr, ctx.kinds, ctx.saved_tensors
+        leaves = _split(kinds, tensors)
+        needed = [any(n) for n in _split(kinds, ctx.needs_input_grad[4:])]
+        per_edge = _edge_gradients(ctx, grads[0], leaves, needed)
+        found: list[Tensor | None] = []
+        for kind, held, grad in zip(kinds, leaves, per_edge, strict=True):
+            found += _reduce(csr, kind, held, grad)
+        return (None, None, None, None, *found)
+
+
+def _edge_gradients(
+    ctx: Any, grad: Tensor, leaves: Sequence[tuple[Tensor, ...]], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Differentiate the formula piece by piece: [nnz, h] for every leaf, [H] for "everywhere"."""
+    csr, kinds = ctx.csr, ctx.kinds
+    dtype = grad.dtype
+    out: list[Tensor | None] = [None] * len(kinds)
+    for place, row, col in pieces(csr, _width(kinds, ctx.saved_tensors, ctx.heads)):
+        here = [
+            _gather(kind, held, place, row, col, dtype).detach().requires_grad_(need)
+            for kind, held, need in zip(kinds, leaves, needed, strict=True)
+        ]
+        with torch.enable_grad():
+            values = ctx.formula(here).expand(-1, ctx.heads)
+        wanted = [value for value, need in zip(here, needed, strict=True) if need]
+        parts = iter(torch.autograd.grad(values, wanted, grad[place], allow_unused=True))
+        for number, need in enumerate(needed):
+            part = next(parts) if need else None
+            if part is None:
+                continue
+            if kinds[number] == "everywhere":
+                before = out[number]
+                out[number] = part if before is None else before + part
+                continue
+            if out[number] is None:
+                out[number] = part.new_zeros(csr.nnz, part.shape[1])
+            out[number][place] = part  # type: ignore[index]
+    return out
+
+
+def _reduce(
+    csr: Csr, kind: str, held: tuple[Tensor, ...], grad: Tensor | None
+) -> list[Tensor | None]:
+    """Bring gradients of edges to what the edges were gathered from."""
+    if grad is None:
+        return [None] * len(held)
+    if kind == "row":
+        return [row_sum(csr, grad).to(held[0].dtype)]
+    if kind == "column":
+        return [column_sum(csr, grad).to(held[0].dtype)]
+    if kind == "dot":
+        x, y = held
+        dx = weighted_sum(csr, grad, y.to(grad.dtype))
+        dy = weighted_sum(csr.transpose(), grad[csr.position], x.to(grad.dtype))
+        return [_fold(dx, x), _fold(dy, y)]
+    return [grad.to(held[0].dtype)]
+
+
+def _fold(grad: Tensor, like: Tensor) -> Tensor:
+    if like.shape[1] == 1 < grad.shape[1]:
+        grad = grad.sum(1, keepdim=True)
+    return grad.to(like.dtype)

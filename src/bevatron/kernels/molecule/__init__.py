@@ -1,0 +1,1 @@
+"""Operators of message passing and attention on batches of molecules."""

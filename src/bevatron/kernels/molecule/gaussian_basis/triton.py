@@ -1,0 +1,163 @@
+"""Gaussian kernels in Triton: two custom operators, their kernels and launches."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.molecule.norm_gelu.triton import add_shares
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.rows import processors
+
+ELEMENTS = 2048
+PROGRAMS_PER_PROCESSOR = 4
+LOG2E = tl.constexpr(1.4426950408889634)
+ROOT = tl.constexpr(0.3989422804014327)
+"""1 / sqrt(2 pi)."""
+
+
+def gaussian_basis(
+    distances: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    scale: float,
+    epsilon: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.molecule.gaussian_basis`."""
+    tensors = (distances.contiguous(), mean.contiguous(), std.contiguous())
+    psi: Tensor = evaluate(*tensors, scale, epsilon, dtype)
+    return psi
+
+
+@custom_op(
+    "gaussian_basis",
+    fake=lambda distances, mean, dtype: distances.new_empty(
+        (distances.shape[0], mean.shape[0]), dtype=dtype
+    ),
+)
+def evaluate(
+    distances: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    scale: float,
+    epsilon: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return all kernels of all distances."""
+    psi = distances.new_empty((len(distances), len(mean)), dtype=dtype)
+    if psi.numel():
+        pad, block = _block(len(mean))
+        with on_device(distances):
+            gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
+                *(distances, mean, std, psi, len(distances), scale, epsilon),
+                K=len(mean),
+                K_PAD=pad,
+                BLOCK=block,
+                WIDE=_wide(mean),
+                num_warps=4,
+            )
+    return psi
+
+
+@evaluate.backward(
+    "distances mean std",
+    fake=lambda distances, mean: (
+        distances.new_empty(distances.shape),
+        mean.new_empty((2, mean.shape[0]), dtype=wide_type(mean)),
+    ),
+    unpack=lambda ddistances, sums: (ddistances, *sums),
+)
+def evaluate_backward(
+    dpsi: Tensor, distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the distances, and [2, K]: those of mean and std."""
+    dpsi, wide = dpsi.contiguous(), wide_type(mean)
+    ddistances = distances.new_empty(distances.shape)
+    sums = mean.new_zeros((2, len(mean)), dtype=wide)
+    if dpsi.numel():
+        pad, block = _block(len(mean))
+        most = PROGRAMS_PER_PROCESSOR * processors(dpsi.device)
+        programs = min(triton.cdiv(len(distances), block), most)
+        parts = mean.new_empty((programs, 2, len(mean)), dtype=wide)
+        with on_device(dpsi):
+            gaussian_basis_backward[(programs,)](
+                *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
+                K=len(mean),
+                K_PAD=pad,
+                BLOCK=block,
+                WIDE=_wide(mean),
+                num_warps=4,
+            )
+        add_shares(parts, sums)
+    return ddistances, sums
+
+
+@triton.jit
+def _kernels(distance, mean, std, scale, epsilon):
+    """Compute kernels, reduced distances and 1/s."""
+    inverse = 1.0 / (tl.abs(std) + epsilon)
+    z = (distance[:, None] - mean[None, :]) * inverse[None, :]
+    return tl.exp2(z * z * (-0.5 * LOG2E)) * (inverse * (scale * ROOT))[None, :], z, inverse
+
+
+@triton.jit(do_not_specialize=["count"])
+def gaussian_basis_forward(
+    Distances, Mean, Std, Psi, count, scale: tl.constexpr, epsilon: tl.constexpr,
+    K: tl.constexpr, K_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Evaluate all kernels of BLOCK distances."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    col = tl.arange(0, K_PAD)
+    distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)
+    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)
+    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)
+    psi, _, _ = _kernels(distance, mean, std, scale, epsilon)
+    inside = (row < count)[:, None] & (col < K)[None, :]
+    tl.store(Psi + row[:, None] * K + col[None, :], psi.to(Psi.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def gaussian_basis_backward(
+    DPsi, Distances, Mean, Std, DDistances, Parts, count, scale: tl.constexpr,
+    epsilon: tl.constexpr, K: tl.constexpr,
+    K_PAD: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Walk every so many blocks of distances; leave shares of the parameters' gradients."""
+    col = tl.arange(0, K_PAD)
+    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)
+    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)
+    by_mean = tl.zeros([BLOCK, K_PAD], WIDE)
+    by_width = tl.zeros([BLOCK, K_PAD], WIDE)
+    inverse = 1.0 / (tl.abs(std) + epsilon)
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = (row < count)[:, None] & (col < K)[None, :]
+        distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)
+        at = DPsi + row[:, None] * K + col[None, :]
+        psi, z, _ = _kernels(distance, mean, std, scale, epsilon)
+        weighted = psi * tl.load(at, mask=inside, other=0.0).to(WIDE)
+        along = weighted * z
+        by_mean += along
+        by_width += along * z - weighted
+        ddistance = -tl.sum(along * inverse[None, :], 1)
+        tl.store(DDistances + row, ddistance.to(DDistances.dtype.element_ty), mask=row < count)
+    part = Parts + tl.program_id(0).to(tl.int64) * 2 * K + col
+    tl.store(part, tl.sum(by_mean, 0) * inverse, mask=col < K)
+    sign = tl.where(std < 0, -1.0, 1.0)
+    tl.store(part + K, tl.sum(by_width, 0) * inverse * sign, mask=col < K)
+
+
+def _block(kernels: int) -> tuple[int, int]:
+    pad = int(triton.next_power_of_2(kernels))
+    return pad, max(1, ELEMENTS // pad)
+
+
+def _wide(mean: Tensor) -> Any:
+    return tl.float64 if mean.dtype == torch.float64 else tl.float32

@@ -1,0 +1,143 @@
+"""A residual stream in Triton: two custom operators, their kernels and launches."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.kernels.molecule.norm_gelu.triton import contiguous
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
+
+BLOCK = 1024
+
+
+def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute what the reference computes; see `bevatron.kernels.molecule.scaled_residual`."""
+    scale = None if scale is None else scale.detach()
+    wide, narrow = add(stream.contiguous(), update.contiguous(), contiguous(scale))
+    return wide, wide if stream.dtype == update.dtype else narrow
+
+
+@custom_op(
+    "scaled_residual",
+    fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
+)
+def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sum in both types; without elements the second, if the types are one."""
+    wide = stream.new_empty(stream.shape)
+    narrow = _second(stream, update)
+    if stream.numel():
+        with on_device(stream):
+            scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
+                *(stream, update, update if scale is None else scale, wide, narrow),
+                stream.numel(),
+                C=stream.shape[1],
+                BLOCK=BLOCK,
+                SCALED=scale is not None,
+                TWO=narrow.numel() > 0,
+                WIDE=_wide(stream),
+                num_warps=4,
+            )
+    return wide, narrow
+
+
+@custom_op(
+    "scaled_residual_backward",
+    fake=lambda dwide, dnarrow, like, other: tuple(
+        each.new_empty((dnarrow if dwide is None else dwide).shape) for each in (like, other)
+    ),
+)
+def add_backward(
+    dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return gradients of the stream and the update; ``like`` and ``other`` tell their types."""
+    given = dwide if dwide is not None else dnarrow
+    assert given is not None
+    dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
+    if given.numel():
+        with on_device(given):
+            scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
+                given if dwide is None else dwide,
+                given if dnarrow is None else dnarrow,
+                *(given if scale is None else scale, dstream, dupdate),
+                given.numel(),
+                C=given.shape[1],
+                BLOCK=BLOCK,
+                SCALED=scale is not None,
+                HAS_WIDE=dwide is not None,
+                HAS_NARROW=dnarrow is not None,
+                WIDE=_wide(dstream),
+                num_warps=4,
+            )
+    return dstream, dupdate
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    del output
+    stream, update, scale = inputs
+    ctx.save_for_backward(scale, stream.new_empty(0), update.new_empty(0))
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, dwide: Tensor | None, dnarrow: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, None]:
+    if dnarrow is not None and not dnarrow.numel():
+        dnarrow = None
+    if dwide is None and dnarrow is None:
+        return None, None, None
+    scale, like, other = ctx.saved_tensors
+    dstream, dupdate = add_backward(contiguous(dwide), contiguous(dnarrow), scale, like, other)
+    return dstream, dupdate, None
+
+
+# Not by name: the stream and the update would be kept for nothing but their types.
+add.register_autograd(_backward, setup_context=_save)
+
+
+@triton.jit
+def scaled_residual_forward(
+    Stream, Update, Scale, Out, Narrow, count, C: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, TWO: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add BLOCK numbers."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    u = tl.load(Update + at, mask=inside, other=0.0).to(WIDE)
+    if SCALED:
+        u *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
+    z = tl.load(Stream + at, mask=inside, other=0.0).to(WIDE) + u
+    tl.store(Out + at, z.to(Out.dtype.element_ty), mask=inside)
+    if TWO:
+        tl.store(Narrow + at, z.to(Narrow.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scaled_residual_backward(
+    DOut, DNarrow, Scale, DStream, DUpdate, count, C: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, HAS_WIDE: tl.constexpr, HAS_NARROW: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add up both gradients; that of the update is scaled."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.zeros([BLOCK], WIDE)
+    if HAS_WIDE:
+        total += tl.load(DOut + at, mask=inside, other=0.0).to(WIDE)
+    if HAS_NARROW:
+        total += tl.load(DNarrow + at, mask=inside, other=0.0).to(WIDE)
+    tl.store(DStream + at, total.to(DStream.dtype.element_ty), mask=inside)
+    if SCALED:
+        total *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
+    tl.store(DUpdate + at, total.to(DUpdate.dtype.element_ty), mask=inside)
+
+
+def _second(stream: Tensor, update: Tensor) -> Tensor:
+    return update.new_empty(0 if stream.dtype == update.dtype else stream.shape)
+
+
+def _wide(tensor: Tensor) -> Any:
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

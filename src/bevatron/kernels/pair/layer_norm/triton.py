@@ -1,0 +1,234 @@
+"""Layer normalisation in Triton: two custom operators and their launches."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.errors import KernelError
+from bevatron.kernels.pair.layer_norm.triton_kernels import (
+    backward_kernel,
+    forward_kernel,
+    sum_kernel,
+)
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.rows import as_rows, processors
+
+LARGEST_WIDTH = 8192
+FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
+"""Of a block, so that it fits the registers of four warps."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Of the backward kernel: each leaves a share of the weights' gradients."""
+SUM_BLOCK, SUM_BLOCK_C = 1024, 8
+"""Shares that are added at once, if so many, and channels of a program."""
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    sigmoid: bool,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.pair.layer_norm`."""
+    if x.shape[-1] > LARGEST_WIDTH:
+        raise KernelError(
+            f"layer_norm: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
+            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
+        )
+    y: Tensor = normalise(x, weight, bias, scale, shift, eps, sigmoid)[0]
+    return y
+
+
+@custom_op("layer_norm", outputs="y mean rstd", fake=lambda x: new_outputs(x, x.shape[-1]))
+def normalise(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    sigmoid: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result and every row's mean and 1/sigma in float32."""
+    y, mean, rstd = new_outputs(x, x.shape[-1])
+    launch_forward(x, weight, bias, scale, shift, y, mean, rstd, eps, sigmoid)
+    return y, mean, rstd
+
+
+@custom_op("layer_norm_backward", fake="x weight bias scale")
+def normalise_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sigmoid: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of x, weight, bias and scale; of what is not given, without elements."""
+    dx, dweight, dbias, dscale = empty_gradients(x, x, weight, bias, scale)
+    launch_backward(
+        dy, x, weight, bias, scale, mean, rstd, dx, dweight, dbias, dscale, sigmoid=sigmoid
+    )
+    return dx, dweight, dbias, dscale
+
+
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sigmoid: bool,
+) -> tuple[Tensor, ...]:
+    # Every row's shift is added last: its gradient is that of the result.
+    return *normalise_backward(dy, x, weight, bias, scale, mean, rstd, sigmoid), dy
+
+
+normalise.gradients("x weight bias scale shift", _gradients)
+
+
+def launch_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    y: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+    sigmoid: bool = False,
+) -> None:
+    """Write the normalised rows into ``y`` and their statistics into ``mean`` and ``rstd``."""
+    width, width_pad, block = _block(x, FORWARD_ELEMENTS)
+    given = [tensor for tensor in (x, scale, shift) if tensor is not None]
+    rows = as_rows(*given)
+    folded = dict(zip(map(id, given), zip(rows.tensors, rows.strides, strict=True), strict=True))
+    (x_, x_strides), (scale_, scale_strides), (shift_, shift_strides) = (
+        (x, (0,) * 4) if tensor is None else folded[id(tensor)] for tensor in (x, scale, shift)
+    )
+    if rows.count == 0:
+        return
+    with on_device(x):
+        forward_kernel[(-(-rows.count // block),)](
+            *(x_, _vector(weight, x), _vector(bias, x), scale_, shift_, y, mean, rstd),
+            *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
+            C=width,
+            C_PAD=width_pad,
+            BLOCK=block,
+            AXES=rows.axes,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            HAS_SCALE=scale is not None,
+            HAS_SHIFT=shift is not None,
+            SIGMOID=sigmoid,
+            num_warps=_warps(block * width_pad),
+        )
+
+
+def launch_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    dx: Tensor,
+    dweight: Tensor,
+    dbias: Tensor,
+    dscale: Tensor,
+    *,
+    sigmoid: bool = False,
+) -> None:
+    """Write all gradients; ``dweight`` and ``dbias`` through one share of every program.
+
+    ``dscale`` may lie on ``scale``, its rows one stride apart.
+    """
+    width, width_pad, block = _block(x, BACKWARD_ELEMENTS)
+    given = [dy, x] if scale is None else [dy, x, scale]
+    rows = as_rows(*given)
+    wants_vectors = weight is not None or bias is not None
+    if rows.count == 0:
+        dweight.zero_()
+        dbias.zero_()
+        return
+    programs = min(-(-rows.count // block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+    parts = x.new_empty((programs, 2, width) if wants_vectors else 0, dtype=torch.float32)
+    strides = [step for tensor in rows.strides for step in tensor]
+    strides += [0] * (12 - len(strides))
+    with on_device(x):
+        backward_kernel[(programs,)](
+            *(*rows.tensors[:2], _vector(weight, x), _vector(bias, x), rows.tensors[-1]),
+            *(mean, rstd, dx, dscale, parts),
+            *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
+            C=width,
+            C_PAD=width_pad,
+            BLOCK=block,
+            AXES=rows.axes,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            HAS_SCALE=scale is not None,
+            SIGMOID=sigmoid,
+            WANTS_VECTORS=wants_vectors,
+            num_warps=_warps(block * width_pad),
+        )
+    sum_shares(parts, weight, bias, dweight, dbias)
+
+
+def sum_shares(
+    shares: Tensor, weight: Tensor | None, bias: Tensor | None, dweight: Tensor, dbias: Tensor
+) -> None:
+    """Add what programs left in ``shares`` [programs, 2, C], in their order."""
+    if weight is None and bias is None:
+        return
+    programs, _, width = shares.shape
+    with on_device(shares):
+        sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
+            *(shares, dweight, dbias, programs),
+            C=width,
+            BLOCK=min(SUM_BLOCK, 1 << (programs - 1).bit_length()),
+            BLOCK_C=SUM_BLOCK_C,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            num_warps=8,
+        )
+
+
+def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate rows of so many channels for those of ``x``, and the statistics of the latter."""
+    y = x.new_empty((*x.shape[:-1], channels))
+    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return y, mean, torch.empty_like(mean)
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's device the current one, as launches need it."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def _block(x: Tensor, elements: int) -> tuple[int, int, int]:
+    """Return a row's width, the width rounded up to a power of two, and rows of a block."""
+    width = x.shape[-1]
+    width_pad = 1 << (width - 1).bit_length()
+    return width, width_pad, max(1, elements // width_pad)
+
+
+def _warps(elements: int) -> int:
+    return 4 if elements <= BACKWARD_ELEMENTS else 8
+
+
+def _vector(vector: Tensor | None, stand_in: Tensor) -> Tensor:
+    """Make a vector contiguous, or give a pointer to something that the kernel will not read."""
+    return stand_in if vector is None else vector.contiguous()

@@ -1,0 +1,74 @@
+"""LayerNorm and a linear layer: two custom operators that work a chunk of rows at a time.
+
+The normalised rows of a chunk come from the LayerNorm's kernel and go into the device library's
+product while they are in its cache; the backward pass makes them again.
+"""
+
+from torch import Tensor
+
+from bevatron.kernels.pair.layer_norm.triton import new_outputs
+from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.chunked_linear import Linear, chunks
+from bevatron.kernels.shared.custom_op import custom_op
+
+
+def layer_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.pair.layer_norm_linear`."""
+    y: Tensor = project(x, norm_weight, norm_bias, weight, bias, eps)[0]
+    return y
+
+
+@custom_op(
+    "layer_norm_linear",
+    outputs="y mean rstd",
+    fake=lambda x, weight: new_outputs(x, weight.shape[0]),
+)
+def project(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result and every row's mean and 1/sigma in float32."""
+    y, mean, rstd = new_outputs(x, weight.shape[0])
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    layer, y_rows = Linear(x.dtype, [weight], [bias]), y.view(-1, weight.shape[0])
+    for part in chunks(len(rows.rows), x.shape[-1] * x.element_size()):
+        layer(rows.make(part), out=y_rows[part])
+    return y, mean, rstd
+
+
+@project.backward()
+def project_backward(
+    dy: Tensor,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of all tensors, without elements for those that are not given."""
+    dx, dnorm_weight, dnorm_bias = empty_gradients(x, x, norm_weight, norm_bias)
+    rows = NormedRows.of(x, norm_weight, norm_bias, mean, rstd, eps)
+    dy, dx_rows = dy.reshape(-1, dy.shape[-1]).contiguous(), dx.view(rows.rows.shape)
+    layer = Linear(x.dtype, [weight], [bias])
+    for part in chunks(len(dy), x.shape[-1] * x.element_size()):
+        layer.keep(dy[part], rows.make(part))
+        layer.backward(dy[part], out=dx_rows[part])
+    # In place: on the gradient of the normalised rows.
+    rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
+    (dweight,), (dbias,) = layer.gradients()
+    return dx, dnorm_weight, dnorm_bias, dweight, dbias

@@ -1,0 +1,36 @@
+"""The outer product mean in plain PyTorch: the specification."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bevatron.kernels.pair.layer_norm.reference import layer_norm
+
+
+def outer_product_mean(
+    m: Tensor,
+    mask: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    a_weight: Tensor,
+    b_weight: Tensor,
+    out_weight: Tensor,
+    a_bias: Tensor | None,
+    b_bias: Tensor | None,
+    out_bias: Tensor | None,
+    eps: float,
+    mask_eps: float,
+) -> Tensor:
+    """Compute ``out(sum_s a_si x b_sj) / (mask_eps + sum_s mask_si mask_sj)``."""
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.to(m.dtype), None if bias is None else bias.to(m.dtype))
+
+    n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False)
+    kept = mask.to(m.dtype)
+    a = linear(n, a_weight, a_bias) * kept[..., None]
+    b = linear(n, b_weight, b_bias) * kept[..., None]
+    outer = torch.einsum("...sic,...sjd->...ijcd", a, b).flatten(-2)
+    wide = torch.promote_types(m.dtype, torch.float32)
+    count = torch.einsum("...si,...sj->...ij", kept.to(wide), kept.to(wide))
+    return linear(outer, out_weight, out_bias) / (mask_eps + count).to(m.dtype)[..., None]

@@ -1,0 +1,304 @@
+"""The outer product mean: two custom operators that work a few rows of the pair at a time.
+
+Norms are the LayerNorm's kernels. Outer products, and sums of their gradients, are products of the
+device library, [lines H, S] by [S, N H], and lie as it writes them; the last layer and its
+gradients are kernels that read and write them there. The backward pass makes the outer products
+again where there were too many to keep.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.pair.outer_product_mean.triton_kernels import (
+    layer_back_kernel,
+    layer_kernel,
+    layer_weight_kernel,
+    scaled_kernel,
+)
+from bevatron.kernels.shared.autograd import is_differentiated
+from bevatron.kernels.shared.chunked_linear import (
+    BiasGradient,
+    WeightGradient,
+    chunks,
+    linear,
+    wide_product,
+)
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.triton_math import allows_tf32
+
+CHUNK_LINES = 4
+"""Lines of the pair in a chunk are a multiple."""
+KEPT_BYTES = 1280 * 2**20
+"""Of outer products that are kept for the backward pass at most; more are made again.
+
+A pair of 768 residues in 16 bits has 1152 MiB. A limit, not a share of what enters: they grow as
+the pair does, so any share would keep all or none.
+"""
+LAYER = {"BM": 128, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
+BACK = {"BM": 128, "BN": 64, "STAGES": 3, "num_warps": 8}
+WEIGHT = {"BM": 128, "BN": 128, "BK": 32, "STAGES": 4, "num_warps": 4}
+SINGLE = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 2, "num_warps": 8}
+SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
+"""Blocks of the last layer, of its input's and its weight's gradient; of float32."""
+BACK_ELEMENTS = 2**14
+"""Of a block of gradients behind the last layer: its programs take them whole."""
+PARTS_PER_PROCESSOR = 2
+"""Programs that share the weight's gradient."""
+ELEMENTS, PER_PROCESSOR = 4096, 8
+"""Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
+
+
+def outer_product_mean(
+    m: Tensor,
+    mask: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    a_weight: Tensor,
+    b_weight: Tensor,
+    out_weight: Tensor,
+    a_bias: Tensor | None,
+    b_bias: Tensor | None,
+    out_bias: Tensor | None,
+    eps: float,
+    mask_eps: float,
+) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.pair.outer_product_mean`."""
+    joint = torch.cat([a_weight, b_weight])
+    joint_bias = None
+    if a_bias is not None or b_bias is not None:
+        zero = torch.zeros(len(a_weight), dtype=joint.dtype, device=joint.device)
+        joint_bias = torch.cat([zero if bias is None else bias for bias in (a_bias, b_bias)])
+    N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
+    given = (m, norm_weight, norm_bias, joint, joint_bias, out_weight, out_bias)
+    few = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES
+    keeps = few and is_differentiated(*given)
+    y: Tensor = mean_of_products(
+        *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
+        *(out_weight, out_bias, eps, mask_eps, keeps),
+    )[0]
+    return y
+
+
+def _new_outputs(
+    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
+    y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
+    products = m.new_empty((samples if keeps else 0, N, H, N * H))
+    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products
+
+
+@custom_op(
+    "outer_product_mean",
+    outputs="y statistics products",
+    fake=_new_outputs,
+)
+def mean_of_products(
+    m: Tensor,
+    mask: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    joint_weight: Tensor,
+    joint_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    eps: float,
+    mask_eps: float,
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, mean and 1/sigma of the rows of m as [2, ...] in float32, and products.
+
+    ``joint_weight`` is [2 H, C], of a and then of b. Outer products are [batch, N, H, N H], or of
+    batch 0 where they are not kept.
+    """
+    y, statistics, products = _new_outputs(m, joint_weight, out_weight, keeps)
+    mean, rstd = statistics
+    rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
+    _, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
+    weight = out_weight.to(m.dtype).contiguous()
+    bias = None if out_bias is None else out_bias.to(m.dtype).contiguous()
+    N, H = m.shape[-2], len(joint_weight) // 2
+    samples = y.view(len(all_a), N, N, len(weight))
+    each = zip(samples, all_a, all_b, _flat(mask), _each(products, len(samples)), strict=True)
+    for sample, a, b, kept, outer in each:
+        scale = _reciprocal(kept, mask_eps)
+        for part in _parts(N, m, H):
+            P = _outer(a[:, part], b, None if outer is None else outer[part])
+            _layer(P, weight, bias, scale[part], sample[part])
+    return y, statistics, products
+
+
+@mean_of_products.backward("m norm_weight norm_bias joint_weight joint_bias out_weight out_bias")
+def mean_of_products_backward(
+    dy: Tensor,
+    m: Tensor,
+    mask: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    joint_weight: Tensor,
+    joint_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    statistics: Tensor,
+    products: Tensor,
+    eps: float,
+    mask_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return gradients of all tensors but the mask, without elements for biases not given."""
+    mean, rstd = statistics.clone()
+    rows = NormedRows.of(m, norm_weight, norm_bias, mean, rstd, eps)
+    normed, all_a, all_b = _projections(m, mask, rows, joint_weight, joint_bias)
+    N, H = m.shape[-2], len(joint_weight) // 2
+    weight = out_weight.to(m.dtype).contiguous()
+    dab = m.new_empty((*all_a.shape[:-1], 2 * H))
+    dout, dout_bias = WeightGradient(out_weight), BiasGradient(out_bias, m)
+    dy = dy.contiguous().view(len(all_a), N, N, len(weight))
+    per_sample = (dy, all_a, all_b, dab, _flat(mask), _each(products, len(dy)))
+    for sample, a, b, both, kept, outer in zip(*per_sample, strict=True):
+        scale = _reciprocal(kept, mask_eps)
+        da, db = torch.empty_like(a), WeightGradient(b.flatten(1))
+        for part in _parts(N, m, H):
+            g = torch.empty_like(sample[part]).view(-1, len(weight))
+            scaled = (sample[part].view(g.shape), scale[part], g)
+            dout_bias.add(_scale(*scaled, wants_sum=out_bias is not None))
+            P = _outer(a[:, part], b) if outer is None else outer[part].flatten(0, 1)
+            dout.add_part(_layer_weight(g, P, weight, N))
+            dP = P if outer is None else torch.empty_like(P)
+            _layer_backward(g, weight, dP, N)
+            torch.mm(b.flatten(1), dP.t(), out=da[:, part].flatten(1))
+            db.add(a[:, part].flatten(1).t(), dP)
+            del P, dP
+        found = (da, db.total().view(b.shape))
+        for gradient, half in zip(found, both.chunk(2, dim=-1), strict=True):
+            _scale(gradient.flatten(0, 1), kept, half.flatten(0, 1))
+    dprojected = dab.view(-1, 2 * H)
+    djoint, djoint_bias = WeightGradient(joint_weight), BiasGradient(joint_bias, m)
+    djoint.add(dprojected, normed)
+    djoint_bias.add(dprojected)
+    dm = torch.mm(dprojected, joint_weight.to(m.dtype), out=normed)
+    dnorm_weight, dnorm_bias = torch.empty_like(norm_weight), torch.empty_like(norm_bias)
+    # In place: on the gradient of the normalised rows.
+    rows.backward(dm, dm, dnorm_weight, dnorm_bias)
+    return (
+        *(dm.view(m.shape), dnorm_weight, dnorm_bias, djoint.result(), djoint_bias.result()),
+        *(dout.result(), dout_bias.result()),
+    )
+
+
+def _projections(
+    m: Tensor, mask: Tensor, rows: NormedRows, joint_weight: Tensor, joint_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalised rows, and a and b as [batch, S, N, H]."""
+    normed = rows.make()
+    bias = None if joint_bias is None else joint_bias.to(m.dtype)
+    ab = linear(normed, joint_weight.to(m.dtype), bias)
+    samples, kept = m.shape[:-3].numel(), mask.contiguous()
+    a, b = m.new_empty((2, samples, *m.shape[-3:-1], len(joint_weight) // 2))
+    for half, masked in zip(ab.chunk(2, dim=-1), (a, b), strict=True):
+        _scale(half, kept, masked.view(half.shape))
+    return normed, a, b
+
+
+def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Tensor:
+    """Write rows [n, C] times a number each, contiguous ``scale``; return shares of their sum."""
+    rows, C = x.shape
+    width = 1 << (C - 1).bit_length()
+    block = max(1, ELEMENTS // width)
+    programs = min(-(-rows // block), PER_PROCESSOR * processors(x.device))
+    shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
+    if rows:
+        with on_device(x):
+            scaled_kernel[(programs,)](
+                *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
+                C=C,
+                C_PAD=width,
+                BLOCK=block,
+                WANTS_SUM=wants_sum,
+            )
+    return shares
+
+
+def _parts(N: int, m: Tensor, H: int) -> Iterator[slice]:
+    """Cut the lines of a pair so that the outer products of a part fit in a buffer."""
+    return chunks(N, N * H * H * m.element_size(), CHUNK_LINES)
+
+
+def _each(products: Tensor, samples: int) -> Sequence[Tensor | None]:
+    """Return kept outer products by sample, or None for every sample."""
+    return list(products) if len(products) else [None] * samples
+
+
+def _outer(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the products [lines H, N H] of some residues of a [S, lines, H] with all of b."""
+    out = None if out is None else out.flatten(0, 1)
+    return torch.mm(a.flatten(1).t(), b.flatten(1), out=out)
+
+
+def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Tensor) -> None:
+    """Write the last layer's results for some lines of the pair, [lines, N, Z], times a scale."""
+    (lines, length, out), H = y.shape, _hidden(weight)
+    pairs, blocks = lines * length, _blocks(P, LAYER)
+    with on_device(P):
+        layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
+            *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
+            H=H,
+            HAS_BIAS=bias is not None,
+            **blocks,
+        )
+
+
+def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
+    """Write the gradient of outer products, of the last layer's ``g`` [pairs, Z]."""
+    (pairs, out), H, blocks = g.shape, _hidden(weight), {**_blocks(g, BACK, SINGLE_BACK)}
+    padded = max(16, 1 << (out - 1).bit_length())
+    for side in ("BM", "BN"):
+        blocks[side] = max(16, min(blocks[side], BACK_ELEMENTS // padded))
+    with on_device(g):
+        layer_back_kernel[(-(-pairs // blocks["BM"]),)](
+            *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
+        )
+
+
+def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
+    """Return ``g^T P`` [Z, H H] in float32."""
+    (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, WEIGHT)
+    grid = (-(-H * H // blocks["BN"]), -(-out // blocks["BM"]))
+    most = max(1, PARTS_PER_PROCESSOR * processors(g.device) // (grid[0] * grid[1]))
+    each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
+    parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
+    with on_device(g):
+        layer_weight_kernel[(*grid, len(parts))](
+            *(g, P, parts, pairs, each, length, out), H=H, **blocks
+        )
+    return parts.sum(0)
+
+
+def _hidden(weight: Tensor) -> int:
+    """Return the channels of which there are as many products as the last layer takes."""
+    return math.isqrt(weight.shape[1])
+
+
+def _blocks(
+    like: Tensor, half: Mapping[str, int], whole: Mapping[str, int] = SINGLE
+) -> Mapping[str, Any]:
+    """Choose blocks by the type."""
+    single = like.dtype == torch.float32
+    tf32 = single and allows_tf32()
+    return {**(whole if single else half), "PRECISION": "tf32" if tf32 else "ieee"}
+
+
+def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
+    """Return one over the number of rows in which both residues are there, in float32."""
+    return 1.0 / (mask_eps + wide_product(mask_SN.t(), mask_SN))
+
+
+def _flat(mask: Tensor) -> Tensor:
+    """Return [batch, S, N], contiguous: kernels read it residue after residue."""
+    return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()

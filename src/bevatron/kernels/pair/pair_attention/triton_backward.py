@@ -1,0 +1,356 @@
+"""The backward kernels of attention with a shared bias.
+
+With p = 2^(x - lse), dp = do v^T and delta = sum of do * o over a query's channels, the gradient of
+the logits is ds = p (dp - delta). Nothing of size rows x Nq x Nk is stored; three loops make it
+again, each with its own sums in registers, so no atomic addition is needed:
+
+- `dq_kernel`: a block of queries, over the keys; it begins with delta and what the gate takes.
+- `dkv_kernel`: a block of keys, over the queries, all transposed so that sums need no transposing.
+- `dbias_kernel`: a block of the bias, over the rows that share it. Where there are few blocks, rows
+  are dealt to several programs and `sum_kernel` adds their parts in order.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from bevatron.kernels.pair.pair_attention.triton_forward import (
+    LOG2E,
+    NUMBERS,
+    hide,
+    load_bias,
+    load_block,
+    load_pairs,
+    logits,
+    plus_product,
+    store_block,
+)
+
+
+@triton.jit
+def _gradient_past_gate(
+    do_base, out_base, gate_base, dgate_base, dout_base, first, do_N, o_N, g_N, e_N,
+    Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
+    FULL: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Load the gradient of a block of results, take the gate's share and make delta."""
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    out = load_block(out_base, first, o_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    product = do.to(tl.float32) * out.to(tl.float32)
+    delta = tl.sum(product, 1)
+    if HAS_GATE:
+        g = load_block(
+            gate_base, first, g_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL
+        ).to(tl.float32)  # fmt: skip
+        opened = 1.0 / (1.0 + tl.exp2(-g * LOG2E))
+        dgate = product * (1.0 - opened)
+        store_block(dgate_base, first, e_N, Nq, dgate, BLOCK_Q, D, D_PAD, ALIGN)
+        do = (do.to(tl.float32) * opened).to(do.dtype)
+        store_block(dout_base, first, e_N, Nq, do, BLOCK_Q, D, D_PAD, ALIGN)
+    return do, delta
+
+
+@triton.jit
+def _dq_step(
+    q, do, lse, delta, dq, k_base, v_base, bias_base, mask_base, first_q, first, k_N, v_N, bias_N,
+    Nq, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    x = logits(q, k, mask_base, first, Nk, BLOCK_Q, BLOCK_K, FULL, MASK, PRECISION) * scale
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    if HAS_BIAS:
+        x_bias = load_bias(
+            bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+            BIAS_FULL, False,
+        )  # fmt: skip
+        x += x_bias * LOG2E - lse[:, None]
+    else:
+        x -= lse[:, None]
+    x = hide(x, mask_base, first, Nk, BLOCK_K, FULL, HAS_BIAS, MASK)
+    ds = tl.exp2(x) * (dp - delta[:, None])
+    return plus_product(dq, tl.dot(ds.to(k.dtype), k, input_precision=PRECISION))
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dq_kernel(
+    Q, K, V, Bias, Mask, Gate, Out, Lse, Dout, Dq, Dgate, Dgated, Stats,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
+    do_B, do_S, do_H, do_N,
+    S, H, Nq, Nk, scale, scale_dq,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute dq, delta and the gradients around the gate for one block of queries.
+
+    Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out; Stats holds the
+    logarithm and delta of each query, for the kernels to come.
+    """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
+    blocks = tl.cdiv(Nq, BLOCK_Q)
+    pid = tl.program_id(0)
+    first_q = (pid % blocks) * BLOCK_Q
+    pid = pid // blocks
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    s = (pid % S).to(tl.int64)
+    b = (pid // S).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    g_base = Gate + (b * g_B + h * g_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    o_head = (b * o_B + h * o_H) * ALIGN
+    mask_base = Mask + b * mask_B * MASK
+    bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
+    rows = tl.arange(0, BLOCK_Q) + first_q
+
+    line = ((b * S + s) * H + h) * Nq
+    o = o_head + s * o_S * ALIGN
+    q = load_block(
+        q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+    )  # fmt: skip
+    do, delta = _gradient_past_gate(
+        do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + o, Dgated + o,
+        first_q, do_N, o_N, g_N, o_N, Nq,
+        D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
+    )  # fmt: skip
+    lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
+    tl.store(Stats + (line + rows) * STATS_WIDTH, lse, mask=rows < Nq)
+    tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
+    dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
+    for first in tl.range(0, Nk, BLOCK_K):
+        dq = _dq_step(
+            q, do, lse, delta, dq, k_base + s * k_S * ALIGN, v_base + s * v_S * ALIGN, bias_base,
+            mask_base + s * mask_S * MASK, first_q, first, k_N, v_N, bias_N, Nq, Nk, scale,
+            D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
+            PRECISION,
+        )  # fmt: skip
+    store_block(Dq + o, first_q, o_N, Nq, dq * scale_dq, BLOCK_Q, D, D_PAD, ALIGN)
+
+
+@triton.jit
+def _dkv_step(
+    k, v, dk, dv, q_base, do_base, stats_base, bias_base, first, first_k, q_N, do_N, bias_N, Nq, Nk,
+    scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr,
+    STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    lse, delta = load_pairs(stats_base, first, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL)
+    if BIAS_FIRST:
+        # Read after the product, Triton 3.6 keeps this block in shared memory as it lies in
+        # memory, where reads of eight rows share banks.
+        x_bias = load_bias(
+            bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN, BIAS_FULL,
+            False,
+        )  # fmt: skip
+    x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+    if HAS_BIAS:
+        if not BIAS_FIRST:
+            if BIAS_TURNED:
+                x_bias = load_bias(
+                    bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN,
+                    BIAS_FULL, False,
+                )  # fmt: skip
+            else:
+                x_bias = load_bias(
+                    bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
+                    BIAS_FULL, True,
+                )  # fmt: skip
+        x += x_bias * LOG2E - lse[None, :]
+    else:
+        x -= lse[None, :]
+    p = tl.exp2(x)
+    if BIAS_FIRST:
+        dv = plus_product(dv, tl.dot(p.to(do.dtype), do, input_precision=PRECISION))
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = plus_product(dk, tl.dot(ds.to(q.dtype), q, input_precision=PRECISION))
+    else:
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _store_kept(
+    dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
+    MASK: tl.constexpr,
+):  # fmt: skip
+    """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
+    if MASK > 0:
+        keys = tl.arange(0, BLOCK_K) + first
+        added = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=0.0).to(tl.float32)
+        keep = (added == 0.0)[:, None]
+        dk = tl.where(keep, dk, 0.0)
+        dv = tl.where(keep, dv, 0.0)
+    store_block(dk_base, first, dk_N, Nk, dk * scale, BLOCK_K, D, D_PAD, ALIGN)
+    store_block(dv_base, first, dk_N, Nk, dv, BLOCK_K, D, D_PAD, ALIGN)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dkv_kernel(
+    Q, K, V, Bias, Mask, Stats, Dout, Dk, Dv,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
+    dk_B, dk_S, dk_H, dk_N,
+    S, H, Nq, Nk, scale, scale_dk,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
+    FULL_Q: tl.constexpr, FULL_K: tl.constexpr, BIAS_FULL: tl.constexpr,
+    BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr,
+    MASK: tl.constexpr, STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv for one block of keys of a head of a row.
+
+    A turned bias is [.., Nk, Nq]: read as it lies, it needs no transposing in every turn.
+    """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
+    blocks = tl.cdiv(Nk, BLOCK_K)
+    pid = tl.program_id(0)
+    first_k = (pid % blocks) * BLOCK_K
+    pid = pid // blocks
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    s = (pid % S).to(tl.int64)
+    b = (pid // S).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    dk_head = (b * dk_B + h * dk_H) * ALIGN
+    mask_base = Mask + b * mask_B * MASK
+    bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
+
+    line = ((b * S + s) * H + h) * Nq
+    k = load_block(
+        k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    )  # fmt: skip
+    v = load_block(
+        v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
+    )  # fmt: skip
+    dk = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    dv = tl.zeros([BLOCK_K, D_PAD], tl.float32)
+    for first in tl.range(0, Nq, BLOCK_Q):
+        dk, dv = _dkv_step(
+            k, v, dk, dv, q_base + s * q_S * ALIGN, do_base + s * do_S * ALIGN,
+            Stats + line * STATS_WIDTH, bias_base, first, first_k, q_N, do_N, bias_N, Nq, Nk, scale,
+            D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, BIAS_FULL,
+            HAS_BIAS, BIAS_TURNED, BIAS_FIRST, STATS_WIDTH, PRECISION,
+        )  # fmt: skip
+    place = dk_head + s * dk_S * ALIGN
+    _store_kept(
+        Dk + place, Dv + place, mask_base + s * mask_S * MASK, dk, dv, first_k, dk_N, Nk, scale_dk,
+        D, D_PAD, BLOCK_K, ALIGN, MASK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def dbias_kernel(
+    Q, K, V, Bias, Mask, Stats, Dout, Part,
+    q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
+    bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, do_B, do_S, do_H, do_N,
+    S, H, Nq, Nk, scale, bias_rows, rows_per_program, part_size,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL_Q: tl.constexpr, FULL_K: tl.constexpr,
+    BIAS_FULL: tl.constexpr, MASK: tl.constexpr, STATS_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
+
+    A bias of each row (bias_rows = S) has one row to sum.
+    """
+    if ONE_STRIDE:
+        k_N = q_N
+        v_N = q_N
+        do_N = q_N
+    blocks_q = tl.cdiv(Nq, BLOCK_Q)
+    blocks_k = tl.cdiv(Nk, BLOCK_K)
+    pid = tl.program_id(0)
+    first_k = (pid % blocks_k) * BLOCK_K
+    pid = pid // blocks_k
+    first_q = (pid % blocks_q) * BLOCK_Q
+    pid = pid // blocks_q
+    h = (pid % H).to(tl.int64)
+    pid = pid // H
+    row = (pid % bias_rows).to(tl.int64)
+    pid = pid // bias_rows
+    shared_by = S // bias_rows
+    parts = tl.cdiv(shared_by, rows_per_program)
+    part = (pid % parts).to(tl.int64)
+    b = (pid // parts).to(tl.int64)
+    q_base = Q + (b * q_B + h * q_H) * ALIGN
+    k_base = K + (b * k_B + h * k_H) * ALIGN
+    v_base = V + (b * v_B + h * v_H) * ALIGN
+    do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    x_bias = load_bias(
+        Bias + (b * bias_B + row * bias_S + h * bias_H) * BIAS_ALIGN, first_q, first_k, bias_N,
+        Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, BIAS_FULL, False,
+    )  # fmt: skip
+    acc = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    start = row + part * rows_per_program
+    last = tl.minimum(start + rows_per_program, row + shared_by)
+    x_bias = x_bias * LOG2E
+    stats_base = Stats + (b * S * H + h) * Nq * STATS_WIDTH
+    mask_head = Mask + b * mask_B * MASK
+    for number in tl.range(start.to(tl.int32), last.to(tl.int32), num_stages=STAGES):
+        s = tl.cast(number, tl.int64)
+        q = load_block(q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
+        k = load_block(k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
+        mask_base = mask_head + s * mask_S * MASK
+        x = logits(q, k, mask_base, first_k, Nk, BLOCK_Q, BLOCK_K, FULL_K, MASK, PRECISION) * scale
+        do = load_block(
+            do_base + s * do_S * ALIGN, first_q, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
+        )  # fmt: skip
+        v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        lse, delta = load_pairs(
+            stats_base + s * H * Nq * STATS_WIDTH, first_q, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL_Q
+        )  # fmt: skip
+        x += x_bias - lse[:, None]
+        x = hide(x, mask_base, first_k, Nk, BLOCK_K, FULL_K, True, MASK)
+        acc += tl.exp2(x) * (dp - delta[:, None])
+    rows = tl.arange(0, BLOCK_Q) + first_q
+    cols = tl.arange(0, BLOCK_K) + first_k
+    place = ((b * bias_rows + row) * H + h) * Nq + first_q
+    pointers = (
+        Part + part * part_size + place * Nk + first_k
+        + (tl.arange(0, BLOCK_Q).to(tl.int64)[:, None] * Nk + tl.arange(0, BLOCK_K)[None, :])
+    )  # fmt: skip
+    tl.store(
+        pointers,
+        acc.to(Part.dtype.element_ty),
+        mask=(rows < Nq)[:, None] & (cols < Nk)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def sum_kernel(Part, Out, size, parts, BLOCK: tl.constexpr):
+    """Add parts in their order."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in tl.range(0, parts):
+        total += tl.load(Part + tl.cast(part, tl.int64) * size + place, mask=inside, other=0.0)
+    tl.store(Out + place, total.to(Out.dtype.element_ty), mask=inside)

@@ -1,0 +1,42 @@
+"""Queries, keys, values and gate in one product, behind the LayerNorm's kernel."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
+
+
+def qkvg(
+    x: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    q_bias: Tensor | None,
+    has_norm: bool,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Compute what the reference computes; see `bevatron.kernels.pair.qkvg`."""
+    weights = (q_weight, k_weight, v_weight, gate_weight)
+    joint, bias = torch.cat(weights), _joint_bias(weights, gate_bias, q_bias)
+    if has_norm:
+        made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
+    else:
+        made = F.linear(x, joint.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    parts: tuple[Tensor, ...] = torch.split(made, [len(weight) for weight in weights], dim=-1)
+    return parts
+
+
+def _joint_bias(
+    weights: tuple[Tensor, ...], gate_bias: Tensor | None, q_bias: Tensor | None
+) -> Tensor | None:
+    if gate_bias is None and q_bias is None:
+        return None
+    q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
+    return torch.cat(
+        [q if q_bias is None else q_bias, k, v, gate if gate_bias is None else gate_bias]
+    )

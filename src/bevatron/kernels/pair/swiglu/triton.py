@@ -1,0 +1,106 @@
+"""The gated unit in Triton: two custom operators and their launches."""
+
+from torch import Tensor
+
+from bevatron.kernels.pair.swiglu import halves
+from bevatron.kernels.pair.swiglu.triton_kernels import backward_kernel, forward_kernel
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.rows import as_rows
+
+ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
+"""Of a block: numbers in all, and channels."""
+
+
+def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
+    """Compute what the reference computes; see `bevatron.kernels.pair.swiglu`."""
+    result: Tensor = gated(gate, value)
+    return result
+
+
+@custom_op(
+    "swiglu",
+    fake=lambda gate, value: gate.new_empty(
+        gate.shape if value is not None else halves(gate)[0].shape
+    ),
+)
+def gated(gate: Tensor, value: Tensor | None) -> Tensor:
+    """Return silu(gate) * value, with both in ``gate`` if value is not given."""
+    if value is None:
+        gate, value = halves(gate)
+    y = gate.new_empty(gate.shape)
+    launch_forward(gate, value, y)
+    return y
+
+
+@gated.backward()
+def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return both gradients; without ``value``, one for both halves and one without elements."""
+    dgate = gate.new_empty(gate.shape)
+    if value is None:
+        launch_backward(dy, *halves(gate), *halves(dgate))
+        return dgate, gate.new_empty(0)
+    dvalue = gate.new_empty(gate.shape)
+    launch_backward(dy, gate, value, dgate, dvalue)
+    return dgate, dvalue
+
+
+def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:
+    """Write the result into ``y``, whose rows lie one stride apart; it may lie on an input.
+
+    Without ``silu`` the gate is a sigmoid.
+    """
+    rows = as_rows(gate, value)
+    if rows.count == 0:
+        return
+    row_stride = y.stride(-2) if y.ndim > 1 else 0
+    block, block_c, grid = _grid(gate, rows.count)
+    with on_device(gate):
+        forward_kernel[grid](
+            *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
+            row_stride,
+            C=gate.shape[-1],
+            BLOCK=block,
+            BLOCK_C=block_c,
+            AXES=rows.axes,
+            SILU=silu,
+        )
+
+
+def launch_backward(
+    dy: Tensor,
+    gate: Tensor,
+    value: Tensor,
+    dgate: Tensor,
+    dvalue: Tensor,
+    y: Tensor | None = None,
+    silu: bool = True,
+) -> None:
+    """Write both gradients, and the result again into ``y`` if given.
+
+    The outputs' rows lie one stride apart, the same for both gradients.
+    """
+    rows = as_rows(dy, gate, value)
+    if rows.count == 0:
+        return
+    row_stride = dgate.stride(-2) if dgate.ndim > 1 else 0
+    block, block_c, grid = _grid(gate, rows.count)
+    with on_device(gate):
+        backward_kernel[grid](
+            *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
+            *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
+            C=gate.shape[-1],
+            BLOCK=block,
+            BLOCK_C=block_c,
+            AXES=rows.axes,
+            SILU=silu,
+            WANTS_Y=y is not None,
+        )
+
+
+def _grid(gate: Tensor, count: int) -> tuple[int, int, tuple[int, int]]:
+    """Return rows and channels of a block, and how many blocks there are of both."""
+    width = gate.shape[-1]
+    block_c = min(1 << (width - 1).bit_length(), LARGEST_BLOCK_C)
+    block = ELEMENTS // block_c
+    return block, block_c, (-(-count // block), -(-width // block_c))

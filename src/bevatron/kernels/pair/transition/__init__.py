@@ -1,0 +1,93 @@
+"""LayerNorm, a wide hidden layer, and back: the transition blocks of AlphaFold2 and 3."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.rows import check_shapes
+
+__all__ = ["transition"]
+
+_operator = registry.operator("transition", __name__, takes=support.up_to_float32)
+
+
+def transition(
+    x: Float[Tensor, "*rows C"],
+    norm_weight: Float[Tensor, "C"] | None,
+    norm_bias: Float[Tensor, "C"] | None,
+    up_weight: Float[Tensor, "H C"],
+    down_weight: Float[Tensor, "_ H"],
+    gate_weight: Float[Tensor, "H C"] | None = None,
+    up_bias: Float[Tensor, "H"] | None = None,
+    down_bias: Float[Tensor, "_"] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*rows _"]:
+    r"""Normalise, widen, activate and narrow every row.
+
+    .. math::
+
+        n = \operatorname{LayerNorm}(x), \qquad
+        y = W_d\, h + b_d, \qquad
+        h = \begin{cases}
+        \operatorname{silu}(W_g n) \odot (W_u n + b_u) & \text{with a gate (AlphaFold3, 11)} \\
+        \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
+        \end{cases}
+
+    The hidden rows, H = 2 or 4 times as wide, are never stored: between forward and backward are
+    kept the input and two float32 numbers per row.
+
+    Parameters
+    ----------
+    x
+        [..., C].
+    norm_weight, norm_bias
+        [C], of the LayerNorm.
+    up_weight, gate_weight
+        [H, C], as `torch.nn.Linear` keeps them.
+    down_weight
+        [C_out, H].
+    up_bias, down_bias
+        [H] and [C_out].
+    eps
+        Of the LayerNorm.
+
+    Returns
+    -------
+    Tensor
+        [..., C_out], of the type of ``x``; add it to ``x`` for the residual. Weights of another
+        type are rounded to that of ``x`` for the products; their gradients are summed in float32
+        in a fixed order and have the type of the weights.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit; it names the argument.
+    KernelError
+        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        first derivatives. The reference is differentiable to any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, up, down = torch.randn(5, 5, 8), torch.randn(32, 8), torch.randn(8, 32)
+    >>> transition(x, torch.ones(8), torch.zeros(8), up, down, gate_weight=torch.randn(32, 8)).shape
+    torch.Size([5, 5, 8])
+    """
+    C, H, out = x.shape[-1], up_weight.shape[0], down_weight.shape[0]
+    wanted = {
+        "norm_weight": (norm_weight, (C,)),
+        "norm_bias": (norm_bias, (C,)),
+        "up_weight": (up_weight, (H, C)),
+        "down_weight": (down_weight, (out, H)),
+        "gate_weight": (gate_weight, (H, C)),
+        "up_bias": (up_bias, (H,)),
+        "down_bias": (down_bias, (out,)),
+    }
+    check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
+    run = _operator.dispatch(x)
+    result: Tensor = run(
+        x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
+    )
+    return result

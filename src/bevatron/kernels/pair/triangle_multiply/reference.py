@@ -1,0 +1,48 @@
+"""The triangle multiplication in plain PyTorch: the specification."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bevatron.kernels.pair.layer_norm.reference import layer_norm
+
+
+def triangle_multiply(
+    z: Tensor,
+    mask: Tensor | None,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    a_weight: Tensor,
+    a_gate_weight: Tensor,
+    b_weight: Tensor,
+    b_gate_weight: Tensor,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    out_gate_weight: Tensor,
+    a_bias: Tensor | None,
+    a_gate_bias: Tensor | None,
+    b_bias: Tensor | None,
+    b_gate_bias: Tensor | None,
+    out_bias: Tensor | None,
+    out_gate_bias: Tensor | None,
+    outgoing: bool,
+    eps: float,
+) -> Tensor:
+    """Compute ``sigmoid(gate(n)) * out(LayerNorm(sum_k a_ik b_jk))`` of the normalised pair n."""
+    n = layer_norm(z, norm_in_weight, norm_in_bias, None, None, eps, False)
+    a = linear(n, a_gate_weight, a_gate_bias).sigmoid() * linear(n, a_weight, a_bias)
+    b = linear(n, b_gate_weight, b_gate_bias).sigmoid() * linear(n, b_weight, b_bias)
+    if mask is not None:
+        kept = mask.to(z.dtype)[..., None]
+        a, b = a * kept, b * kept
+    equation = "...ikc,...jkc->...ijc" if outgoing else "...kic,...kjc->...ijc"
+    x = torch.einsum(equation, a, b)
+    x = layer_norm(x, norm_out_weight, norm_out_bias, None, None, eps, False)
+    gate = linear(n, out_gate_weight, out_gate_bias).sigmoid()
+    return gate * linear(x, out_weight, out_bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a linear layer in the type of the rows."""
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

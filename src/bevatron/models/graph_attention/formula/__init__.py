@@ -1,0 +1,1 @@
+"""A user's own formula: expression, planner, evaluation."""

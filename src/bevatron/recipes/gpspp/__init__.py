@@ -1,0 +1,1 @@
+"""GPS++: from molecules to trained models and their uses."""

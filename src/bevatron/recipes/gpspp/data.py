@@ -1,0 +1,274 @@
+"""Data sets of molecules for a recipe: from paths in a configuration to samples.
+
+A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are no
+usable molecule stay in the store, so that row i of a store is row i of the file, but never reach a
+model; they are listed beside the store.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bevatron.config import fingerprint
+from bevatron.data.dataset import Concatenated, Dataset, Subset
+from bevatron.data.readers.molecules import MoleculeOptions
+from bevatron.data.samples import feature_set
+from bevatron.data.store.stage import stage
+from bevatron.data.store.store import MANIFEST, PREPARATION, Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.recipes.gpspp.splits import (
+    ROLES,
+    SplitKind,
+    divide,
+    usable_rows,
+    warn_of_duplicates,
+)
+from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules, summary_lines
+from bevatron.typing import IntArray
+
+
+@dataclass(frozen=True)
+class MoleculeDataConfig:
+    """Files or stores of molecules and how to divide them.
+
+    Attributes
+    ----------
+    train
+        Files of molecules or prepared stores (also ``--data``).
+    valid
+        The same, for validation.
+    test
+        The same, for the errors in the report.
+    split
+        How ``train`` is divided where there are no such files: ``random``; ``scaffold``, molecules
+        of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
+        file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
+    valid_size
+        What is set aside for validation: a share below 1, or a number of molecules.
+    test_size
+        The same for tests.
+    train_size
+        The same for what is trained on; 0 = all the rest.
+    split_seed
+        Of the division.
+    feature_set
+        ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``.
+    columns
+        Which columns hold the SMILES and the targets, and where 3D structures are.
+    prepared
+        Where files are prepared; the run's folder by default.
+    prepare_workers
+        Processes that prepare; all usable cores by default.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    split: SplitKind = "auto"
+    valid_size: float = 0.1
+    test_size: float = 0.0
+    train_size: float = 0.0
+    split_seed: int = 0
+    feature_set: str = "set1"
+    columns: MoleculeOptions = field(default_factory=MoleculeOptions)
+    prepared: Path | None = None
+    prepare_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown feature sets and sizes that leave nothing to train on."""
+        feature_set(self.feature_set)
+        sizes = (self.train_size, self.valid_size, self.test_size)
+        shares = [size for size in sizes if size < 1]
+        if any(size < 0 or (size >= 1 and size != int(size)) for size in sizes):
+            raise ConfigError(
+                "train_size, valid_size and test_size: expected shares below 1 or whole numbers"
+            )
+        if sum(shares) > 1 or (not self.train_size and sum(shares) >= 1):
+            raise ConfigError("valid_size and test_size: leave nothing to train on")
+
+
+@dataclass(frozen=True)
+class MoleculeData:
+    """The data sets of a run.
+
+    Attributes
+    ----------
+    train, valid, test
+        Usable molecules; ``valid`` and ``test`` are None where nothing was set aside. Those of
+        ``train`` and ``valid`` have at least one label each.
+    targets
+        Names of the targets.
+    feature_set
+        By which the samples were made.
+    fingerprint
+        Hash of the training molecules and their division; a run is not resumed with others.
+    report
+        Lines for the log: what was found, left out and set aside.
+    """
+
+    train: Dataset
+    valid: Dataset | None
+    test: Dataset | None
+    targets: tuple[str, ...]
+    feature_set: str
+    fingerprint: str
+    report: tuple[str, ...]
+
+
+def load_molecules(
+    config: MoleculeDataConfig, prepared: Path, stage_to: Path | None = None
+) -> MoleculeData:
+    """Open or prepare all data of a run and divide them.
+
+    Parameters
+    ----------
+    config
+        The files.
+    prepared
+        Where files are prepared unless the configuration says.
+    stage_to
+        Node-local folder that stores are copied to and read from.
+
+    Raises
+    ------
+    DataError, ConfigError
+        For data that must not be trained on and configurations that contradict each other.
+    """
+    if not config.train:
+        raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")
+    stores = {role: _open_stores(getattr(config, role), config, prepared, role) for role in ROLES}
+    if stage_to is not None:
+        stores = {
+            role: [Store.open(stage(store.path, stage_to)) for store in opened]
+            for role, opened in stores.items()
+        }
+    targets = _agreed_targets([store for opened in stores.values() for store in opened])
+    report = [
+        line
+        for opened in stores.values()
+        for store in opened
+        for line in (*store.manifest.get("report", ()), *summary_lines(store))
+    ]
+    whole = {role: _joined(opened) for role, opened in stores.items()}
+    parts = {role: usable_rows(data, role) for role, data in whole.items() if data is not None}
+    train = whole["train"]
+    assert train is not None
+    wanted = {
+        role: getattr(config, f"{role}_size") for role in ("valid", "test") if whole[role] is None
+    }
+    division = divide(
+        train,
+        _column_of(stores["train"]),
+        parts["train"],
+        wanted,
+        config.split,
+        config.split_seed,
+        config.train_size,
+        report,
+    )
+    report += _without_label(train, np.concatenate([parts["train"], *division.values()]))
+    datasets = {role: Subset(train, rows) for role, rows in division.items() if len(rows)}
+    for role in ("valid", "test"):
+        data = whole[role]
+        if data is not None:
+            datasets[role] = Subset(data, parts[role])
+    if "train" not in datasets:
+        raise DataError("data.train: no usable molecule with a label is left to train on")
+    report += warn_of_duplicates(datasets)
+    report.append(", ".join(f"{role}: {len(data)} molecules" for role, data in datasets.items()))
+    origin = [store.manifest["fingerprint"] for store in stores["train"]]
+    plan = [config.split, config.split_seed, config.train_size, *wanted.values()]
+    return MoleculeData(
+        train=datasets["train"],
+        valid=datasets.get("valid"),
+        test=datasets.get("test"),
+        targets=targets,
+        feature_set=config.feature_set,
+        fingerprint=fingerprint([origin, plan]),
+        report=tuple(report),
+    )
+
+
+def molecule_sizes(dataset: Dataset) -> dict[str, IntArray]:
+    """Count what each molecule uses of a batch's capacity.
+
+    Returns
+    -------
+    ``atoms``, ``edges`` (two per bond), ``pairs`` (atoms squared) and ``graphs``, [n] each.
+    """
+    atoms = dataset.lengths("atom_features")
+    return {
+        "atoms": atoms,
+        "edges": dataset.lengths("bonds"),
+        "pairs": atoms**2,
+        "graphs": np.ones_like(atoms),
+    }
+
+
+def _open_stores(
+    paths: Sequence[Path], config: MoleculeDataConfig, prepared: Path, role: str
+) -> list[Store]:
+    stores, files = [], []
+    for path in map(Path, paths):
+        if path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists()):
+            stores.append(check_molecules(Store.open(path), config.feature_set))
+        else:
+            files.append(path)
+    if files:
+        own = config.prepared is None
+        out = (config.prepared or prepared) / f"molecules-{role}"
+        stores.append(
+            prepare_molecules(
+                files,
+                out,
+                config.feature_set,
+                config.columns,
+                workers=config.prepare_workers,
+                overwrite=own,
+            )
+        )
+    return stores
+
+
+def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
+    named = [(store.path, tuple(store.manifest["settings"]["targets"])) for store in stores]
+    for path, names in named:
+        if names != named[0][1]:
+            raise DataError(
+                f"{path}: its targets are {', '.join(names) or 'none'}, those of {named[0][0]} are "
+                f"{', '.join(named[0][1])}; name the same for all"
+            )
+    if not named[0][1]:
+        found = "; ".join(stores[0].manifest.get("report", ())) or str(named[0][0])
+        raise DataError(
+            f"{found}; training needs a target, name it by data.columns.targets (of a store by "
+            "--columns.targets when it is prepared)"
+        )
+    return named[0][1]
+
+
+def _joined(stores: Sequence[Store]) -> Dataset | None:
+    if not stores:
+        return None
+    return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
+    """Say how many molecules are left out because no target has a label for them."""
+    left = np.setdiff1d(np.flatnonzero(dataset.lengths("atom_features") > 0), taken)
+    if not len(left):
+        return []
+    first = dataset.describe(int(left[0]))
+    return [f"{len(left)} molecules without any label are left out (the first: {first})"]
+
+
+def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:
+    """Give a field of fixed shape of all samples of several stores."""
+
+    def column(name: str) -> IntArray:
+        parts = [flat.astype(np.int64) for store in stores for flat, _ in store.flat(name)]
+        return np.concatenate(parts)
+
+    return column

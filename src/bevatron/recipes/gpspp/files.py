@@ -1,0 +1,411 @@
+"""Molecules in files: predictions written beside them, OGB's format, embeddings, errors."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from bevatron.data.readers.molecules import (
+    MoleculeOptions,
+    MoleculeReader,
+    molecules_in_memory,
+    open_molecules,
+)
+from bevatron.data.readers.molecules.ogb import OgbFolder
+from bevatron.data.readers.molecules.structures import SdfFile
+from bevatron.data.readers.molecules.tables import TableFile
+from bevatron.data.store.store import MANIFEST, Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import (
+    atomic_write,
+    write_bytes_atomically,
+    write_json_atomically,
+    write_text_atomically,
+)
+from bevatron.models.common.ranking import ranking_of_scores
+from bevatron.models.gpspp import Target
+from bevatron.recipes.gpspp.predict import MoleculePredictions, MoleculePredictor
+from bevatron.recipes.gpspp.targets import labels_of
+from bevatron.typing import FloatArray
+
+Split = Literal["test-dev", "test-challenge"]
+
+OGB_SIZES = {"test-dev": 147_037, "test-challenge": 147_432}
+"""Molecules of the parts of PCQM4Mv2 that OGB's evaluator takes predictions of."""
+
+Errors = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file of predictions holds.
+
+    Attributes
+    ----------
+    rows
+        As many as the input has.
+    without
+        Those without a prediction.
+    seen_in_2d
+        Those that were seen in 2D although 3D was asked for.
+    """
+
+    rows: int
+    without: int
+    seen_in_2d: int
+
+
+def predict_file(
+    predictor: MoleculePredictor,
+    source: Path,
+    out: Path,
+    options: MoleculeOptions | None = None,
+    prefix: str = "predicted_",
+) -> Written:
+    """Predict every row of a file and write all of them, in order, as CSV or Parquet.
+
+    What a table had is kept, and of an SDF the titles (as ``name``) and the data items; added are
+    PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
+    for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
+    these names are replaced.
+
+    Parameters
+    ----------
+    predictor
+        The models.
+    source
+        A table of SMILES, an SDF, OGB's folder or a prepared store.
+    out
+        ``.csv`` or ``.parquet``.
+    options
+        Where the SMILES and 3D structures are.
+    prefix
+        Begins the names of the results, so that labels in the input stay what they are.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or ``out`` cannot be written.
+    """
+    if out.suffix not in {".csv", ".parquet"}:
+        raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
+    molecules = open_source(source, options)
+    found = predictor.predict(molecules)
+    columns = {**_given(molecules, found), **columns_of(found, prefix)}
+    table = pa.table(columns)
+    if out.suffix == ".csv":
+        write_text_atomically(out, _as_csv(table), DataError)
+    else:
+        with atomic_write(out, DataError) as file:
+            pa.parquet.write_table(table, file)
+    asked = predictor.mode != "2d"
+    without = int(np.isnan(found.values).all(axis=1).sum())
+    flat = int((~found.seen_3d).sum()) - without if asked else 0
+    return Written(len(found), without, flat)
+
+
+def _as_csv(table: Any) -> str:
+    """Write a table as text, quoted only where need be, nothing for what is absent."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
+    """Open molecules to be predicted: a store as it is, files without a look for targets."""
+    if (source / MANIFEST).is_file():
+        return Store.open(source)
+    options = options or MoleculeOptions()
+    unlabelled = MoleculeOptions(
+        options.smiles, (), options.geometry, options.split, unlabelled=True
+    )
+    return open_molecules(source, unlabelled)
+
+
+def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[str, Any]:
+    """Return predictions as columns by name."""
+    columns: dict[str, Any] = {}
+    for t, target in enumerate(found.targets):
+        name = f"{prefix}{target.name}"
+        values = found.values[:, t]
+        absent = np.isnan(values)
+        if target.kind == "multiclass":
+            whole = np.where(absent, 0, values).astype(np.int64)
+            columns[name] = pa.array(whole, mask=absent)
+            for c in range(target.num_classes):
+                columns[f"{name}_p{c}"] = _floats(found.probabilities[target.name][:, c])
+        else:
+            columns[name] = _floats(values)
+        if found.spread is not None:
+            columns[f"{name}_std"] = _floats(found.spread[:, t])
+    columns["reason"] = pa.array(found.reason, pa.string())
+    return columns
+
+
+def _floats(values: FloatArray) -> Any:
+    # As many digits as float32 has: more would only be noise.
+    return pa.array(values.astype(np.float32), mask=np.isnan(values))
+
+
+def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dict[str, Any]:
+    """Return what the input had: columns of a table; of an SDF titles and data items; SMILES."""
+    smiles = {"smiles": pa.array(found.smiles, pa.string())}
+    if isinstance(molecules, MoleculeReader) and len(molecules.files) == 1:
+        file = molecules.files[0]
+        if isinstance(file, TableFile):
+            table = file.everything()
+            return {name: table[name] for name in table.column_names}
+        if isinstance(file, SdfFile):
+            items = file.everything()
+            titles = items.pop("")
+            names = ["name", "title", *(f"title_{n}" for n in range(2, len(items) + 2))]
+            named = {next(n for n in names if n not in items): titles} if any(titles) else {}
+            texts = {name: pa.array(column, pa.string()) for name, column in
+                     [*named.items(), *items.items()]}  # fmt: skip
+            return smiles | texts
+    return smiles
+
+
+def predict_ogb(
+    predictor: MoleculePredictor,
+    source: Path,
+    out: Path,
+    split: Split = "test-dev",
+    options: MoleculeOptions | None = None,
+) -> tuple[Path, int]:
+    """Write predictions as OGB's evaluator of PCQM4Mv2 takes them.
+
+    A compressed npz with ``y_pred``, float32 [n], in the order of the split. Molecules without a
+    prediction get the mean of the labels that the model was trained on.
+
+    Parameters
+    ----------
+    predictor
+        Models of one number.
+    source
+        OGB's folder, of which the part is taken; or a file that holds just that part, in order.
+    out
+        A folder, in which the file gets OGB's name; or a name that ends in .npz.
+    split
+        test-dev or test-challenge.
+    options
+        Where the SMILES are.
+
+    Returns
+    -------
+    The file, and how many molecules had no prediction.
+
+    Raises
+    ------
+    ConfigError
+        For models of several targets or of classes.
+    DataError
+        If there are not as many molecules as the part has.
+    """
+    target = _single_number(predictor.targets)
+    if split not in OGB_SIZES:
+        raise ConfigError(f"split: expected one of {', '.join(OGB_SIZES)}, got '{split}'")
+    molecules = open_source(source, options)
+    if isinstance(molecules, MoleculeReader) and isinstance(molecules.files[0], OgbFolder):
+        molecules = _part(molecules.files[0], split)
+    number = len(molecules) if isinstance(molecules, Store) else molecules.num_samples
+    if number != OGB_SIZES[split]:
+        raise DataError(
+            f"{source}: {number} molecules for '{split}', which has {OGB_SIZES[split]}; give "
+            "OGB's folder, or a file of just that part"
+        )
+    found = predictor.predict(molecules)
+    values = found.values[:, 0]
+    absent = np.isnan(values)
+    predicted = np.where(absent, target.mean, values).astype(np.float32)
+    path = out if out.suffix == ".npz" else out / f"y_pred_pcqm4m-v2_{split}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, y_pred=predicted)
+    write_bytes_atomically(path, buffer.getvalue(), DataError)
+    return path, int(absent.sum())
+
+
+def _single_number(targets: Sequence[Target]) -> Target:
+    if len(targets) != 1 or targets[0].kind != "regression":
+        raise ConfigError(
+            "format: OGB's evaluator takes one number per molecule, the model predicts "
+            f"{', '.join(target.name for target in targets)}"
+        )
+    return targets[0]
+
+
+def _part(folder: OgbFolder, split: str) -> MoleculeReader:
+    """Return the molecules of one part, in the order of OGB's split file."""
+    parts = folder.parts or {}
+    if split not in parts:
+        raise DataError(f"{folder.name}: its split file names no '{split}'")
+    smiles = folder.everything()[folder.column]
+    return molecules_in_memory([smiles[int(row)].as_py() or "" for row in parts[split]])
+
+
+def embed_file(
+    predictor: MoleculePredictor,
+    source: Path,
+    out: Path,
+    options: MoleculeOptions | None = None,
+    *,
+    atoms: bool = False,
+) -> int:
+    """Write embeddings of all rows of a file as npz.
+
+    ``graph`` float32 [n, C], NaN for what is no molecule; ``smiles`` and ``reason`` [n]; with
+    ``atoms`` also ``nodes`` float32 [N, C] and ``atom_ptr`` [n + 1], where the heavy atoms of each
+    molecule begin.
+
+    Returns
+    -------
+    Number of rows.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or ``out`` cannot be written.
+    """
+    if out.suffix != ".npz":
+        raise DataError(f"{out}: expected a name that ends in .npz")
+    found = predictor.embed(open_source(source, options), atoms=atoms)
+    arrays: dict[str, Any] = {
+        "graph": found.graph.astype(np.float32),
+        "smiles": np.array(found.smiles, dtype=np.str_),
+        "reason": np.array(found.reason, dtype=np.str_),
+    }
+    if found.nodes is not None:
+        arrays |= {"nodes": found.nodes.astype(np.float32), "atom_ptr": found.atom_ptr}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes_atomically(out, buffer.getvalue(), DataError)
+    return len(found.graph)
+
+
+def evaluate_files(
+    predictor: MoleculePredictor,
+    sources: Sequence[Path],
+    options: MoleculeOptions | None = None,
+    out: Path | None = None,
+) -> dict[str, dict[str, Errors]]:
+    """Compute errors on labelled molecules.
+
+    Parameters
+    ----------
+    predictor
+        One model or several, whose mean is judged.
+    sources
+        Tables, SDF, OGB's folder or prepared stores. Their targets are called as the model's, or
+        ``options.targets`` names them in the model's order.
+    options
+        Which columns.
+    out
+        JSON file for the table.
+
+    Returns
+    -------
+    File -> target -> metric -> value; with several files also ``all``.
+
+    Raises
+    ------
+    DataError
+        For files without those targets.
+    """
+    if not sources:
+        raise ConfigError("evaluate: expected at least one file of molecules with labels")
+    names = tuple(target.name for target in predictor.targets)
+    options = options or MoleculeOptions()
+    wanted = MoleculeOptions(
+        options.smiles, options.targets or names, options.geometry, options.split
+    )
+    table: dict[str, dict[str, Errors]] = {}
+    everything: list[tuple[FloatArray, MoleculePredictions]] = []
+    for source in map(Path, sources):
+        stored = (source / MANIFEST).is_file()
+        molecules: Any = Store.open(source) if stored else open_molecules(source, wanted)
+        count = len(molecules.manifest["settings"]["targets"]) if stored else len(wanted.targets)
+        if count != len(names):
+            raise DataError(f"{source}: has {count} targets, the model {len(names)}")
+        labels = labels_of(molecules) if stored else _labels(molecules)
+        found = predictor.predict(molecules)
+        table[str(source)] = errors_by_target(predictor.targets, [(labels, found)])
+        everything.append((labels, found))
+    if len(everything) > 1:
+        table["all"] = errors_by_target(predictor.targets, everything)
+    if out is not None:
+        write_json_atomically(out, table, DataError)
+    return table
+
+
+def _labels(reader: MoleculeReader) -> FloatArray:
+    rows = [sample["targets"] for sample in reader.read(0, reader.num_samples)]
+    return np.stack(rows).astype(np.float64)
+
+
+def errors_by_target(
+    targets: Sequence[Target], parts: Sequence[tuple[FloatArray, MoleculePredictions]]
+) -> dict[str, Errors]:
+    """Compute the metrics of every target over several sets of labels [n, T] and predictions."""
+    found = {}
+    for t, target in enumerate(targets):
+        label = np.concatenate([labels[:, t] for labels, _ in parts])
+        said = np.concatenate([predictions.values[:, t] for _, predictions in parts])
+        known = np.isfinite(label) & np.isfinite(said)
+        lost = int((np.isfinite(label) & ~np.isfinite(said)).sum())
+        metrics = errors(target, label[known], said[known])
+        found[target.name] = {**metrics, **({"without prediction": float(lost)} if lost else {})}
+    return found
+
+
+def errors(target: Target, labels: FloatArray, predicted: FloatArray) -> Errors:
+    """Compute MAE, RMSE and R2 of numbers; accuracy, AUROC and AP of classes.
+
+    Examples
+    --------
+    >>> found = errors(Target("gap"), np.array([1.0, 3.0]), np.array([2.0, 3.0]))
+    >>> found["mae"], found["r2"]
+    (0.5, 0.5)
+    """
+    number = {"molecules": float(len(labels))}
+    if not len(labels):
+        return number
+    if target.kind == "regression":
+        error = predicted - labels
+        spread = np.square(labels - labels.mean()).sum()
+        r2 = {"r2": float(1 - np.square(error).sum() / spread)} if spread > 0 else {}
+        mae, rmse = float(np.abs(error).mean()), float(np.sqrt(np.square(error).mean()))
+        return {**number, "mae": mae, "rmse": rmse, **r2}
+    if target.kind == "multiclass":
+        return {**number, "accuracy": float((labels == predicted).mean())}
+    hits = {**number, "accuracy": float(((predicted > 0.5) == (labels > 0.5)).mean())}
+    found = ranking_of_scores(predicted, (labels > 0.5).astype(float))
+    return hits if found is None else {**hits, "auroc": found[0], "ap": found[1]}
+
+
+def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Target]) -> None:
+    """Print errors by file and target."""
+    units = {target.name: target.unit for target in targets}
+    lines = []
+    for source, rows in table.items():
+        for name, metrics in rows.items():
+            shown = "  ".join(
+                f"{metric} {value:.0f}" if value == int(value) and metric in COUNTS
+                else f"{metric.upper()} {value:.5g}"
+                for metric, value in metrics.items()
+            )  # fmt: skip
+            unit = f" ({units[name]})" if units.get(name) else ""
+            lines.append(f"{source}  {name}{unit}: {shown}")
+    print(*lines, sep="\n")  # noqa: T201
+
+
+COUNTS = frozenset({"molecules", "without prediction"})

@@ -1,0 +1,302 @@
+"""The report of a run on molecules: learning curves, errors, parity, errors by size, the data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bevatron.config import load_yaml
+from bevatron.data.dataset import Dataset, Subset
+from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
+from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
+from bevatron.recipes.gpspp.finetune import trained_model
+from bevatron.recipes.gpspp.targets import labels_of
+from bevatron.train.evaluate import predict
+from bevatron.train.journal import column, epochs_of, read_journal
+from bevatron.train.report import plots
+from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.plots import Curve, Panel
+from bevatron.train.run import FitResult
+from bevatron.train.settings import BatchConfig
+from bevatron.typing import FloatArray, IntArray
+
+MOST_TRAINING_MOLECULES = 2000
+"""How many training molecules are evaluated, for comparison with those not trained on."""
+
+MOST_TARGETS_DRAWN = 6
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Metrics of a data set; labels and predictions side by side, of the first mode.
+
+    Attributes
+    ----------
+    metrics
+        By name, see `bevatron.models.gpspp.PropertyMetrics`.
+    labels, predictions : [n, T], NaN where there is no label
+    num_atoms : [n]
+    """
+
+    metrics: Mapping[str, float]
+    labels: FloatArray
+    predictions: FloatArray
+    num_atoms: IntArray
+
+
+def evaluate_molecules(
+    model: GPSPlusPlus,
+    dataset: Dataset,
+    modes: Sequence[Mode] = ("2d",),
+    device: torch.device | str = "cpu",
+    capacity: int = 4096,
+) -> Evaluated:
+    """Compute errors and predictions of a model on prepared molecules with labels.
+
+    Parameters
+    ----------
+    model
+        In evaluation mode or not.
+    dataset
+        Molecules; those without atoms must have been left out.
+    modes
+        What is seen of them.
+    device
+        Where the model is.
+    capacity
+        Atoms of a batch at most, a larger molecule being a batch by itself.
+    """
+    task = GPSPlusPlusTask(model.config, modes=modes)
+    metrics = task.metrics()
+    dtype = next(model.parameters()).dtype
+    labels, predictions = [], []
+    sizes = molecule_sizes(dataset)
+    limits = {"atoms": capacity, "pairs": 32 * capacity}
+    batches = predict(
+        task, model, dataset, sizes, batch=BatchConfig(capacity=limits), device=device, dtype=dtype
+    )
+    for batch, outputs in batches:
+        metrics.update(batch, outputs)
+        known = batch.target_weight > 0
+        labels.append(torch.where(known, batch.targets, torch.nan).cpu())
+        predictions.append(outputs["prediction"].cpu())
+    return Evaluated(
+        metrics.compute(),
+        torch.cat(labels).double().numpy(),
+        torch.cat(predictions).double().numpy(),
+        sizes["atoms"],
+    )
+
+
+def report_of_run(
+    folder: Path, data: MoleculeData, modes: Sequence[Mode], result: FitResult
+) -> Path:
+    """Evaluate the model of a finished run and write report.html and ``plots/``.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, with model, config.yaml and metrics.jsonl.
+    data
+        The data sets of the run.
+    modes
+        In which it was validated.
+    result
+        What the trainer says of it.
+
+    Returns
+    -------
+    Path
+        report.html
+    """
+    config = load_yaml(folder / "config.yaml")
+    asked = str(config["train"].get("device") or "auto")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+    model = trained_model(folder).to(device)
+    aside = (("test", data.test), ("validation", data.valid))
+    parts = {
+        name: part
+        for name, part in aside
+        if part is not None and np.isfinite(labels_of(part)).any()
+    }
+    some = _some(data.train)
+    number = len(some)
+    name = "training" if number == len(data.train) else f"training ({number} of {len(data.train)})"
+    parts[name] = some
+    found = {role: evaluate_molecules(model, part, modes, device) for role, part in parts.items()}
+    first = next(iter(found))
+    report = Report(f"GPS++: {folder.resolve().name}", str(folder), folder / "plots")
+    report.highlights(
+        {
+            **_headline(first, found[first], model.config.targets),
+            "epochs": result.epochs,
+            "best epoch": result.best_epoch + 1 if result.best is not None else None,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "training time (min)": result.seconds / 60,
+        }
+    )
+    warnings = [line for line in data.report if line.startswith("warning")]
+    stopped = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
+    report.notes([*stopped, *warnings])
+    _errors(report, found, modes)
+    _curves(report, list(read_journal(folder / "metrics.jsonl")), model.config.targets, modes)
+    _parity(report, first, found[first], model.config.targets)
+    _data(report, data, dict(reversed(found.items())), model.config.targets)
+    report.section("Settings").config(config)
+    report.versions(("bevatron", "torch", "numpy", "rdkit"))
+    return report.write(folder / "report.html")
+
+
+def _some(train: Dataset) -> Dataset:
+    """Choose training molecules to be evaluated."""
+    if len(train) <= MOST_TRAINING_MOLECULES:
+        return train
+    order = np.random.default_rng(0).permutation(len(train))
+    return Subset(train, np.sort(order[:MOST_TRAINING_MOLECULES]))
+
+
+MAIN = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
+"""The metric that stands for a target of each kind."""
+
+
+def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[str, Cell]:
+    cards: dict[str, Cell] = {}
+    for target in targets[:MOST_TARGETS_DRAWN]:
+        metric = MAIN[target.kind]
+        unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
+        words = f"{target.name} {metric.upper()}, {name}{unit}"
+        cards[words] = found.metrics.get(f"{target.name}_{metric}")
+    return cards
+
+
+def _errors(report: Report, found: Mapping[str, Evaluated], modes: Sequence[Mode]) -> None:
+    names = list(dict.fromkeys(name for each in found.values() for name in each.metrics))
+    rows: list[list[Cell]] = [
+        [name, *(each.metrics.get(name) for each in found.values())] for name in names
+    ]
+    told = "" if len(modes) == 1 else f"Seen in {modes[0]} unless the name says otherwise."
+    report.section("Errors").table(["metric", *found], rows, told)
+
+
+def _curves(
+    report: Report,
+    records: Sequence[Mapping[str, Any]],
+    targets: Sequence[Target],
+    modes: Sequence[Mode],
+) -> None:
+    epochs = epochs_of(records)
+    if not epochs:
+        return
+    x = column(epochs, "epoch") + 1
+
+    def values(*keys: str) -> FloatArray:
+        return column(epochs, *keys)
+
+    terms = sorted({name for record in epochs for name in record.get("terms", {})})
+    panels = [
+        Panel(
+            "Loss",
+            "loss",
+            [
+                Curve("training, all terms", x, values("loss")),
+                *(Curve(f"training, {term}", x, values("terms", term)) for term in terms),
+                Curve("validation, targets", x, values("valid", "loss"), dashed=True),
+            ],
+        )
+    ]
+    for target in targets[:MOST_TARGETS_DRAWN]:
+        metric = MAIN[target.kind]
+        prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
+        lines = [
+            Curve(mode, x, values("valid", f"{prefix}{target.name}_{metric}"))
+            for mode, prefix in zip(modes, prefixes, strict=True)
+        ]
+        unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
+        words = f"validation {metric.upper()}{unit}"
+        panels.append(Panel(target.name, words, lines, logarithmic=metric == "mae"))
+    rate = Curve("", x, values("lr"))
+    panels.append(Panel("Learning rate", "learning rate", [rate], logarithmic=False))
+    caption = "Averages over each epoch; in training inputs are masked and disturbed."
+    report.section("Learning curves").figure(plots.curves(panels), caption, "learning_curves")
+
+
+def _parity(report: Report, name: str, found: Evaluated, targets: Sequence[Target]) -> None:
+    report.section("Predictions")
+    drawn = [(t, target) for t, target in enumerate(targets) if target.kind == "regression"]
+    for t, target in drawn[:MOST_TARGETS_DRAWN]:
+        known = np.isfinite(found.labels[:, t])
+        label, said = found.labels[known, t], found.predictions[known, t]
+        unit = target.unit or "label's unit"
+        picture = plots.parity(label, said, target.name, unit)
+        report.figure(picture, f"{target.name}, {name} set.", f"parity_{t}")
+        _by_size(report, target, unit, found.num_atoms[known], np.abs(said - label), t)
+    for t, target in enumerate(targets):
+        if target.kind == "binary":
+            known = np.isfinite(found.labels[:, t])
+            scores = {
+                str(side): found.predictions[known & (found.labels[:, t] == side), t]
+                for side in (0, 1)
+            }
+            words = f"probability of {target.name}"
+            picture = plots.histogram(scores, words, target.name, "molecules")
+            report.figure(picture, f"{target.name}, {name} set, by label.", f"scores_{t}")
+
+
+def _by_size(
+    report: Report, target: Target, unit: str, sizes: IntArray, errors: FloatArray, t: int
+) -> None:
+    """Draw the error by number of atoms, sizes of few molecules taken together."""
+    if len(sizes) < 2 or sizes.min() == sizes.max():
+        return
+    edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)).round().astype(int))
+    labels, means = [], []
+    for low, high in pairwise(edges):
+        upper = high + (high == edges[-1])
+        own = (sizes >= low) & (sizes < upper)
+        if own.any():
+            last = upper - 1
+            labels.append(f"{low}" if last == low else f"{low}-{last}")
+            means.append(float(errors[own].mean()))
+    picture = plots.bars(labels, {"MAE": means}, f"MAE ({unit})", f"{target.name} by heavy atoms")
+    report.figure(picture, "Mean absolute error by number of heavy atoms.", f"errors_by_size_{t}")
+
+
+def _data(
+    report: Report,
+    data: MoleculeData,
+    found: Mapping[str, Evaluated],
+    targets: Sequence[Target],
+) -> None:
+    parts = {"training": data.train, "validation": data.valid, "test": data.test}
+    rows: list[list[Cell]] = []
+    sizes = {}
+    for name, part in parts.items():
+        if part is None:
+            continue
+        counted = molecule_sizes(part)
+        sizes[name] = counted["atoms"]
+        rows.append(
+            [
+                name,
+                len(part),
+                float(counted["atoms"].mean()),
+                int(counted["atoms"].max()),
+                float(counted["edges"].mean() / 2),
+                int((part.lengths("positions") > 0).sum()),
+            ]
+        )
+    headers = ["part", "molecules", "atoms each", "most atoms", "bonds each", "with 3D structure"]
+    report.section("Data").table(headers, rows)
+    report.figure(plots.histogram(sizes, "heavy atoms", "Sizes", "molecules"), "", "sizes")
+    for t, target in enumerate(targets[:MOST_TARGETS_DRAWN]):
+        series = {part: each.labels[:, t] for part, each in found.items()}
+        if any(np.isfinite(labels).any() for labels in series.values()):
+            unit = f" ({target.unit})" if target.unit else ""
+            title = f"Labels of {target.name}"
+            picture = plots.histogram(series, f"{target.name}{unit}", title, "molecules")
+            report.figure(picture, "", f"labels_{t}")
+    report.details("What was found in the files", "\n".join(data.report))

@@ -1,0 +1,386 @@
+"""The recipe ``gpspp``: properties of molecules from SMILES, a new GPS++ or a fine-tuned one."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.config import from_dict, merged, to_dict
+from bevatron.data.dataset import Dataset
+from bevatron.errors import ConfigError
+from bevatron.kernels import KernelConfig, use
+from bevatron.models.common import model_folder
+from bevatron.models.gpspp import (
+    CorruptionConfig,
+    GPSPlusPlus,
+    GPSPlusPlusConfig,
+    GPSPlusPlusTask,
+    LossConfig,
+    Mode,
+)
+from bevatron.models.gpspp.storage import KIND
+from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.recipes.frozen import freeze
+from bevatron.recipes.gpspp.data import (
+    MoleculeData,
+    MoleculeDataConfig,
+    load_molecules,
+    molecule_sizes,
+)
+from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, trained_model
+from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import FitResult, Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+ROOM = 1.03
+"""How much more a batch may hold than so many average molecules: packing needs some play."""
+
+
+def _optim() -> OptimConfig:
+    return OptimConfig(
+        algorithm="adam", lr=4e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
+    )
+
+
+@dataclass(frozen=True)
+class GpsppRun:
+    """Everything that defines a training run of GPS++.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        gpspp-16 (44 million parameters), gpspp-8, gpspp-4, or one of them with -mpnn, without
+        attention; `model` changes it.
+    data
+        Files of molecules or stores, their columns, the division.
+    targets
+        What kind of numbers they are.
+    model
+        Hyper-parameters; the targets and the feature set come from the data.
+    loss
+        The loss and its weights.
+    corruption
+        Noise and masks of the inputs in training.
+    mode
+        What is seen of molecules in validation, ``2d``, ``3d`` or ``both``, by which the best
+        epoch is chosen. Where there are 3D structures the other of 2d and 3d is told too.
+    molecules
+        Molecules of a step and GPU, on average; batches are filled to the atoms, bonds and squared
+        atoms of so many, unless ``batch.capacity`` says.
+    precision
+        ``auto``: matrix products in bfloat16 on a GPU (weights, norms and sums stay float32), in
+        float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
+        or ``float32`` anywhere.
+    optim, schedule, batch, loader, checkpoint, train, kernels
+        See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
+        a CPU unless their number is given.
+    start_from
+        A run or a model folder whose weights this run begins with; see `finetune`.
+    finetune
+        What is kept of `start_from`.
+    report
+        Write report.html and the pictures at the end.
+    """
+
+    recipe: ClassVar[str] = "gpspp"
+
+    output: Path = Path("runs/gpspp")
+    preset: str = "gpspp-4"
+    data: MoleculeDataConfig = field(default_factory=MoleculeDataConfig)
+    targets: TargetConfig = field(default_factory=TargetConfig)
+    model: GPSPlusPlusConfig = field(default_factory=lambda: GPSPlusPlusConfig.preset("gpspp-4"))
+    loss: LossConfig = field(default_factory=LossConfig)
+    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
+    mode: Mode = "2d"
+    molecules: int = 256
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    optim: OptimConfig = field(default_factory=_optim)
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
+    )
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
+    loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    start_from: Path | None = None
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.molecules < 1:
+            raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration from plain values, which change the preset's and the recipe's.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown key, preset or value.
+        """
+        values = dict(values)
+        model = GPSPlusPlusConfig.preset(str(values.get("preset", cls.preset)))
+        defaults = {"model": model, "optim": _optim(), **_defaults()}
+        for name, default in defaults.items():
+            changes = values.get(name, {})
+            if isinstance(changes, Mapping):
+                values[name] = merged(to_dict(default), changes)
+        return from_dict(cls, values)
+
+    @property
+    def settings(self) -> Settings:
+        """What the trainer takes, but for what depends on data and device."""
+        return Settings(
+            optim=self.optim,
+            schedule=self.schedule,
+            batch=self.batch,
+            loader=self.loader,
+            checkpoint=self.checkpoint,
+            train=self.train,
+        )
+
+
+def _defaults() -> dict[str, Any]:
+    return {
+        "schedule": ScheduleConfig(kind="linear", warmup_epochs=10.0),
+        "batch": BatchConfig(capacity="auto"),
+        "loader": LoaderConfig(workers=None),
+        "train": TrainConfig(dtype="float32"),
+    }
+
+
+def build(config: GpsppRun, *, resume: bool = False) -> Run:
+    """Make a complete run: molecules read or prepared, labels normalised, model, task.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    resume
+        Whether to go on if the folder holds a run already.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    source = None if config.start_from is None else trained_model(config.start_from)
+    config = _with_feature_set(config, source)
+    data = load_molecules(config.data, config.output / "prepared", config.loader.stage_to)
+    targets, notes = targets_of(config.targets, data)
+    torch.manual_seed(config.train.seed)
+    if source is None:
+        architecture = dataclasses.replace(config.model, targets=targets)
+        model = GPSPlusPlus(architecture, dtype_of(config.train.dtype))
+    else:
+        preset = GPSPlusPlusConfig.preset(config.preset)
+        model, rows = started_from(source, config.model, preset, config.finetune, targets)
+        model = model.to(dtype_of(config.train.dtype))
+        notes += rows
+    freeze(model, config.finetune.frozen)
+    modes = _modes(config.mode, model.config, data)
+    task = GPSPlusPlusTask(model.config, config.loss, config.corruption, modes)
+    settings, more = _complete(config, data)
+    return Run(
+        model=model,
+        task=task,
+        train=data.train,
+        sizes=molecule_sizes(data.train),
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else molecule_sizes(data.valid),
+        folder=config.output,
+        settings=settings,
+        config={"recipe": config.recipe, **_as_set(config)},
+        identity={
+            "model": to_dict(model.config),
+            "loss": to_dict(config.loss),
+            "corruption": to_dict(config.corruption),
+            "data": {"molecules": len(data.train), "fingerprint": data.fingerprint},
+            "frozen": list(config.finetune.frozen),
+        },
+        monitor=monitored(model.config, data),
+        resume=resume,
+        save_model=_Saver(model.config),
+        shown_metrics=_shown(model.config, modes),
+        on_end=_report(data, modes) if config.report else None,
+        notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
+    )
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes the weights of a run as a model folder."""
+
+    config: GPSPlusPlusConfig
+
+    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        model_folder.save_model(folder, KIND, to_dict(self.config), state)
+
+
+def _as_set(config: GpsppRun) -> dict[str, Any]:
+    """Give the configuration as it is kept: targets come from the data and are in model.json."""
+    values = to_dict(config)
+    del values["model"]["targets"]
+    return values
+
+
+def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
+    """Let data and model agree on the features: those that are named, or the source's."""
+    plain = GPSPlusPlusConfig().feature_set
+    of_data, of_model = config.data.feature_set, config.model.feature_set
+    chosen = of_model if of_data == plain else of_data
+    if source is not None:
+        chosen = source.config.feature_set
+    for name, key in ((of_data, "data.feature_set"), (of_model, "model.feature_set")):
+        if name not in {plain, chosen}:
+            raise ConfigError(f"{key}: is '{name}', but the model's is '{chosen}'; give one")
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, feature_set=chosen),
+        model=dataclasses.replace(config.model, feature_set=chosen),
+    )
+
+
+def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
+    """Say in which modes is validated: as asked, and in 2D and 3D where there are positions."""
+    known = data.valid is not None and _with_positions(data.valid)
+    if first != "2d" and not model.uses_positions:
+        raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
+    for role, part in (("training", data.train), ("validation", data.valid)):
+        if first != "2d" and part is not None and not _with_positions(part):
+            raise ConfigError(
+                f"mode: '{first}' needs positions, but no {role} molecule has any; give structures "
+                "(an SDF, data.columns.geometry) or leave it out"
+            )
+    if not known or not model.uses_positions:
+        return (first,)
+    rest: tuple[Mode, ...] = ("2d", "3d")
+    return (first, *(mode for mode in rest if mode != first))
+
+
+def _with_positions(dataset: Dataset) -> bool:
+    return bool(dataset.lengths("positions").any())
+
+
+def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]:
+    """Warn if a model has parts for positions and nothing to train them with."""
+    if not model.uses_positions or _with_positions(data.train):
+        return []
+    words = (
+        "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
+        "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
+        "3D the paper halves the learning rate of attention (--optim.lr 2e-4), and a preset with "
+        "-mpnn may do better"
+    )
+    return [words]
+
+
+def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
+    """Name the error by which the best epoch is chosen: MAE or AUROC of one target, else loss."""
+    from bevatron.recipes.gpspp.targets import labels_of
+
+    if len(model.targets) > 1:
+        return "loss"
+    (target,) = model.targets
+    if target.kind == "regression":
+        return f"{target.name}_mae"
+    labels = np.zeros((0, 1)) if data.valid is None else labels_of(data.valid)
+    both = target.kind == "binary" and {0.0, 1.0} <= set(labels[:, 0].tolist())
+    return f"-{target.name}_auroc" if both else f"-{target.name}_accuracy"
+
+
+def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
+    """Name what the console tells of after an epoch."""
+    kinds = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
+    names = [f"{target.name}_{kinds[target.kind]}" for target in model.targets[:4]]
+    prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
+    return [f"{prefix}{name}" for prefix in prefixes for name in names]
+
+
+def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]]:
+    """Fill in what depends on data and device: capacities, precision, warm-up, workers."""
+    settings, notes = config.settings, []
+    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
+    train, loader, schedule = settings.train, settings.loader, settings.schedule
+    on_gpu = device.type == "cuda"
+    if loader.workers is None and not on_gpu:
+        # Where the cores do the training, workers would only take turns with it.
+        loader = dataclasses.replace(loader, workers=0)
+    train = dataclasses.replace(train, autocast=_products(config, on_gpu=on_gpu))
+    batch = settings.batch
+    if batch.capacity == "auto":
+        batch = dataclasses.replace(batch, capacity=capacities(data, config.molecules))
+        listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
+        notes.append(f"a batch holds at most {listed}: about {config.molecules} molecules")
+    longest = train.epochs / 10
+    if schedule.warmup_epochs > longest:
+        schedule = dataclasses.replace(schedule, warmup_epochs=longest)
+        notes.append(f"warm-up of {longest:g} epochs, a tenth of the run")
+    complete = dataclasses.replace(
+        settings, train=train, batch=batch, loader=loader, schedule=schedule
+    )
+    return complete, notes
+
+
+def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
+    """Choose the type of matrix products."""
+    train, asked = config.train, config.precision
+    if asked == "float32" or train.autocast is not None:
+        return train.autocast
+    if asked == "auto":
+        return "bfloat16" if on_gpu and train.dtype == "float32" else None
+    if train.dtype != "float32":
+        raise ConfigError(f"precision: {asked} goes with train.dtype float32, not {train.dtype}")
+    return asked
+
+
+def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
+    """Return what so many average molecules have, and at least the largest molecule's.
+
+    Parameters
+    ----------
+    data
+        Of which the training molecules are counted.
+    molecules
+        Their number in a batch.
+
+    Returns
+    -------
+    ``atoms``, ``edges`` and ``pairs``.
+    """
+    sizes = molecule_sizes(data.train)
+    number = min(molecules, len(data.train))
+    return {
+        name: int(max(np.ceil(ROOM * number * sizes[name].mean()), sizes[name].max(), 1))
+        for name in ("atoms", "edges", "pairs")
+    }
+
+
+def _report(data: MoleculeData, modes: tuple[Mode, ...]) -> Any:
+    def write(result: FitResult, folder: Path) -> None:
+        from bevatron.recipes.gpspp.report import report_of_run
+
+        report_of_run(folder, data, modes, result)
+
+    return write

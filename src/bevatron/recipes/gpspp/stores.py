@@ -1,0 +1,145 @@
+"""Stores of molecules: made from files, with a list of what could not be used."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bevatron.data.readers.molecules import MoleculeOptions, MoleculeReader, open_molecules
+from bevatron.data.samples import molecule_fields
+from bevatron.data.store.prepare import prepare
+from bevatron.data.store.store import Store
+from bevatron.data.summary.molecules import summarise_molecules
+from bevatron.errors import DataError, StoreError
+from bevatron.files import write_text_atomically
+from bevatron.models.gpspp.features import Featurizer
+
+KIND = "molecules"
+"""What the settings of a store of molecules call it."""
+
+
+def prepare_molecules(
+    source: MoleculeReader | Sequence[str | Path],
+    out: Path,
+    feature_set_name: str = "set1",
+    options: MoleculeOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> Store:
+    """Compute the features of molecules once, in parallel, into a store.
+
+    Rows that cannot be used, and those whose 3D structure was left out, are listed in
+    ``NAME-rejects.csv`` beside the store, which is removed if there are none.
+
+    Parameters
+    ----------
+    source
+        Files of molecules, or a reader such as `molecules_in_memory` makes.
+    out
+        Folder of the store.
+    feature_set_name
+        See `MoleculeDataConfig.feature_set`.
+    options
+        Which columns; only with files.
+    samples_per_shard, workers, overwrite, progress
+        As in `bevatron.data.store.prepare.prepare`.
+
+    Raises
+    ------
+    DataError, StoreError
+        If a file cannot be read or ``out`` holds something else.
+    """
+    reader = source if isinstance(source, MoleculeReader) else open_molecules(list(source), options)
+    store = prepare(
+        reader,
+        Featurizer(feature_set_name),
+        out,
+        molecule_fields(feature_set_name, len(reader.targets)),
+        {
+            "kind": KIND,
+            "feature_set": feature_set_name,
+            "targets": list(reader.targets),
+            "unit": "row",
+        },
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+        summarise=summarise_molecules,
+    )
+    _list_rejects(store)
+    return store
+
+
+def rejects(store: Store) -> list[tuple[str, str, str]]:
+    """List (where it comes from, SMILES, reason) of rows of which something was left out."""
+    found = []
+    for row in np.flatnonzero(store.lengths("reason")):
+        sample = store[int(row)]
+        words = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
+        found.append((store.describe(int(row)), *words))
+    return found  # type: ignore[return-value]
+
+
+def rejects_file(store: Store) -> Path:
+    """Name the file that lists a store's rejects."""
+    return store.path.with_name(f"{store.path.name}-rejects.csv")
+
+
+def _list_rejects(store: Store) -> None:
+    path, rows = rejects_file(store), rejects(store)
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("source", "smiles", "reason"))
+    writer.writerows(rows)
+    write_text_atomically(path, text.getvalue(), StoreError)
+
+
+def summary_lines(store: Store) -> list[str]:
+    """Say in a few lines what a store of molecules holds and lacks."""
+    found = store.manifest["summary"]
+    usable = found["molecules"] - found["unusable"]
+    lines = [f"{usable} of {found['molecules']} rows are molecules"]
+    lines[0] += (
+        f", {found['with_3d']} with a 3D structure, {found['disconnected']} of several parts, "
+        f"{found['single_atoms']} of one atom"
+    )
+    for reason, count in sorted(found.get("reasons", {}).items(), key=lambda each: -each[1]):
+        lines.append(f"  {count} {'row' if count == 1 else 'rows'}: {reason}")
+    if found.get("reasons"):
+        lines.append(f"  they are listed in {rejects_file(store)}")
+    for number, name in enumerate(store.manifest["settings"]["targets"]):
+        known = found["targets"][str(number)]
+        mean = known["sum"] / known["known"] if known["known"] else float("nan")
+        lines.append(
+            f"target '{name}': {known['known']} labels, mean {mean:.4g}, "
+            f"{found['molecules'] - known['known']} missing"
+        )
+    return lines
+
+
+def check_molecules(store: Store, wanted: str) -> Store:
+    """Return a store if it is one of molecules with that feature set.
+
+    Raises
+    ------
+    DataError
+        If it is not.
+    """
+    settings = store.manifest["settings"]
+    if settings.get("kind") != KIND:
+        raise DataError(f"{store.path}: not a store of molecules; prepare it from SMILES")
+    if settings["feature_set"] != wanted:
+        raise DataError(
+            f"{store.path}: prepared with the feature set '{settings['feature_set']}', the model "
+            f"needs '{wanted}'; prepare it again or set data.feature_set"
+        )
+    return store

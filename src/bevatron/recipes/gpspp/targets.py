@@ -1,0 +1,124 @@
+"""What a run on molecules predicts: kinds of targets, and mean and spread of their labels."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bevatron.data.dataset import Concatenated, Dataset, Subset
+from bevatron.errors import ConfigError, DataError
+from bevatron.models.gpspp import Target
+from bevatron.recipes.gpspp.data import MoleculeData
+from bevatron.typing import FloatArray
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """What kind of numbers the targets are.
+
+    Attributes
+    ----------
+    binary
+        Targets whose labels are 0 or 1: a probability is learnt.
+    multiclass
+        Targets whose labels are numbers of classes, from 0.
+    units
+        By target, for tables: ``{gap: eV}``.
+    normalise
+        Learn (label - mean) / std, mean and std being those of the training labels; they are kept
+        with the model. Otherwise labels are learnt as they are.
+    """
+
+    binary: tuple[str, ...] = ()
+    multiclass: tuple[str, ...] = ()
+    units: dict[str, str] = field(default_factory=dict)
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a target of two kinds."""
+        both = sorted(set(self.binary) & set(self.multiclass))
+        if both:
+            raise ConfigError(f"targets: '{both[0]}' is named as binary and as multiclass")
+
+
+def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, ...], list[str]]:
+    """Describe the targets by the training labels.
+
+    Parameters
+    ----------
+    config
+        Their kinds.
+    data
+        The data sets; only what is trained on counts.
+
+    Returns
+    -------
+    targets, lines for the log
+
+    Raises
+    ------
+    ConfigError
+        If a name is that of no target.
+    DataError
+        For a target without labels, and for labels that are no classes.
+    """
+    for name in (*config.binary, *config.multiclass, *config.units):
+        if name not in data.targets:
+            raise ConfigError(
+                f"targets: there is no target '{name}' (the data have {', '.join(data.targets)})"
+            )
+    labels, found, notes = labels_of(data.train), [], []
+    later = [labels_of(part) for part in (data.valid, data.test) if part is not None]
+    for column, name in enumerate(data.targets):
+        known = labels[np.isfinite(labels[:, column]), column]
+        if not len(known):
+            raise DataError(f"target '{name}': no molecule of the training set has a label")
+        unit = config.units.get(name, "")
+        if name in config.binary or name in config.multiclass:
+            kind = "binary" if name in config.binary else "multiclass"
+            everything = np.concatenate([known, *(part[:, column] for part in later)])
+            classes = _classes(name, kind, everything[np.isfinite(everything)])
+            number = classes if kind == "multiclass" else 0
+            found.append(Target(name, kind, num_classes=number))  # type: ignore[arg-type]
+            notes.append(f"target '{name}': {kind}, {_shares(known)}")
+            continue
+        if len(known) > 2 and set(np.unique(known).tolist()) == {0.0, 1.0}:
+            notes.append(
+                f"target '{name}' has only labels 0 and 1 but is learnt as a number; "
+                f"--targets.binary {name} learns a probability"
+            )
+        mean, std = (float(known.mean()), float(known.std())) if config.normalise else (0.0, 1.0)
+        if not std > 1e-12 * max(abs(mean), 1e-300):
+            notes.append(f"target '{name}': all training labels are {mean:g}")
+            std = 1.0
+        found.append(Target(name, mean=mean, std=std, unit=unit))
+        span = f"from {known.min():.5g} to {known.max():.5g} {unit}".rstrip()
+        notes.append(f"target '{name}': labels of mean {mean:.5g} and spread {std:.5g}, {span}")
+    return tuple(found), notes
+
+
+def labels_of(dataset: Dataset) -> FloatArray:
+    """Return all labels of a data set, [n, T] float64, NaN where there is none."""
+    if isinstance(dataset, Subset):
+        return labels_of(dataset.dataset)[dataset.indices]
+    if isinstance(dataset, Concatenated):
+        return np.concatenate([labels_of(part) for part in dataset.datasets])
+    if hasattr(dataset, "flat"):
+        parts = [np.array(flat, dtype=np.float64) for flat, _ in dataset.flat("targets")]
+        return np.concatenate(parts)
+    return np.stack([dataset[i]["targets"] for i in range(len(dataset))]).astype(np.float64)
+
+
+def _classes(name: str, kind: str, labels: FloatArray) -> int:
+    """Count the classes, or say which label is none."""
+    top = 1 if kind == "binary" else np.inf
+    wrong = labels[(labels != np.round(labels)) | (labels < 0) | (labels > top)]
+    if len(wrong):
+        expected = "0 or 1" if kind == "binary" else "whole numbers from 0"
+        raise DataError(f"target '{name}': has the label {wrong[0]:g}, expected {expected}")
+    return max(int(labels.max()) + 1, 2)
+
+
+def _shares(labels: FloatArray) -> str:
+    values, counts = np.unique(labels, return_counts=True)
+    shown = [f"{n} of {v:g}" for v, n in zip(values[:8], counts[:8], strict=True)]
+    return ", ".join(shown) + (" ..." if len(values) > 8 else "")

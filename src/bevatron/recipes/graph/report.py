@@ -1,0 +1,213 @@
+"""The report of a run on graphs: learning curves, metrics by part, classes confused."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from bevatron.config import load_yaml
+from bevatron.data.dataset import Dataset
+from bevatron.models.graph_attention import NodeTask
+from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.graph.data import GraphData, graph_sizes
+from bevatron.train.evaluate import predict
+from bevatron.train.journal import column, epochs_of, read_journal
+from bevatron.train.precision import dtype_of
+from bevatron.train.report.page import Report
+from bevatron.train.report.plots import Curve, Panel, curves
+from bevatron.train.report.plots.style import HEAT, new_axes
+from bevatron.train.run import FitResult
+from bevatron.train.settings import Settings
+from bevatron.typing import IntArray
+
+MOST_CLASSES_DRAWN = 40
+
+WORDS = {"train": "training", "valid": "validation", "test": "test"}
+"""Role of vertices -> its name in a report."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model reaches on one part of the labels.
+
+    Attributes
+    ----------
+    metrics
+        By name.
+    confused : [classes, classes]
+        How many vertices of a class (row) were taken for which; empty for yes-or-no questions.
+    """
+
+    metrics: dict[str, float]
+    confused: IntArray
+
+
+def measure(
+    model: nn.Module, data: GraphData, settings: Settings, mesh: Mesh | None = None
+) -> dict[str, Measured]:
+    """Evaluate a model on train, valid and test.
+
+    Parameters
+    ----------
+    model
+        With its final weights, where the run left it.
+    data, settings
+        Of the run.
+    mesh
+        The processes over which the graph is cut, all of which call this; None = not cut.
+    """
+    sets = {"train": data.train, "valid": data.valid, "test": data.test}
+    return {
+        role: _measure(model, data, dataset, settings, mesh or Mesh())
+        for role, dataset in sets.items()
+        if dataset is not None
+    }
+
+
+def report_of_run(
+    folder: Path,
+    model: nn.Module,
+    measured: Mapping[str, Measured],
+    data: GraphData,
+    result: FitResult,
+) -> Path:
+    """Write report.html and ``plots/`` of a finished run.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, with config.yaml and metrics.jsonl.
+    model
+        Of the run.
+    measured
+        What it reaches, see `measure`.
+    data
+        Of the run.
+    result
+        What the trainer says of it.
+
+    Returns
+    -------
+    Path
+        report.html
+    """
+    config = load_yaml(folder / "config.yaml")
+    records = list(read_journal(folder / "metrics.jsonl"))
+    metrics = {role: found.metrics for role, found in measured.items()}
+    chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
+    layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
+    report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
+    report.section("Result").highlights(
+        {
+            **{
+                f"{name.replace('_', ' ')}, {WORDS[chosen]}": value
+                for name, value in metrics.get(chosen, {}).items()
+            },
+            "epochs": result.epochs,
+            "best epoch": result.best_epoch + 1 if result.best is not None else None,
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+    )
+    names = list(dict.fromkeys(name for each in metrics.values() for name in each))
+    rows = [[WORDS[role], *(each.get(name) for name in names)] for role, each in metrics.items()]
+    report.table(["part", *names], rows)
+    _learning_curves(report, records)
+    if data.questions == "classes" and chosen in measured:
+        _classes(report, measured[chosen].confused, chosen)
+    report.section("Data").details("What was found in the files", "\n".join(data.report))
+    report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
+    return report.write(folder / "report.html")
+
+
+def _measure(
+    model: nn.Module, data: GraphData, dataset: Dataset, settings: Settings, mesh: Mesh
+) -> Measured:
+    task = NodeTask(data.questions, data.outputs)
+    metrics = task.metrics()
+    size = data.outputs if data.questions == "classes" else 0
+    confused = np.zeros((size, size), dtype=np.int64)
+    device = next(model.parameters()).device
+    dtype = dtype_of(settings.train.dtype)
+    batches = predict(
+        task, model, dataset, graph_sizes(dataset), batch=settings.batch, device=device, dtype=dtype
+    )
+    for batch, outputs in batches:
+        metrics.update(batch, outputs)
+        if size:
+            known = batch.mask & (batch.labels >= 0)
+            pair = batch.labels[known] * size + outputs["logits"].argmax(1)[known]
+            counts = torch.bincount(pair, minlength=size**2).cpu().numpy()
+            confused += counts.reshape(size, size)
+    if mesh.world > 1:
+        metrics.load_sums(sum_over_ranks(metrics.sums(), mesh))
+        confused = sum_over_ranks(torch.from_numpy(confused), mesh).numpy()
+    return Measured(metrics.compute(), confused)
+
+
+def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> None:
+    """Draw loss and accuracy over epochs."""
+    epochs = epochs_of(records)
+    if not epochs:
+        return
+    x = column(epochs, "epoch") + 1
+    losses = (
+        Curve("training (with dropout)", x, column(epochs, "loss")),
+        Curve("validation", x, column(epochs, "valid", "loss")),
+    )
+    panels = [Panel("Loss", "cross entropy", losses)]
+    for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC")):
+        found = column(epochs, "valid", name)
+        if not np.isnan(found).all():
+            lines = (Curve("validation", x, found),)
+            panels.append(Panel(title, f"validation {title}", lines, logarithmic=False))
+    report.section("Learning curves").figure(curves(panels), "", "learning_curves")
+
+
+def _classes(report: Report, confused: IntArray, role: str) -> None:
+    """Tell how well each class is recognised."""
+    total, said, right = (
+        counts.tolist()
+        for counts in (confused.sum(axis=1), confused.sum(axis=0), np.diag(confused))
+    )
+    rows: list[list[Any]] = [
+        [str(c), total[c], _share(right[c], total[c]), _share(right[c], said[c])]
+        for c in range(len(confused))
+    ]
+    report.section("Classes").table(
+        ["class", "vertices", "recall", "precision"], rows, f"On the {WORDS[role]} vertices."
+    )
+    if len(confused) <= MOST_CLASSES_DRAWN:
+        words = "Share of the vertices of each class (row) that are taken for which (column)."
+        report.figure(confusion(confused), words, "confusion")
+
+
+def _share(part: int, whole: int) -> float | None:
+    return float(part / whole) if whole else None
+
+
+def confusion(counts: IntArray) -> Figure:
+    """Draw how often vertices of each class are taken for which."""
+    size = len(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(3.0 + 0.35 * size, 11.0)
+    with new_axes(side + 0.8, side) as (figure, axes):
+        ax = axes[0, 0]
+        image = ax.imshow(shares, cmap=HEAT, vmin=0, vmax=1)
+        ax.grid(visible=False)
+        ax.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
+        ax.set_xticks(range(size))
+        ax.set_yticks(range(size))
+        if size <= 15:
+            for true, row in enumerate(shares):
+                for said, share in enumerate(row):
+                    colour = "white" if share > 0.6 else "#222222"
+                    ax.text(said, true, f"{share:.2f}", ha="center", va="center", color=colour,
+                            fontsize=8)  # fmt: skip
+        figure.colorbar(image, ax=ax, shrink=0.8, label="share")
+    return figure

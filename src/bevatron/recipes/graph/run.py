@@ -1,0 +1,285 @@
+"""The recipe ``graph``: attention (GAT, AGNN, VA) on one graph or several, node classification."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bevatron.config import from_dict, merged, to_dict
+from bevatron.data.samples.graphs import PARTS
+from bevatron.errors import ConfigError
+from bevatron.files import write_text_atomically
+from bevatron.kernels import KernelConfig, use
+from bevatron.models.common import model_folder
+from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
+from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
+from bevatron.models.graph_attention.storage import KIND
+from bevatron.parallel.mesh import Mesh, ranks_from_environment
+from bevatron.recipes.graph.data import (
+    GraphData,
+    GraphDataConfig,
+    describe_vertices,
+    graph_sizes,
+    load_graphs,
+)
+from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import FitResult, Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+from bevatron.train.sharing import SamplesApart, SamplesTogether
+
+if TYPE_CHECKING:
+    from bevatron.recipes.graph.report import Measured
+
+READ_FILE = "graph_options.json"
+"""Beside a model's weights: how graphs for it are read."""
+
+_BAG_OF_WORDS: dict[str, Any] = {"data": {"read": {"features": "rows"}}}
+_FULL_BATCH: dict[str, Any] = {
+    "optim": {
+        "algorithm": "adam", "lr": 0.005, "weight_decay": 5e-4, "clip": None, "ema": None,
+    },
+    "schedule": {"kind": "constant"},
+    "train": {"epochs": 1000, "patience": 100, "dtype": "float32"},
+    "checkpoint": {"every_epochs": None, "every_minutes": 5.0, "keep": 1},
+}  # fmt: skip
+_AGNN: dict[str, Any] = {"optim": {"lr": 0.01}}
+PRESETS: dict[str, tuple[dict[str, Any], ...]] = {
+    "gat-cora": (_BAG_OF_WORDS,),
+    "gat-citeseer": (_BAG_OF_WORDS,),
+    "gat-pubmed": (_BAG_OF_WORDS, {"optim": {"lr": 0.01, "weight_decay": 1e-3}}),
+    "agnn-cora": (_BAG_OF_WORDS, _AGNN),
+    "agnn-citeseer": (_BAG_OF_WORDS, _AGNN),
+    "agnn-pubmed": (_BAG_OF_WORDS, _AGNN),
+    "gat-heterophilous": (
+        {"data": {"questions": "yes_no"}},
+        {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
+    ),
+    "gcn-heterophilous": (
+        {"data": {"questions": "yes_no"}},
+        {"optim": {"lr": 3e-5, "weight_decay": 0.0}, "train": {"monitor": "-roc_auc"}},
+    ),
+}
+"""By name, what each published recipe changes of the settings for one graph in every step.
+
+The learning rate of the heterophilous presets, 3e-5, is that of the published program as far as
+known; no run of ours has confirmed the published figures with it. Compare a few with
+``--optim.lr`` before relying on it.
+"""
+
+
+@dataclass(frozen=True)
+class GraphRun:
+    """Everything that defines a training run on graphs.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        Published hyper-parameters by name: gat-cora, gat-citeseer, gat-pubmed, agnn-cora,
+        agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. What is given beside it
+        changes it; None = GAT with Cora's sizes, features and projections as they are.
+    data
+        Files, labels, splits.
+    model
+        Hyper-parameters.
+    optim, schedule, batch, loader, checkpoint, train, kernels
+        See there. One graph is one batch; of several graphs, ``batch.capacity`` counts nodes.
+    partition
+        How one graph is cut over several processes of torchrun: ``2d`` blocks of the matrix,
+        ``feature`` (each has all edges and a part of the heads' features; GAT), ``rows``, or the
+        one that sends least (``auto``).
+    report
+        Write report.html and the pictures at the end.
+    """
+
+    recipe: ClassVar[str] = "graph"
+
+    output: Path = Path("runs/graph")
+    preset: str | None = None
+    data: GraphDataConfig = field(default_factory=GraphDataConfig)
+    model: GraphAttentionConfig = field(default_factory=GraphAttentionConfig)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(**_FULL_BATCH["optim"]))
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="constant"))
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity=16384))
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(
+        default_factory=lambda: CheckpointConfig(**_FULL_BATCH["checkpoint"])
+    )
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(**_FULL_BATCH["train"]))
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    partition: Scheme = "auto"
+    report: bool = True
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration from plain values, which change the preset's.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown key, preset or value.
+        """
+        name = values.get("preset")
+        chosen: dict[str, Any] = dict(_FULL_BATCH)
+        if name is not None:
+            if name not in PRESETS:
+                raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
+            chosen = merged(chosen, {"model": MODEL_PRESETS[name]})
+            for changes in PRESETS[name]:
+                chosen = merged(chosen, changes)
+        return from_dict(cls, merged(chosen, values))
+
+    @property
+    def settings(self) -> Settings:
+        """What the trainer takes."""
+        batch, loader = self.batch, self.loader
+        if not self.data.inductive:
+            # The graph is collated once and stays where it is.
+            batch = dataclasses.replace(
+                batch, algorithm="fixed_count", size=1, capacity={"graphs": 1}
+            )
+            loader = dataclasses.replace(loader, workers=0)
+        elif isinstance(batch.capacity, int):
+            batch = dataclasses.replace(batch, capacity={"nodes": batch.capacity})
+        elif batch.capacity == "auto":
+            raise ConfigError("batch.capacity: 'auto' is for structures; give a number of nodes")
+        return Settings(
+            optim=self.optim,
+            schedule=self.schedule,
+            batch=batch,
+            loader=loader,
+            checkpoint=self.checkpoint,
+            train=self.train,
+        )
+
+
+def build(config: GraphRun, *, resume: bool = False) -> Run:
+    """Make a complete run: graphs read and checked, model, task.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    resume
+        Whether to go on if the folder holds a run already.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    ranks = ranks_from_environment(os.environ)[1]
+    settings = config.settings
+    apart = ranks == 1 or config.data.inductive
+    data = load_graphs(config.data) if apart else load_parts(config)
+    torch.manual_seed(config.train.seed)
+    complete = _complete(config, data)
+    model = NodeClassifier(complete).to(dtype_of(config.train.dtype))
+    reporter = _Reporter(model, data, settings, cut=not apart)
+    return Run(
+        model=model,
+        task=NodeTask(data.questions, data.outputs),
+        train=data.train,
+        sizes=graph_sizes(data.train),
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else graph_sizes(data.valid),
+        folder=config.output,
+        settings=settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(complete),
+            "data": {"graphs": len(data.train), "fingerprint": data.fingerprint},
+        },
+        monitor="loss",
+        resume=resume,
+        save_model=_Saver(complete, config.data),
+        shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
+        before_end=reporter.measure_together if config.report else None,
+        on_end=reporter.write if config.report else None,
+        notes=data.report,
+        sharing=SamplesApart() if apart else SamplesTogether(),
+    )
+
+
+def load_parts(config: GraphRun) -> GraphData:
+    """Make data sets of which each process holds its part, see `bevatron.recipes.graph.partition`.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on, or models that do not run on several processes.
+    """
+    vertices = load_vertices(config.data)
+    found = describe_vertices(vertices, config.data)
+    graph = PartedGraph(
+        config.data.train[0],
+        vertices,
+        config.data,
+        _complete(config, found),
+        config.partition,
+        config.train.device,
+        config.train.seed,
+    )
+    sets = {role: PartSet(graph, role) for role in PARTS if vertices.mask(role).any()}
+    return dataclasses.replace(
+        found, train=sets["train"], valid=sets.get("valid"), test=sets.get("test")
+    )
+
+
+def _complete(config: GraphRun, data: GraphData) -> GraphAttentionConfig:
+    return config.model.with_data(inputs=data.inputs, outputs=data.outputs, labels=data.questions)
+
+
+@dataclass
+class _Reporter:
+    """Measures the final model, by all processes if they hold parts of one graph, and reports."""
+
+    model: NodeClassifier
+    data: GraphData
+    settings: Settings
+    cut: bool
+    measured: "dict[str, Measured] | None" = None
+
+    def measure_together(self, mesh: Mesh) -> None:
+        from bevatron.recipes.graph.report import measure
+
+        if self.cut:
+            self.measured = measure(self.model, self.data, self.settings, mesh)
+
+    def write(self, result: FitResult, folder: Path) -> None:
+        from bevatron.recipes.graph.report import measure, report_of_run
+
+        measured = self.measured or measure(self.model, self.data, self.settings)
+        report_of_run(folder, self.model, measured, self.data, result)
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes the weights of a run as a model folder, and how graphs for it are read."""
+
+    config: GraphAttentionConfig
+    data: GraphDataConfig
+
+    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {"self_loops", "symmetrise", "duplicates", "features", "renumber"}
+        read = {key: value for key, value in to_dict(self.data.read).items() if key in kept}
+        write_text_atomically(folder / READ_FILE, json.dumps(read, indent=1) + "\n", ConfigError)
+        model_folder.save_model(folder, KIND, to_dict(self.config), state)

@@ -1,0 +1,1 @@
+"""MACE: from structures to a trained potential and its uses."""

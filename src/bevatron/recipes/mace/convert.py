@@ -1,0 +1,126 @@
+"""Conversion of checkpoints between mace-torch and model folders, file to file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bevatron.errors import CheckpointError, ConfigError
+from bevatron.files import atomic_write, write_json_atomically
+from bevatron.models.mace import (
+    from_mace_torch,
+    load_mace_torch_file,
+    save_mace_torch_file,
+    save_model,
+    to_mace_torch,
+)
+from bevatron.recipes.mace.potential import trained_model
+
+
+def from_mace_torch_file(
+    file: Path, out: Path, *, trust: bool = False, config: Path | None = None
+) -> str:
+    """Make a model folder of a mace-torch checkpoint and say what it holds.
+
+    Parameters
+    ----------
+    file
+        A ``.model`` file, or with ``config`` a state dict (``.pt``, ``.safetensors``).
+    out
+        The model folder.
+    trust
+        Unpickle a ``.model`` file.
+    config
+        JSON file of mace-torch's configuration.
+
+    Raises
+    ------
+    TrustError, MissingPackageError
+        For a ``.model`` file without ``trust`` or without mace-torch.
+    CheckpointError, ConfigError
+        If the files do not hold what they should, or ``out`` holds something else.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file}: the file does not exist")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise CheckpointError(f"{out}: is there already; choose another folder")
+    if config is None and file.suffix in {".pt", ".safetensors"} and not trust:
+        raise ConfigError(
+            f"{file}: a state dict does not say what it belongs to; give mace-torch's "
+            "configuration with --config FILE.json (or --trust, if it is a pickled model)"
+        )
+    if config is None:
+        model = load_mace_torch_file(file, trust=trust)
+    else:
+        given, state = _read_config(config), _read_state_dict(file)
+        model = from_mace_torch(state, given)
+    save_model(model, out)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return (
+        f"{out}: {model.config.hidden_irreps}, {model.config.num_elements} elements, "
+        f"cutoff {model.config.r_max:g} Å, {parameters:,} parameters in {dtype}"
+    )
+
+
+def to_mace_torch_file(model: Path, out: Path) -> str:
+    """Write a run or a model folder as a mace-torch checkpoint and say what was written.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json`` beside).
+
+    Raises
+    ------
+    MissingPackageError
+        For ``NAME.model`` without mace-torch.
+    """
+    found = trained_model(model)
+    if out.suffix == ".model":
+        save_mace_torch_file(found, out)
+        return f"{out}: written for mace-torch"
+    if out.suffix != ".pt":
+        raise ConfigError(f"{out}: expected a name that ends with .model or .pt")
+    state, config = to_mace_torch(found)
+    with atomic_write(out, CheckpointError) as file:
+        torch.save(state, file)
+    write_json_atomically(out.with_suffix(".json"), config, CheckpointError)
+    return f"{out}: state dict written, configuration in {out.with_suffix('.json')}"
+
+
+def _read_state_dict(file: Path) -> dict[str, Tensor]:
+    """Read named tensors without unpickling anything but tensors."""
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch raises many kinds for a file that is no checkpoint or holds more than tensors.
+        raise CheckpointError(_no_state_dict(file)) from error
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise CheckpointError(_no_state_dict(file))
+    return state
+
+
+def _no_state_dict(file: Path) -> str:
+    return (
+        f"{file}: is not a state dict of tensors; a whole model is converted without --config, "
+        "with --trust"
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected keys and values")
+    return values

@@ -1,0 +1,301 @@
+"""Errors of a trained potential on labelled structures, in all and per group, file and head."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bevatron.data.dataset import Concatenated, Dataset
+from bevatron.data.readers import LabelOptions
+from bevatron.data.store.store import Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import write_json_atomically
+from bevatron.models.common.metrics import ErrorSums, group_errors
+from bevatron.models.mace import MaceTask, per_structure_errors
+from bevatron.recipes.mace.data import batch_sizes, open_structures
+from bevatron.recipes.mace.potential import Potential, trained_model
+from bevatron.train.evaluate import predict
+from bevatron.train.settings import BatchConfig, LoaderConfig
+from bevatron.typing import Arrays, FloatArray, IntArray
+
+Errors = dict[str, float]
+"""Metric -> value, such as ``forces_rmse`` in eV/Å; energies in eV, stress in eV/Å^3."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Labels and predictions side by side; NaN where there is no label.
+
+    Attributes
+    ----------
+    num_atoms, num_edges : [S]
+    energy, predicted_energy : [S] eV
+    forces, predicted_forces : [A, 3] eV/Å, all atoms one after another
+    atomic_numbers : [A]
+    stress, predicted_stress : [S, 3, 3] eV/Å^3
+    group, file, head
+        Names, one for each structure.
+    """
+
+    num_atoms: IntArray
+    num_edges: IntArray
+    energy: FloatArray
+    predicted_energy: FloatArray
+    forces: FloatArray
+    predicted_forces: FloatArray
+    atomic_numbers: IntArray
+    stress: FloatArray
+    predicted_stress: FloatArray
+    group: list[str]
+    file: list[str]
+    head: list[str]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes
+    ----------
+    total
+        Errors over all structures.
+    tables
+        ``group``, ``file``, ``head``, ``element`` -> name -> errors; only where there are several.
+    predictions
+        All values.
+    """
+
+    total: Errors
+    tables: Mapping[str, Mapping[str, Errors]]
+    predictions: Predictions
+
+
+def evaluate_files(
+    model: torch.nn.Module | Path | str,
+    paths: Sequence[Path | str],
+    *,
+    labels: LabelOptions | None = None,
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    capacity: int = 1024,
+    out: Path | None = None,
+) -> Evaluation:
+    """Evaluate a model, a model folder or a run on files or stores of labelled structures.
+
+    Parameters
+    ----------
+    model
+        The potential.
+    paths
+        Files of structures or prepared stores.
+    labels
+        Under which names the labels are found.
+    head
+        Read-out for all structures; by default the one that each structure names.
+    device, dtype
+        Where and in which precision to compute.
+    capacity
+        Atoms of a batch at most.
+    out
+        JSON file for the tables.
+
+    Raises
+    ------
+    DataError
+        For structures without labels, or with elements that the model does not know.
+    """
+    if not paths:
+        raise ConfigError("evaluate: expected at least one file of labelled structures or store")
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise DataError(f"{out}: cannot be written, its folder does not exist; make it first")
+    module = model if isinstance(model, torch.nn.Module) else trained_model(model)
+    heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
+    potential = Potential(module, device, dtype, head or heads_known[0])
+    labels = labels or LabelOptions()
+    if head is None and len(heads_known) > 1 and not labels.heads:
+        labels = replace(labels, heads=heads_known)
+    with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
+        stores = open_structures(paths, potential.cutoff, labels, Path(scratch) / "store")
+        if head is None:
+            _check_heads(stores, heads_known)
+        heads = None if head is None else [potential.head] * len(stores)
+        dataset = Concatenated(stores, heads)
+        evaluation = evaluate_dataset(potential, dataset, capacity)
+    if out is not None:
+        values = {"total": evaluation.total, **evaluation.tables}
+        write_json_atomically(out, values, DataError)
+    return evaluation
+
+
+def evaluate_dataset(
+    potential: Potential,
+    dataset: Dataset,
+    capacity: int = 1024,
+    loader: LoaderConfig | None = None,
+) -> Evaluation:
+    """Evaluate a potential on prepared structures."""
+    names = _names(dataset)
+    _check_elements(potential, dataset, names.atomic_numbers)
+    heads = potential.heads
+    task = MaceTask(heads=heads)
+    batches = predict(
+        task,
+        potential.model,
+        dataset,
+        batch_sizes(dataset),
+        batch=BatchConfig(capacity=capacity),
+        loader=loader,
+        device=potential.device,
+        dtype=potential.dtype,
+    )
+    rows: dict[str, list[torch.Tensor]] = {}
+    parts: dict[str, list[np.ndarray]] = {}
+    head_index: list[int] = []
+    for batch, outputs in batches:
+        for name, values in per_structure_errors(batch, outputs).items():
+            rows.setdefault(name, []).append(values.cpu())
+        head_index += batch.head.tolist()
+        missing_stress = outputs["energy"].new_full((batch.num_graphs, 3, 3), torch.nan)
+        for name, value in {
+            "num_atoms": batch.graph_ptr.diff(),
+            "energy": torch.where(batch.has_energy, batch.energy, torch.nan),
+            "predicted_energy": outputs["energy"],
+            "forces": torch.where(batch.has_forces[batch.graph, None], batch.forces, torch.nan),
+            "predicted_forces": outputs["forces"],
+            "stress": torch.where(batch.has_stress[:, None, None], batch.stress, torch.nan),
+            "predicted_stress": outputs.get("stress", missing_stress),
+        }.items():
+            parts.setdefault(name, []).append(value.cpu().numpy())
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    predictions = Predictions(
+        num_edges=dataset.lengths("edges"),
+        atomic_numbers=names.atomic_numbers,
+        group=names.group,
+        file=names.file,
+        head=[heads[i] for i in head_index],
+        **arrays,
+    )
+    joined = {name: torch.cat(values) for name, values in rows.items()}
+    return summarise(joined, predictions, name_head=len(heads) > 1)
+
+
+def summarise(
+    rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
+) -> Evaluation:
+    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+
+    With ``name_head`` there is a table by head even if all structures went to one: which, is not
+    what everybody expects of structures that name none.
+    """
+    total = ErrorSums(list(rows))
+    total.add(rows)
+    tables: dict[str, Mapping[str, Errors]] = {}
+    for kind in ("group", "file", "head"):
+        labels = getattr(predictions, kind)
+        groups = list(dict.fromkeys(labels))
+        if len(groups) > 1 or (kind == "head" and name_head):
+            index = np.array([groups.index(label) for label in labels], dtype=np.int64)
+            tables[kind] = group_errors(rows, groups, index)
+    elements = element_errors(predictions)
+    if len(elements) > 1:
+        tables["element"] = elements
+    return Evaluation(total=total.compute(), tables=tables, predictions=predictions)
+
+
+def print_tables(evaluation: Evaluation) -> None:
+    """Print the errors as tables: in meV, meV/Å and meV/Å^3."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    tables = {"": {"all": evaluation.total}, **evaluation.tables}
+    for kind, rows in tables.items():
+        shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
+        table = Table(box=box.SIMPLE, title_justify="left", title=f"by {kind}" if kind else None)
+        table.add_column(kind)
+        for name in shown:
+            quantity, unit = _SHOWN[name]
+            table.add_column(f"{quantity}\n{unit}", justify="right")
+        for label, errors in rows.items():
+            cells = [f"{errors[name] * 1e3:.4g}" if name in errors else "" for name in shown]
+            table.add_row(label, *cells)
+        console.print(table)
+
+
+_SHOWN = {
+    "energy_per_atom_mae": ("energy MAE", "meV/atom"),
+    "energy_per_atom_rmse": ("energy RMSE", "meV/atom"),
+    "forces_mae": ("forces MAE", "meV/Å"),
+    "forces_rmse": ("forces RMSE", "meV/Å"),
+    "stress_mae": ("stress MAE", "meV/Å^3"),
+    "stress_rmse": ("stress RMSE", "meV/Å^3"),
+}
+"""What is printed: metric -> what it is, unit after multiplication by 1000."""
+
+
+def element_errors(predictions: Predictions) -> dict[str, Errors]:
+    """Compute the errors of the forces on the atoms of each element."""
+    from ase.data import chemical_symbols
+
+    error = predictions.predicted_forces - predictions.forces
+    table: dict[str, Errors] = {}
+    for z in np.unique(predictions.atomic_numbers):
+        own = error[predictions.atomic_numbers == z]
+        own = own[~np.isnan(own).any(axis=1)]
+        if len(own):
+            table[chemical_symbols[z]] = {
+                "forces_mae": float(np.abs(own).mean()),
+                "forces_rmse": float(np.sqrt(np.square(own).mean())),
+            }
+    return table
+
+
+@dataclass(frozen=True)
+class _Names:
+    atomic_numbers: IntArray
+    group: list[str]
+    file: list[str]
+
+
+def _names(dataset: Dataset) -> _Names:
+    """Read what a batch does not carry: elements, groups and files."""
+    numbers, groups, files = [], [], []
+    for index, sample in _samples(dataset):
+        numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))
+        groups.append(bytes(sample["group"]).decode() or "(no group)")
+        files.append(dataset.describe(index).rpartition(", frame")[0] or "(unknown)")
+    if not numbers:
+        raise DataError("there are no structures to evaluate")
+    return _Names(np.concatenate(numbers), groups, files)
+
+
+def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntArray) -> None:
+    """Refuse an unknown element with the structure that holds it."""
+    if not set(np.unique(atomic_numbers).tolist()) <= set(potential.atomic_numbers):
+        for index, sample in _samples(dataset):
+            potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
+
+
+def _check_heads(stores: Sequence[Store], heads: tuple[str, ...]) -> None:
+    """Refuse a store whose structures are numbered by other heads than the model's."""
+    if len(heads) == 1:
+        return
+    for store in stores:
+        found = tuple(store.manifest["settings"].get("labels", {}).get("heads") or ())
+        if found != heads:
+            told = f"the heads {', '.join(found)}" if found else "no heads"
+            raise ConfigError(
+                f"{store.path}: was prepared with {told}, the model has {', '.join(heads)}; say "
+                "with --head which is meant, or give the files themselves"
+            )
+
+
+def _samples(dataset: Dataset) -> Iterator[tuple[int, Arrays]]:
+    for index in range(len(dataset)):
+        yield index, dataset[index]

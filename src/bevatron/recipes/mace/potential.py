@@ -1,0 +1,242 @@
+"""A trained interatomic potential, ready to be evaluated on structures.
+
+What the ASE calculator, relaxation and prediction share: finding the weights in a folder, device
+and precision, the head, a sentence for an element that the model does not know, batching and
+taking the results apart again.
+"""
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bevatron.data.samples import StructureBatch, collate_structures
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
+from bevatron.models.mace import MACE, load_model
+from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.kinds import newest_model
+from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.inference import CapturedInference, Outputs, obstacle
+from bevatron.typing import Arrays
+
+log = logging.getLogger("bevatron.inference")
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+PER_ATOM = ("forces", "node_energy", "descriptors")
+PER_STRUCTURE = ("energy", "stress", "virials")
+
+Results = dict[str, npt.NDArray[np.float64]]
+
+_said: set[str] = set()
+
+
+class Potential:
+    """A model on a device, in a precision, with frozen weights.
+
+    Parameters
+    ----------
+    model
+        A model object (copied, so that later training or conversion does not touch it), a model
+        folder or a run folder (of a run that is not over, its best model so far).
+    device
+        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+    dtype
+        ``"float64"`` or ``"float32"``.
+    head
+        Which read-out of a multi-head model; not needed where there is one.
+    capture
+        Whether evaluations are recorded as CUDA graphs over padded shapes, which saves launching
+        some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
+        possible the log says why; True = at once, and it is an error if it is not possible. The
+        numbers are the same. Weights must then stay where they are.
+
+    Raises
+    ------
+    BevatronError
+        If there is no model at that place, dtype or head are unknown, or the device is not there;
+        with ``capture=True`` also, here or on evaluation, if nothing can be captured.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Path | str,
+        device: torch.device | str = "cpu",
+        dtype: str = "float64",
+        head: str | None = None,
+        *,
+        capture: bool | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype: expected 'float64' or 'float32', got {dtype!r}")
+        self.device, self.dtype = device_to_use(device), DTYPES[dtype]
+        module = (
+            copy.deepcopy(model) if isinstance(model, torch.nn.Module) else trained_model(model)
+        )
+        self.model = module.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+        config: Any = self.model.config
+        self.cutoff = float(config.r_max)
+        self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
+        self.heads: tuple[str, ...] = tuple(config.heads)
+        self.head = _head_index(self.heads, head)
+        self._insists = bool(capture)
+        self._captured = None if capture is False else self._capturing()
+
+    @property
+    def captured(self) -> bool:
+        """Whether evaluations are recorded and replayed, as far as is known by now."""
+        return self._captured is not None
+
+    def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
+        """Refuse an element that the model was not trained on.
+
+        Raises
+        ------
+        DataError
+            Naming the elements and those that are known.
+        """
+        unknown = sorted(
+            set(np.unique(np.asarray(atomic_numbers)).tolist()) - set(self.atomic_numbers)
+        )
+        if unknown:
+            known = ", ".join(_symbols(self.atomic_numbers))
+            raise DataError(
+                f"{name} holds {', '.join(_symbols(unknown))}, which the model does not know "
+                f"(it knows {known})"
+            )
+
+    def evaluate(
+        self,
+        samples: Sequence[Arrays],
+        compute: Collection[str] = ("energy", "forces"),
+        max_atoms: int = 2048,
+    ) -> Iterator[Results]:
+        """Evaluate structures in batches and yield the results of each, in order.
+
+        Parameters
+        ----------
+        samples
+            With `bevatron.data.samples.STRUCTURE_FIELDS`, edges of this model's cutoff included.
+        compute
+            Any of energy, forces, stress, virials, node_energy, descriptors.
+        max_atoms
+            Atoms of a batch at most; a larger structure is a batch of its own.
+
+        Yields
+        ------
+        energy [], forces [N, 3], stress [3, 3] and so on, float64.
+        """
+        # One batch is launched ahead: the host makes it ready while the GPU works on another.
+        launched: deque[tuple[StructureBatch, Callable[[], Outputs]]] = deque()
+        for some in _in_batches(samples, max_atoms):
+            batch = collate_structures(some, np.arange(len(some)), [1.0] * len(some))
+            launched.append((batch, self._launch(batch, tuple(compute))))
+            if len(launched) > 1:
+                yield from _results(*launched.popleft())
+        for last in launched:
+            yield from _results(*last)
+
+    def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
+        """Return what gives the outputs: of a replayed recording, or of the model called then."""
+        if self._captured is not None and batch.num_atoms:
+            try:
+                return self._captured.launch(batch, compute)
+            except NotRecordableError as error:
+                why = str(error)
+            except torch.OutOfMemoryError:
+                why = f"{batch.num_atoms} atoms with {batch.num_edges} edges take too much memory"
+            self._captured = None
+            self._refuse(why)
+        return lambda: self.model(batch.to(self.device, self.dtype), compute=compute)
+
+    def _capturing(self) -> CapturedInference | None:
+        why = obstacle(self.device)
+        if why is not None:
+            self._refuse(why)
+            return None
+        patience = {"patience": 0} if self._insists else {}
+        return CapturedInference(self.model, self.device, self.dtype, PER_ATOM, **patience)
+
+    def _refuse(self, why: str) -> None:
+        """Say, once in a process, why nothing is captured; an error if somebody insists."""
+        if self._insists:
+            raise ConfigError(f"capture: inference cannot be captured, {why}; leave it out")
+        if self.device.type == "cuda" and why not in _said:
+            _said.add(why)
+            log.warning("inference is not captured as CUDA graphs: %s", why)
+
+
+def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Results]:
+    """Take the results of a batch apart."""
+    try:
+        outputs = read()
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the device ran out of memory at a batch of {batch.num_atoms} atoms with "
+            f"{batch.num_edges} edges in {batch.num_graphs} structures; allow a batch fewer atoms "
+            "(--capacity, max_atoms in Python) or take float32"
+        ) from error
+    arrays = {
+        name: outputs[name].detach().to("cpu", torch.float64).numpy()
+        for name in (*PER_ATOM, *PER_STRUCTURE)
+        if name in outputs
+    }
+    first = batch.graph_ptr.tolist()
+    for g in range(batch.num_graphs):
+        own = slice(first[g], first[g + 1])
+        yield {
+            name: value[own] if name in PER_ATOM else np.asarray(value[g])
+            for name, value in arrays.items()
+        }
+
+
+def trained_model(path: Path | str) -> MACE:
+    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or a file is given, which has to be converted first.
+    """
+    convert = f"bevatron convert mace-torch {path} FOLDER --trust"
+    hint = f"; `{convert}` makes one of a mace-torch model"
+    return load_model(newest_model(Path(path), hint))
+
+
+def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arrays]]:
+    batch: list[Arrays] = []
+    atoms = 0
+    for sample in samples:
+        size = len(sample["atomic_numbers"])
+        if batch and atoms + size > max_atoms:
+            yield batch
+            batch, atoms = [], 0
+        batch.append(sample)
+        atoms += size
+    if batch:
+        yield batch
+
+
+def _head_index(heads: tuple[str, ...], head: str | None) -> int:
+    names = ", ".join(heads)
+    if head is None:
+        if len(heads) > 1:
+            raise ConfigError(f"head: the model has several ({names}); say which is meant")
+        return 0
+    if head not in heads:
+        raise ConfigError(f"head: the model has no '{head}' (it has {names})")
+    return heads.index(head)
+
+
+def _symbols(atomic_numbers: Collection[int]) -> list[str]:
+    from ase.data import chemical_symbols
+
+    return [
+        chemical_symbols[z] if 0 <= z < len(chemical_symbols) else str(z) for z in atomic_numbers
+    ]

@@ -1,0 +1,262 @@
+"""Prediction and relaxation of structures in files: extended XYZ out, order and columns kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.stress import voigt_6_to_full_3x3_stress
+
+from bevatron import files
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.readers.ase_files import is_pickle
+from bevatron.data.readers.labels import COMMON_NAMES
+from bevatron.data.samples import unlabelled_structure
+from bevatron.errors import DataError, TrustError
+from bevatron.recipes.mace.potential import Potential, Results
+from bevatron.recipes.mace.relax import Relaxation, relax
+from bevatron.typing import Arrays
+
+CHUNK = 256
+"""Structures that are read before they are put into batches."""
+
+
+def predict_file(
+    models: Sequence[torch.nn.Module | Path | str],
+    source: Path | str,
+    out: Path | str,
+    *,
+    prefix: str = "predicted_",
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+    capacity: int = 1024,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Predict every structure of a file and write it with the results beside what it had.
+
+    ``PREFIX + energy`` (eV), ``forces`` (eV/Å), ``energies`` (eV per atom) and, with a cell,
+    ``stress`` (eV/Å^3) are added; with several models their mean, and ``energy_std`` and
+    ``forces_std`` for the spread.
+
+    Parameters
+    ----------
+    models
+        Potentials, one or a committee.
+    source
+        Anything that ASE reads; read piece by piece.
+    out
+        Extended XYZ; appears only when it is complete.
+    prefix
+        Begins the names of the results, so that labels in the input stay what they are.
+    progress
+        Called with the number of structures done.
+
+    Returns
+    -------
+    How many structures were predicted.
+
+    Raises
+    ------
+    DataError
+        Naming the file and frame, for what cannot be read or has elements unknown to the model.
+    """
+    import ase.io
+
+    out, done = _extxyz(out), 0
+    potentials = [Potential(model, device, dtype, head) for model in models]
+    structures = _read(Path(source))
+    with files.atomic_write(out, DataError) as raw:
+        file = TextIOWrapper(raw, "utf-8")
+        while chunk := list(islice(structures, CHUNK)):
+            for potential in potentials:
+                for number, atoms in chunk:
+                    potential.check_elements(atoms.numbers, f"{source}, frame {number}")
+            results = [_evaluate(each, chunk, Path(source), capacity) for each in potentials]
+            for (_, atoms), *found in zip(chunk, *results, strict=True):
+                _annotate(atoms, found, prefix)
+                ase.io.write(file, atoms, format="extxyz")
+            done += len(chunk)
+            if progress is not None:
+                progress(done)
+        if not done:
+            raise DataError(f"{source}: holds no structures")
+        file.flush()
+        file.detach()  # the file below is closed by atomic_write, after fsync
+    return done
+
+
+def relax_file(
+    model: torch.nn.Module | Path | str,
+    source: Path | str,
+    out: Path | str,
+    fmax: float = 0.05,
+    steps: int = 500,
+    cell: bool = False,
+    *,
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
+) -> Relaxation:
+    """Relax all structures of a file and write them with energy, forces and stress.
+
+    See `bevatron.recipes.mace.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
+    Labels that the input has under common names (``REF_energy``, ``forces``) are left out: they
+    belong to the structures before, and nobody shall train on them by mistake.
+
+    Parameters
+    ----------
+    model
+        A model, a model folder or a run.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    fmax : eV/Å
+        Converged once no atom feels more.
+    steps
+        At most.
+    cell
+        Relax the cells too.
+    head
+        Read-out of a model with several.
+    device, dtype
+        Where and in which precision to compute.
+
+    Raises
+    ------
+    DataError
+        Naming file and frame, for what cannot be read or has elements unknown to the model.
+    """
+    import ase.io
+
+    out = _extxyz(out)
+    potential = Potential(model, device, dtype, head)
+    structures = []
+    for number, atoms in _read(Path(source)):
+        potential.check_elements(atoms.numbers, f"{source}, frame {number}")
+        if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
+            raise DataError(
+                f"{source}, frame {number}: is not periodic in three directions, so there is no "
+                "cell to relax; leave --cell out"
+            )
+        _drop_labels(atoms)
+        _sample(atoms, potential, f"{source}, frame {number}")  # refused before any work is done
+        structures.append(atoms)
+    if not structures:
+        raise DataError(f"{source}: holds no structures")
+    try:
+        result = relax(potential, structures, fmax, steps, cell)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
+    with files.atomic_write(out, DataError) as raw:
+        file = TextIOWrapper(raw, "utf-8")
+        for i, atoms in enumerate(result.structures):
+            atoms.info["relax_converged"] = bool(result.converged[i])
+            atoms.info["relax_steps"] = int(result.steps[i])
+            ase.io.write(file, atoms, format="extxyz")
+        file.flush()
+        file.detach()
+    return result
+
+
+def _extxyz(out: Path | str) -> Path:
+    """Refuse a place for extended XYZ that is a folder or whose name promises another format."""
+    path = Path(out)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, expected the name of a file to write")
+    if path.suffix.lower() not in {".extxyz", ".xyz"}:
+        raise DataError(f"{path}: extended XYZ is written; name it {path.stem}.extxyz")
+    return path
+
+
+def _read(path: Path) -> Iterator[tuple[int, Any]]:
+    import ase.io
+
+    if not path.is_file():
+        raise DataError(f"{path}: the file does not exist")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty")
+    if is_pickle(path):
+        raise TrustError(
+            f"{path}: is a pickle, which can run any code when it is read; convert it to extended "
+            "XYZ"
+        )
+    frame = 0
+    structures = ase.io.iread(path, index=":")
+    while True:
+        try:
+            atoms = next(structures)
+        except StopIteration:
+            return
+        except Exception as error:
+            # ASE's parsers raise whatever they meet.
+            reason = f"unknown name {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{path}, frame {frame}: cannot be read ({reason})") from error
+        if atoms.calc is not None:
+            _keep_labels(atoms)
+        yield frame, atoms
+        frame += 1
+
+
+PER_ATOM_RESULTS = frozenset({"forces", "energies", "stresses", "charges", "magmoms"})
+"""What a calculator of ASE computes for each atom."""
+
+
+def _keep_labels(atoms: Any) -> None:
+    """Move what a calculator of the input holds into plain columns, which are written again."""
+    for name, value in atoms.calc.results.items():
+        if name in PER_ATOM_RESULTS:
+            atoms.arrays.setdefault(name, value)
+        else:
+            full = voigt_6_to_full_3x3_stress(value) if np.shape(value) == (6,) else value
+            atoms.info.setdefault(name, full if name == "stress" else value)
+    atoms.calc = None
+
+
+def _drop_labels(atoms: Any) -> None:
+    """Forget energies, forces and stress of the structure as it was."""
+    common = {name for tiers in COMMON_NAMES.values() for tier in tiers for name in tier}
+    for columns in (atoms.info, atoms.arrays):
+        for name in [name for name in columns if name.lower() in common]:
+            del columns[name]
+
+
+def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
+    """Make what the model takes, or say which frame it cannot be made of."""
+    raw = unlabelled_structure(
+        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
+    )
+    try:
+        return add_neighbours(raw, potential.cutoff)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def _evaluate(
+    potential: Potential, chunk: Sequence[tuple[int, Any]], source: Path, capacity: int
+) -> list[Results]:
+    samples = [_sample(atoms, potential, f"{source}, frame {n}") for n, atoms in chunk]
+    compute = ["energy", "forces", "node_energy"]
+    if any(atoms.cell.rank == 3 for _, atoms in chunk):
+        compute.append("stress")
+    return list(potential.evaluate(samples, compute, capacity))
+
+
+def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:
+    """Write the mean of all models' results, and their spread, into a structure."""
+    mean = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+    atoms.info[f"{prefix}energy"] = float(mean["energy"])
+    atoms.arrays[f"{prefix}forces"] = mean["forces"]
+    atoms.arrays[f"{prefix}energies"] = mean["node_energy"]
+    if "stress" in mean and atoms.cell.rank == 3:
+        # Nine numbers, as extended XYZ has a stress; a matrix would be written as JSON.
+        atoms.info[f"{prefix}stress"] = mean["stress"].reshape(9)
+    if len(found) > 1:
+        energies = [float(one["energy"]) for one in found]
+        forces = np.stack([one["forces"] for one in found])
+        atoms.info[f"{prefix}energy_std"] = float(np.std(energies))
+        atoms.arrays[f"{prefix}forces_std"] = np.linalg.norm(forces.std(axis=0), axis=1)

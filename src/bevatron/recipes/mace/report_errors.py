@@ -1,0 +1,160 @@
+"""What a report of MACE says of errors: tables, bars, parity, and the data they were found on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ase.data import chemical_symbols
+
+from bevatron.recipes.mace.evaluate import Errors, Evaluation, Predictions
+from bevatron.train.report import plots
+from bevatron.train.report.page import Cell, Report
+from bevatron.typing import FloatArray
+
+MOST_GROUPS = 40
+
+COLUMNS = {
+    "energy_per_atom_mae": "energy MAE (meV/atom)",
+    "energy_per_atom_rmse": "energy RMSE (meV/atom)",
+    "forces_mae": "force MAE (meV/Å)",
+    "forces_rmse": "force RMSE (meV/Å)",
+    "stress_mae": "stress MAE (meV/Å³)",
+    "stress_rmse": "stress RMSE (meV/Å³)",
+}
+"""Metric -> heading of its column; values are shown times 1000."""
+
+
+def headline(name: str, evaluation: Evaluation) -> dict[str, Cell]:
+    """Name the errors of one data set that belong at the top of a page."""
+    wanted = {
+        "energy_per_atom_rmse": f"energy RMSE, {name} (meV/atom)",
+        "forces_rmse": f"force RMSE, {name} (meV/Å)",
+        "stress_rmse": f"stress RMSE, {name} (meV/Å³)",
+    }
+    total = evaluation.total
+    return {words: 1e3 * total[metric] for metric, words in wanted.items() if metric in total}
+
+
+def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequence[str]) -> None:
+    """Say what is in the data sets, and what the readers found."""
+    rows: list[list[Cell]] = []
+    for name, evaluation in evaluations.items():
+        values = evaluation.predictions
+        forces = values.forces[~np.isnan(values.forces).any(axis=1)]
+        elements = np.unique(values.atomic_numbers)
+        rows.append(
+            [
+                name,
+                len(values.num_atoms),
+                int(values.num_atoms.sum()),
+                f"{values.num_atoms.min()} - {values.num_atoms.max()}",
+                float(values.num_edges.sum() / max(values.num_atoms.sum(), 1)),
+                int(np.isfinite(values.energy).sum()),
+                int(_per_structure(values, np.isfinite(values.forces).all(axis=1)).sum()),
+                int(np.isfinite(values.stress).all(axis=(1, 2)).sum()),
+                float(np.sqrt(np.mean(forces**2))) if len(forces) else None,
+                " ".join(chemical_symbols[z] for z in elements),
+            ]
+        )
+    headers = (
+        "set", "structures", "atoms", "atoms each", "neighbours per atom", "with energy",
+        "with forces", "with stress", "force RMS (eV/Å)", "elements",
+    )  # fmt: skip
+    report.table(headers, rows)
+    if found:
+        report.details("What the readers found", "\n".join(found))
+
+
+def _per_structure(values: Predictions, of_atoms: Any) -> Any:
+    """Say which structures have a flag set on their first atom."""
+    first = np.cumsum(values.num_atoms) - values.num_atoms
+    return of_atoms[first[values.num_atoms > 0]]
+
+
+def show_errors(
+    report: Report, evaluations: Mapping[str, Evaluation], name: str, evaluation: Evaluation
+) -> None:
+    """Show errors of all data sets, and those of one by group, file, head and element."""
+    report.table(*_error_table("set", {key: value.total for key, value in evaluations.items()}))
+    titles = {"group": "Errors by group", "file": "Errors by file", "head": "Errors by head"}
+    for kind, title in titles.items():
+        if kind in evaluation.tables:
+            rows = evaluation.tables[kind]
+            headers, cells = _error_table(kind, rows)
+            report.table(headers, cells, f"{title}, {name}")
+            _error_bars(report, rows, f"{title}, {name}", f"errors_by_{kind}")
+    if "element" in evaluation.tables:
+        rows = evaluation.tables["element"]
+        report.table(*_error_table("element", rows), f"Force errors by element, {name}")
+        _error_bars(report, rows, f"Force errors by element, {name}", "errors_by_element")
+
+
+def _error_table(kind: str, rows: Mapping[str, Errors]) -> tuple[list[str], list[list[Cell]]]:
+    shown = [metric for metric in COLUMNS if any(metric in row for row in rows.values())]
+    cells: list[list[Cell]] = [
+        [label, *(1e3 * row[m] if m in row else None for m in shown)] for label, row in rows.items()
+    ]
+    return [kind, *(COLUMNS[metric] for metric in shown)], cells
+
+
+def _error_bars(report: Report, rows: Mapping[str, Errors], title: str, name: str) -> None:
+    metric = "forces_rmse"
+    having = [label for label in rows if metric in rows[label]]
+    if len(having) < 2:
+        return
+    having = sorted(having, key=lambda label: -rows[label][metric])[:MOST_GROUPS]
+    series = {
+        words: [1e3 * rows[label][key] for label in having]
+        for key, words in ((metric, "RMSE"), ("forces_mae", "MAE"))
+    }
+    report.figure(plots.bars(having, series, "force error (meV/Å)", title), "", name)
+
+
+def show_parity(
+    report: Report, name: str, evaluation: Evaluation, energies: Mapping[str, Mapping[int, float]]
+) -> None:
+    """Draw predictions of one data set against labels."""
+    values = evaluation.predictions
+    offset = _offsets(values, energies)
+    groups = values.group if len(set(values.group)) <= len(plots.PALETTE) else None
+    quantity = "energy per atom" + (" - E0" if offset.any() else "")
+    report.figure(
+        plots.parity(
+            (values.energy - offset) / values.num_atoms,
+            (values.predicted_energy - offset) / values.num_atoms,
+            quantity,
+            "eV",
+            groups,
+        ),
+        f"Energies of the {name} set"
+        + (", less those of the isolated atoms (E0)." if offset.any() else "."),
+        "parity_energy",
+    )
+    few = values.forces.size <= plots.MOST_POINTS
+    elements = (
+        [chemical_symbols[z] for z in values.atomic_numbers for _ in range(3)] if few else None
+    )
+    report.figure(
+        plots.parity(values.forces, values.predicted_forces, "force component", "eV/Å", elements),
+        f"Force components of the {name} set.",
+        "parity_forces",
+    )
+    if np.isfinite(values.stress).any():
+        report.figure(
+            plots.parity(values.stress, values.predicted_stress, "stress component", "eV/Å³"),
+            f"Stress components of the {name} set.",
+            "parity_stress",
+        )
+
+
+def _offsets(values: Predictions, energies: Mapping[str, Mapping[int, float]]) -> FloatArray:
+    """Sum up E0 of each structure; zeros where they are not known."""
+    if not energies:
+        return np.zeros(len(values.num_atoms))
+    head = np.repeat(values.head, values.num_atoms)
+    e0 = np.zeros(len(values.atomic_numbers))
+    for name, table in energies.items():
+        for z, energy in table.items():
+            e0[(head == name) & (values.atomic_numbers == z)] = energy
+    owner = np.repeat(np.arange(len(values.num_atoms)), values.num_atoms)
+    return np.bincount(owner, weights=e0, minlength=len(values.num_atoms)).astype(np.float64)

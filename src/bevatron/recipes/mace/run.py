@@ -1,0 +1,383 @@
+"""The recipe ``mace``: an interatomic potential from files of structures, new or fine-tuned."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.config import from_dict, to_dict
+from bevatron.data.dataset import Dataset, Subset
+from bevatron.errors import ConfigError, DataError
+from bevatron.kernels import KernelConfig, use
+from bevatron.models.common import model_folder
+from bevatron.models.mace import (
+    MACE,
+    LossConfig,
+    MaceConfig,
+    MaceTask,
+    Statistics,
+    statistics,
+)
+from bevatron.models.mace.storage import KIND
+from bevatron.recipes.frozen import freeze
+from bevatron.recipes.mace.data import (
+    DataConfig,
+    StructureData,
+    batch_sizes,
+    check_elements,
+    load_structures,
+)
+from bevatron.recipes.mace.finetune import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.mace.potential import trained_model
+from bevatron.recipes.mace.step_cost import StepMeter, capacity_of_run
+from bevatron.train.precision import dtype_of
+from bevatron.train.run import FitResult, Run
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    LoaderConfig,
+    OptimConfig,
+    ScheduleConfig,
+    Settings,
+    TrainConfig,
+)
+
+SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
+"""What the console tells of after an epoch, in eV and eV/Å."""
+
+FROM_DATA = (
+    *("atomic_numbers", "heads", "atomic_energies"),
+    *("avg_num_neighbors", "scale", "shift"),
+)
+"""What of the model the data decide, unless a configuration does."""
+
+SUSPECT_FORCE = 10.0
+"""eV/Å; an RMS above is warned of. In kcal/mol/Å numbers are 23 times as large."""
+
+
+@dataclass(frozen=True)
+class MaceRun:
+    """Everything that defines a training run of MACE.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        Hyper-parameters by name, which `model` changes: default (those of mace-torch's command
+        line), small, paper, mp-0-small, mp-0-medium, mp-0-large, mp-0b2-*.
+    data
+        Files, labels, E0.
+    model
+        Hyper-parameters.
+    scaling
+        Scale and shift of the interaction energy: ``rms_forces`` (scale = RMS of the forces, shift
+        = mean energy per atom without E0), ``rms_forces_only`` (shift 0: an atom alone has E0) or
+        ``none`` (1 and 0).
+    loss, optim, schedule, batch, loader, checkpoint, train, kernels
+        See there.
+    start_from
+        A run or a model folder whose weights this run begins with; see `finetune`.
+    finetune
+        What is kept of `start_from`.
+    report
+        Write report.html and the pictures at the end.
+    """
+
+    recipe: ClassVar[str] = "mace"
+
+    output: Path = Path("runs/mace")
+    preset: str = "default"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: MaceConfig = field(default_factory=MaceConfig)
+    scaling: Literal["rms_forces", "rms_forces_only", "none"] = "rms_forces_only"
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    kernels: KernelConfig = field(default_factory=KernelConfig)
+    start_from: Path | None = None
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions between the parts."""
+        two, schedule = self.loss.stage_two, self.schedule.stage_two_start
+        if two is not None and schedule is not None and two.start_epoch != schedule:
+            raise ConfigError(
+                f"loss.stage_two.start_epoch is {two.start_epoch} but schedule.stage_two_start is "
+                f"{schedule}; leave the latter out"
+            )
+        if self.train.compile:
+            raise ConfigError(
+                "train.compile: forces are gradients, and torch.compile does not differentiate "
+                "its own gradients again; leave it out"
+            )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration from plain values: what stands under ``model`` changes the preset.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown key, preset or value.
+        """
+        values = dict(values)
+        preset = values.get("preset", cls.preset)
+        base = to_dict(MaceConfig.preset(str(preset)))
+        changes = values.get("model", {})
+        if isinstance(changes, Mapping):
+            values["model"] = {**base, **changes}
+        return from_dict(cls, values)
+
+    @property
+    def settings(self) -> Settings:
+        """What the trainer takes."""
+        schedule = self.schedule
+        if self.loss.stage_two is not None:
+            start = self.loss.stage_two.start_epoch
+            schedule = dataclasses.replace(schedule, stage_two_start=start)
+        return Settings(
+            optim=self.optim,
+            schedule=schedule,
+            batch=self.batch,
+            loader=self.loader,
+            checkpoint=self.checkpoint,
+            train=self.train,
+        )
+
+
+def build(config: MaceRun, *, resume: bool = False) -> Run:
+    """Make a complete run: data read or prepared, statistics, model, task.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    resume
+        Whether to go on if the folder holds a run already.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    source = None if config.start_from is None else trained_model(config.start_from)
+    architecture = config.model if source is None else _of_source(config, source.config)
+    kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
+    prepared = config.output / "prepared"
+    stage_to = config.loader.stage_to
+    data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
+    _check_labels(config, data)
+    asked = config.model.atomic_numbers if source is None else ()
+    found = statistics(data.train, heads=data.heads, e0=_e0(data, source), elements=asked)
+    _check_elements(asked, found)
+    torch.manual_seed(config.train.seed)
+    notes = [*data.report, *found.notes, *_suspect_forces(data.train, found)]
+    if source is None:
+        complete = _with_statistics(architecture, config.scaling, found, data.heads)
+        model = MACE(complete, torch.float64)
+    else:
+        model, rows = initialise(source, config.finetune, data, found)
+        fitted = {row.partition(":")[0] for row in rows if row.startswith("E0 of head")}
+        notes = [note for note in notes if note.partition(":")[0] not in fitted] + rows
+    for dataset, what in ((data.valid, "validation"), (data.test, "test")):
+        check_elements(dataset, model.config.atomic_numbers, what)
+    model = model.to(dtype_of(config.train.dtype))
+    freeze(model, config.finetune.frozen)
+    train = _without_isolated(data.train, found)
+    task = MaceTask(config.loss, model.config.heads)
+    config = _with_capacity(config, model, task, train)
+    notes.append(_in_short(model, train, data))
+    return Run(
+        model=model,
+        task=task,
+        train=train,
+        sizes=batch_sizes(train),
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else batch_sizes(data.valid),
+        folder=config.output,
+        settings=config.settings,
+        config={"recipe": config.recipe, **_as_set(config)},
+        identity={
+            # First, so that other data are called so and not by the E0 that come of them.
+            "data": {"structures": len(train), "fingerprint": data.fingerprint},
+            "model": to_dict(model.config),
+            "loss": to_dict(config.loss),
+            "frozen": list(config.finetune.frozen),
+        },
+        monitor=_monitor(config, data),
+        shown_metrics=SHOWN_METRICS,
+        resume=resume,
+        save_model=_Saver(model.config),
+        on_end=_report(config, data) if config.report else None,
+        notes=notes,
+    )
+
+
+def _as_set(config: MaceRun) -> dict[str, Any]:
+    """Give the configuration as it is kept: what the data decide is in model.json, not here."""
+    values, plain = to_dict(config), to_dict(MaceConfig())
+    values["model"] = {
+        name: value
+        for name, value in values["model"].items()
+        if name not in FROM_DATA or value != plain[name]
+    }
+    return values
+
+
+def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
+    """Warn of forces as large as those in other units or of a calculation that went wrong."""
+    rms = max(found.force_rms)
+    if rms < SUSPECT_FORCE:
+        return []
+    largest = [float(np.abs(train[i]["forces"]).max(initial=0)) for i in range(len(train))]
+    worst = int(np.argmax(largest))
+    words = (
+        f"warning: forces have an RMS of {rms:.3g} eV/Å, the largest of {largest[worst]:.3g} in "
+        f"{train.describe(worst)}: are they in eV/Å, and is that structure sound?"
+    )
+    return [words]
+
+
+def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
+    """Say how much is trained with how much, and in which units errors will be told."""
+    parts = (("train", train), ("valid", data.valid), ("test", data.test))
+    counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{counts}; {parameters:,} parameters; errors in eV per atom, eV/Å and eV/Å³"
+
+
+def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
+    """Measure ``batch.capacity: auto``, once for the run's folder."""
+    if config.batch.capacity != "auto":
+        return config
+
+    def meter(device: torch.device) -> StepMeter:
+        dtype = dtype_of(config.train.dtype)
+        return StepMeter(copy.deepcopy(model), task, train, device, dtype)
+
+    capacity = capacity_of_run(config.output / "capacity.json", config.train, meter)
+    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes the weights of a run as a model folder."""
+
+    config: MaceConfig
+
+    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        model_folder.save_model(folder, KIND, to_dict(self.config), state)
+
+
+def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
+    """Choose how E0 of each head is found; a kept head without data has its own."""
+    choices: dict[str, Any] = dict(data.e0)
+    if source is not None:
+        old = old_energies(source, range(1, 119))
+        choices |= {head: old[head] for head in data.heads if head not in choices}
+    return choices
+
+
+def _with_statistics(
+    config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
+) -> MaceConfig:
+    """Fill in what depends on the data, except for what the configuration gives itself."""
+    plain = MaceConfig()
+    for name, instead in (("heads", "data.heads"), ("atomic_energies", "data.e0")):
+        if getattr(config, name) not in {getattr(plain, name), heads}:
+            raise ConfigError(f"model.{name}: comes from the data; set {instead} instead")
+    ones, zeros = (1.0,) * len(heads), (0.0,) * len(heads)
+    from_data: dict[str, Any] = {
+        "avg_num_neighbors": found.avg_num_neighbors,
+        "scale": ones if scaling == "none" else found.force_rms,
+        "shift": found.mean_shift if scaling == "rms_forces" else zeros,
+    }
+    given = {name: getattr(config, name) for name in from_data}
+    values = {
+        name: value if given[name] == getattr(plain, name) else given[name]
+        for name, value in from_data.items()
+    }
+    return config.with_data(
+        atomic_numbers=found.atomic_numbers,
+        atomic_energies=found.atomic_energies,
+        heads=heads,
+        **values,
+    )
+
+
+def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
+    """Return the architecture of the model to start from; refuse that of another."""
+    plain, given, old = to_dict(MaceConfig()), to_dict(config.model), to_dict(architecture)
+    for name, value in given.items():
+        if value not in (plain[name], old[name]):
+            raise ConfigError(
+                f"model.{name}: is {value}, but that of {config.start_from} is {old[name]} and "
+                "cannot be changed; leave it (and preset) out"
+            )
+    return architecture
+
+
+def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
+    """Refuse data with elements that a list in the configuration leaves out."""
+    further = sorted(set(found.atomic_numbers) - set(asked))
+    if asked and further:
+        raise ConfigError(
+            f"model.atomic_numbers: the data hold also {further}; add them or leave the key out"
+        )
+
+
+def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
+    """Leave out isolated atoms: they gave E0 and have nothing else to teach."""
+    if not found.isolated:
+        return train
+    return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
+
+
+def _check_labels(config: MaceRun, data: StructureData) -> None:
+    """Refuse a loss of which no structure has the label."""
+    loss = config.loss
+    if loss.forces_weight > 0 and not data.train.lengths("forces").any():
+        raise DataError(
+            "the training data have no forces but loss.forces_weight is "
+            f"{loss.forces_weight:g}; set it to 0 to train on energies alone, or name the "
+            "forces with data.labels.forces_key"
+        )
+    stress = max(loss.stress_weight, loss.virials_weight)
+    if stress > 0 and not _any_stress(data.train):
+        raise DataError(
+            "the training data have no stress but loss.stress_weight or loss.virials_weight is "
+            f"{stress:g}; set it to 0, or name the stress with data.labels.stress_key"
+        )
+
+
+def _any_stress(train: Dataset) -> bool:
+    """Whether any structure has a label for stress."""
+    return any(not np.isnan(train[i]["stress"]).any() for i in range(len(train)))
+
+
+def _monitor(config: MaceRun, data: StructureData) -> str:
+    """Name the error by which the best epoch is chosen."""
+    forces = data.valid is not None and bool(data.valid.lengths("forces").any())
+    return "forces_rmse" if forces and config.loss.forces_weight > 0 else "energy_per_atom_rmse"
+
+
+def _report(config: MaceRun, data: StructureData) -> Any:
+    def write(result: FitResult, folder: Path) -> None:
+        from bevatron.recipes.mace.report import report_of_run
+
+        report_of_run(folder, data, config.batch, result)
+
+    return write

@@ -1,0 +1,430 @@
+"""What a training step costs on this device: its time by size, and the largest batch that fits.
+
+The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
+balances over ranks (batch.cost_*); the saturation curve (atoms per second by atoms of a batch, the
+paper's Figure 11) says from which capacity on a device is busy.
+
+Steps are those of `bevatron.train.fit`: recorded as CUDA graphs where training records them.
+"""
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import Module
+
+from bevatron.data.dataset import Dataset
+from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.files import write_json_atomically
+from bevatron.parallel.collectives import broadcast_json, gather_json
+from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.recipes.mace.data import batch_sizes
+from bevatron.task import Task
+from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.step import CapturedStep, obstacle
+from bevatron.train.loop import begin_state
+from bevatron.train.run import Run
+from bevatron.train.settings import OptimConfig, Settings, TrainConfig
+from bevatron.train.step import train_step
+from bevatron.typing import FloatArray, IntArray
+
+MEMORY_SHARE = 0.9
+"""Part of the free memory that a batch found by `find_capacity` may use."""
+
+LEARNING_RATE = 1e-6
+
+TERMS = ("atoms", "edges", "graphs")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One measured training step.
+
+    Attributes
+    ----------
+    sizes
+        atoms, edges, graphs of the batch.
+    seconds
+        Median over repeats.
+    peak_bytes
+        Memory of a step that is launched, at its highest; 0 on a CPU, where it is not measured.
+    kept_bytes
+        What the recording of such a step holds on to; 0 if it is not recorded.
+    """
+
+    sizes: dict[str, int]
+    seconds: float
+    peak_bytes: int
+    kept_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of training: beside a recording another is made, or a validation runs."""
+        return self.peak_bytes + self.kept_bytes
+
+
+class StepMeter:
+    """Measures training steps of a model on batches of a data set.
+
+    Parameters
+    ----------
+    model
+        Moved to the device; its weights change.
+    task
+        The loss; the ``sizes`` of its batches have the names in `TERMS`.
+    dataset
+        Where batches come from.
+    device, dtype
+        Where and in which precision.
+    sizes
+        ``atoms`` and ``edges`` of every sample, [n] each; those of structures if not given.
+
+    Attributes
+    ----------
+    captured
+        Whether steps are recorded as CUDA graphs, as those of training are where it is possible.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        task: Task[Any],
+        dataset: Dataset,
+        device: torch.device,
+        dtype: torch.dtype,
+        sizes: Mapping[str, IntArray] | None = None,
+    ) -> None:
+        self.dataset, self.device, self.dtype = dataset, device, dtype
+        self.sizes = batch_sizes(dataset) if sizes is None else sizes
+        name: Any = str(dtype).removeprefix("torch.")
+        train = TrainConfig(dtype=name, explode_factor=None)
+        settings = Settings(optim=OptimConfig(lr=LEARNING_RATE), train=train)
+        self._run = Run(model, task, dataset, self.sizes, Path(), settings)
+        self._mesh = Mesh(device=device)
+        self._state = begin_state(self._run, self._mesh, None)
+        self.captured = obstacle(self._run, self._state, self._mesh) is None
+
+    def measure(self, indices: IntArray, repeats: int = 5) -> StepCost:
+        """Time steps over some samples, one after the other as in training.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If they do not fit.
+        """
+        samples = [self.dataset[int(i)] for i in indices]
+        batch = self._run.task.collate(samples, indices, [1.0] * len(samples))
+        try:
+            if self.captured:
+                try:
+                    return self._recorded(batch, repeats)
+                except NotRecordableError:
+                    self.captured = False
+            return self._launched(batch, repeats)
+        except (torch.OutOfMemoryError, OutOfMemoryError):
+            atoms = batch.sizes["atoms"]
+        self._forget()
+        raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit")
+
+    def _recorded(self, batch: Any, repeats: int) -> StepCost:
+        """Record the step of a batch and replay it; the next is launched before one is read."""
+        self._forget()
+        before = self._reset_peak()
+        step = CapturedStep(self._run, self._state, self._mesh)
+        try:
+            waiting = step([batch], lr=LEARNING_RATE)
+            peak = self._peak()
+            gc.collect()
+            if self._on_gpu:
+                torch.cuda.empty_cache()  # the rehearsal's; what is left is the recording
+            kept = max(self._reserved() - before, 0)
+            times = [self._now()]
+            for _ in range(repeats + 1):
+                following = step([batch], lr=LEARNING_RATE)
+                waiting.result()
+                times.append(time.perf_counter())
+                waiting = following
+            waiting.result()
+        finally:
+            step.release()
+            del step
+            self._forget()
+        seconds = median(np.diff(times[1:]).tolist())
+        return StepCost(dict(batch.sizes), seconds, peak, kept)
+
+    def _launched(self, batch: Any, repeats: int) -> StepCost:
+        run, state, mesh = self._run, self._state, self._mesh
+        train_step(run, state, state.model, [batch], lr=LEARNING_RATE, mesh=mesh)
+        self._reset_peak()
+        times = [self._now()]
+        for _ in range(repeats):
+            train_step(run, state, state.model, [batch], lr=LEARNING_RATE, mesh=mesh)
+            times.append(self._now())
+        return StepCost(dict(batch.sizes), median(np.diff(times).tolist()), self._peak())
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _now(self) -> float:
+        """Wait for the device; return the time in seconds."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _forget(self) -> None:
+        """Give all memory back that is not in use."""
+        self._state.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _reset_peak(self) -> int:
+        """Begin to watch the memory; return what is reserved now."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return self._reserved()
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self._on_gpu else 0
+
+    def _reserved(self) -> int:
+        return torch.cuda.memory_reserved(self.device) if self._on_gpu else 0
+
+    def random_batch(self, capacity: int, seed: int = 0) -> IntArray:
+        """Draw samples until ``capacity`` atoms are full; at least one, samples may repeat.
+
+        They are drawn from those that fit: behind one that does not, a batch would stay empty.
+        """
+        atoms = self.sizes["atoms"]
+        fitting = np.flatnonzero(atoms <= max(capacity, int(atoms.min())))
+        drawn = np.random.default_rng(seed).integers(len(fitting), size=capacity + 1)
+        return self._filled(fitting[drawn], capacity)
+
+    def densest_batch(self, capacity: int) -> IntArray:
+        """Fill ``capacity`` atoms with the sample of most edges per atom: the worst case."""
+        atoms, edges = self.sizes["atoms"], self.sizes["edges"]
+        density = np.where(atoms <= capacity, edges / np.maximum(atoms, 1), -1.0)
+        densest = int(np.argmax(density))
+        return np.full(max(1, capacity // int(atoms[densest])), densest, dtype=np.int64)
+
+    def full_batch(self, capacity: Mapping[str, int]) -> IntArray:
+        """Fill up both atoms and edges: the largest batch of a capacity, or a little above."""
+        batch = self.random_batch(capacity["atoms"])
+        missing = capacity["edges"] - int(self.sizes["edges"][batch].sum())
+        densest = self.densest_batch(capacity["atoms"])[:1]
+        more = -(-missing // max(int(self.sizes["edges"][densest].sum()), 1))
+        return np.concatenate([batch, np.repeat(densest, max(more, 0))])
+
+    def _filled(self, order: IntArray, capacity: int) -> IntArray:
+        used = np.cumsum(self.sizes["atoms"][order])
+        number = max(1, int(np.searchsorted(used, capacity, side="right")))
+        return np.asarray(order[:number], dtype=np.int64)
+
+
+FIRST = 64
+"""Atoms of the smallest batch that is measured, if a sample has no more."""
+
+
+def smallest_measured(meter: StepMeter, first: int = FIRST) -> int:
+    """Return the atoms with which `saturation` begins."""
+    return max(first, int(meter.sizes["atoms"].min()))
+
+
+def saturation(
+    meter: StepMeter, first: int = FIRST, most: int = 65536, seconds_at_most: float = 60.0
+) -> Iterator[StepCost]:
+    """Measure steps of growing batches until memory, ``most`` atoms or a step's time ends it.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    first, most
+        Atoms of the smallest and of the largest batch.
+    seconds_at_most
+        No batch is measured that eight steps of the one before would not fit into.
+    """
+    capacity = smallest_measured(meter, first)
+    while capacity <= most:
+        try:
+            cost = meter.measure(meter.random_batch(capacity, seed=capacity))
+        except OutOfMemoryError:
+            return
+        yield cost
+        if cost.seconds * 8 > seconds_at_most:
+            return
+        capacity = int(capacity * 2**0.5) + 1
+
+
+def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
+    """Fit seconds = a*atoms + b*edges + c*graphs + d by least squares, nothing below zero.
+
+    Returns
+    -------
+    The factors by name (``constant`` for d), and the root mean square of the relative error.
+
+    Raises
+    ------
+    ConfigError
+        If there are fewer measurements than factors.
+    """
+    if len(costs) < len(TERMS) + 1:
+        raise ConfigError(f"the cost model needs {len(TERMS) + 1} measurements, got {len(costs)}")
+    seconds = np.array([cost.seconds for cost in costs])
+    columns = [[cost.sizes[name] for cost in costs] for name in TERMS]
+    table = np.array([*columns, [1.0] * len(costs)], dtype=np.float64).T
+    factors = _non_negative(table / seconds[:, None], np.ones(len(costs)))
+    error = table @ factors / seconds - 1.0
+    names = (*TERMS, "constant")
+    return dict(zip(names, factors.tolist(), strict=True)), float(np.sqrt(np.mean(error**2)))
+
+
+def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
+    """Least squares with factors >= 0: leave out the most negative one until none is."""
+    scale = np.abs(table).max(axis=0)
+    kept = [i for i in range(table.shape[1]) if scale[i] > 0]
+    factors = np.zeros(table.shape[1])
+    while kept:
+        found = np.linalg.lstsq(table[:, kept] / scale[kept], target, rcond=None)[0] / scale[kept]
+        if (found >= 0).all():
+            factors[kept] = found
+            break
+        kept.pop(int(np.argmin(found * scale[kept])))
+    return factors
+
+
+def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
+    """Find the largest batches, in atoms and in edges, that fit into the device's memory.
+
+    Edges stand to atoms as they do in the whole data set, so that batches can be full of both.
+    Batches of few and of many edges per atom give the memory of an atom and of an edge; the
+    capacity that they promise is then tried with a batch full of both, and reduced until it fits.
+
+    Parameters
+    ----------
+    meter
+        Of steps on a GPU.
+    most
+        Atoms at most.
+
+    Returns
+    -------
+    ``atoms`` and ``edges``, as `bevatron.train.settings.BatchConfig.capacity` takes them.
+
+    Raises
+    ------
+    ConfigError
+        On a CPU, whose memory is shared with everything else.
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
+    if meter.device.type != "cuda":
+        raise ConfigError("batch.capacity: 'auto' needs a GPU; give a number of atoms")
+    free, _ = torch.cuda.mem_get_info(meter.device)
+    available = MEMORY_SHARE * (free + torch.cuda.memory_reserved(meter.device))
+    return largest_capacity(meter, available, most)
+
+
+def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
+    """Find the largest batches for which training needs no more than so many bytes.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    available
+        Bytes.
+    most
+        Atoms at most.
+
+    Returns
+    -------
+    dict
+        ``atoms`` and ``edges``, never less than the largest structure has.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
+    atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
+    largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}
+    per_atom = float(edges.sum()) / max(float(atoms.sum()), 1.0)
+
+    def capacity(number: float) -> dict[str, int]:
+        wanted = {"atoms": int(number), "edges": int(number * per_atom)}
+        return {name: max(value, largest[name]) for name, value in wanted.items()}
+
+    costs = _costs_of_trials(meter, largest["atoms"])
+    number = 0.0
+    if costs:
+        table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs])
+        needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
+        of_atom, of_edge, constant = _non_negative(table, needed)
+        number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
+        number = min(number, float(most))
+    while True:
+        found = capacity(number)
+        try:
+            if meter.measure(meter.full_batch(found), repeats=1).needed_bytes <= available:
+                return found
+        except OutOfMemoryError:
+            if found == largest:
+                raise
+        if found == largest:
+            raise OutOfMemoryError(
+                f"a batch of {largest['atoms']} atoms and {largest['edges']} edges, as large as "
+                "the largest structures, does not fit"
+            )
+        number *= 0.9
+
+
+def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
+    """Measure batches of two sizes and densities, none if at least so many atoms do not fit."""
+    first = max(512, least)
+    while True:
+        try:
+            return [
+                meter.measure(choose(number), repeats=1)
+                for number in (first, 2 * first)
+                for choose in (meter.random_batch, meter.densest_batch)
+            ]
+        except OutOfMemoryError:
+            if first == least:
+                return []
+        first = max(first // 2, least)
+
+
+def capacity_of_run(
+    path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter]
+) -> dict[str, int]:
+    """Find the capacity of a run's batches once: the least of all ranks, kept for a resume.
+
+    Parameters
+    ----------
+    path
+        File of the run's folder that keeps it.
+    config
+        Says on which device.
+    make
+        Makes a rank's meter on its device.
+    """
+    with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
+        # The first rank's word counts: another could already see the file that it writes below.
+        if broadcast_json(path.exists(), mesh):
+            kept: dict[str, int] = json.loads(path.read_text())
+            return kept
+        found = gather_json(find_capacity(make(mesh.device)), mesh)
+        capacity = {name: min(one[name] for one in found) for name in found[0]}
+        if mesh.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)  # the run itself begins later
+            write_json_atomically(path, capacity, ConfigError)
+        return capacity

@@ -1,0 +1,1 @@
+"""Steps and inference captured as CUDA graphs."""

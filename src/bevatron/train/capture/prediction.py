@@ -1,0 +1,51 @@
+"""Predictions for a batch that is the same every time, such as one whole graph, recorded."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bevatron.task import Task
+from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder, Work
+
+
+class RecordedPrediction:
+    """Predicts as a task does; from the second time on that a batch comes, by a CUDA graph.
+
+    What is returned is valid until the next call. On a CPU nothing is recorded.
+
+    Parameters
+    ----------
+    task
+        Whose ``predict`` it is.
+    device
+        Where model and batches are.
+    """
+
+    def __init__(self, task: Task[Any], device: torch.device) -> None:
+        self._task, self._recorder = task, Recorder(device)
+        self._batch: Any = None
+        self._replay: Work | None = None
+        self._waits = False
+        self._outputs: dict[str, Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Predict."""
+        if self._waits or batch is not self._batch:
+            self._batch, self._replay = batch, None
+            return self._task.predict(model, batch)
+        if self._replay is None:
+            self._record(model, batch)
+        if self._replay is None:
+            return self._task.predict(model, batch)
+        self._replay()
+        return self._outputs
+
+    def _record(self, model: nn.Module, batch: Any) -> None:
+        def predict() -> None:
+            self._outputs = self._task.predict(model, batch)
+
+        try:
+            self._replay = self._recorder.record(predict)
+        except NotRecordableError:
+            self._waits = True

@@ -1,0 +1,354 @@
+"""Steps of a run under torch's profiler: the loop as it is, its real loader, nothing kept.
+
+`ProfiledTrainer` walks a run in place of the loop's own `Trainer`: first steps to warm up, then
+steps that are only timed, then as many that are traced.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bevatron.data.dataset import Concatenated
+from bevatron.data.loader import LoadedBatch, Loader
+from bevatron.errors import BevatronError
+from bevatron.parallel.mesh import Mesh, ranks_from_environment
+from bevatron.train.epochs import EpochPlan, plan_epoch
+from bevatron.train.loop import Trainer, fit
+from bevatron.train.optim import trained_parameters
+from bevatron.train.precision import dtype_of
+from bevatron.train.profiling.autograd_memory import SavedBytes, saved_bytes_by_module
+from bevatron.train.profiling.timeline import HOST, Span, classify, clipped, innermost
+from bevatron.train.profiling.trace import DATA, WINDOW, read_trace
+from bevatron.train.run import FitResult, Run
+from bevatron.train.step import LaunchedStep, out_of_memory
+
+LEAD_IN = 2
+"""Traced steps before the window opens, while the profiler itself warms up."""
+
+
+@dataclass
+class Memory:
+    """Bytes by what they are for; what was not measured is None.
+
+    Attributes
+    ----------
+    weights, gradients, optimizer, averages
+        Of the model (buffers included), of the trained parameters, moments, averaged weights.
+    activations
+        Kept by autograd between forward and backward pass of the largest batch, by module.
+    temporary
+        What the step needs beyond all that at its peak, on a GPU.
+    batch
+        The largest batch itself.
+    peak, reserved
+        Of the whole run as torch's allocator counts, on a GPU: of tensors, and asked of the device.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    averages: int = 0
+    activations: dict[str, SavedBytes] = field(default_factory=dict)
+    temporary: int | None = None
+    batch: dict[str, int] = field(default_factory=dict)
+    peak: int | None = None
+    reserved: int | None = None
+
+
+@dataclass
+class Recording:
+    """What one rank saw.
+
+    Attributes
+    ----------
+    mesh
+        Which rank, on which device.
+    steps
+        That were traced, and as many were timed before.
+    window
+        Of the traced steps.
+    spans
+        What ran on the device: kernels and copies, or on a CPU the innermost operators.
+    calls
+        What is counted: the same on a GPU, all operators on a CPU.
+    data, ranks
+        When the host waited for a batch, and for other ranks.
+    launches
+        Asked by the host in the window.
+    untraced
+        Nanoseconds of a step that is not traced.
+    captured
+        Whether the steps were replayed CUDA graphs.
+    sizes
+        Mean sizes of this rank's traced steps: graphs, atoms, edges.
+    memory
+        See there.
+    """
+
+    mesh: Mesh = field(default_factory=Mesh)
+    steps: int = 0
+    window: tuple[int, int] = (0, 0)
+    spans: list[Span] = field(default_factory=list)
+    calls: list[Span] = field(default_factory=list)
+    data: list[Span] = field(default_factory=list)
+    ranks: list[Span] = field(default_factory=list)
+    launches: int = 0
+    untraced: float = 0.0
+    captured: bool = False
+    sizes: dict[str, float] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+
+
+def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
+    """Walk a run for some steps under the profiler; nothing is written to its folder.
+
+    All steps are of one epoch, for which the data are repeated if need be; none is validated.
+
+    Parameters
+    ----------
+    run
+        What to walk, from new weights; under torchrun every process calls this.
+    steps
+        To time, and then to trace.
+    warm
+        Steps before; the first records all shapes of batches where steps are CUDA graphs.
+
+    Raises
+    ------
+    BevatronError
+        If it was stopped on the way, or whatever training itself raises.
+    """
+    recording = Recording(steps=steps)
+    with TemporaryDirectory(prefix="bevatron-profile-") as folder:
+        config = replace(run.settings.train, tensorboard=False, wandb=False)
+        config = replace(config, epochs=max(config.epochs, 1))
+        alone = replace(
+            _repeated(run, warm + 2 * steps + LEAD_IN + 1),
+            folder=Path(folder) / "run",
+            settings=replace(run.settings, train=config),
+            valid=None,
+            valid_sizes=None,
+            resume=False,
+            checkpoint=None,
+            on_end=None,
+        )
+        fit(alone, partial(ProfiledTrainer, recording, warm))
+    return recording
+
+
+def _repeated(run: Run, steps: int) -> Run:
+    """Repeat the data until an epoch has so many steps; one whole graph stays one."""
+    if _is_one_graph(run):
+        return run
+    mesh = Mesh(world=ranks_from_environment(os.environ)[1])
+    epoch = plan_epoch(
+        run.sizes,
+        run.settings.batch,
+        mesh,
+        seed=run.settings.train.seed,
+        epoch=0,
+        describe=run.train.describe,
+    )
+    batches = steps * run.settings.optim.accumulate
+    if not len(run.train) or epoch.num_batches >= batches:
+        return run
+    # One more, and a tenth: samples of several epochs fill batches better.
+    times = -(-batches * 11 // (10 * epoch.num_batches)) + 1
+    sizes = {name: np.tile(values, times) for name, values in run.sizes.items()}
+    return replace(run, train=Concatenated([run.train] * times), sizes=sizes)
+
+
+def _is_one_graph(run: Run) -> bool:
+    """Whether every step is over the same graph, and recorded for that one sample."""
+    return "nodes" in run.sizes and len(run.train) == 1
+
+
+class _Enough(Exception):  # noqa: N818  no error
+    """All steps are done."""
+
+
+class ProfiledTrainer(Trainer):
+    """Walks a run until enough steps are recorded.
+
+    Parameters
+    ----------
+    recording
+        Is filled in.
+    warm
+        Steps to warm up.
+    """
+
+    def __init__(self, recording: Recording, warm: int, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.loader = _WatchedLoader(self.loader)  # type: ignore[assignment]
+        self._recording, self._warm = recording, warm
+        self._phase, self._taken, self._began = "warm", 0, 0.0
+        self._totals: dict[str, float] = {}
+        self._profiler = profile(activities=self._activities())
+        self._window = record_function(WINDOW)
+
+    def walk(self) -> FitResult:
+        """Measure the memory of a step, then walk; stops by itself."""
+        recording, state = self._recording, self.state
+        recording.mesh = self.mesh
+        recording.memory = self._probe_memory()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.mesh.device)
+        try:
+            super().walk()
+        except _Enough:
+            self.records.console.end_epoch()
+        else:
+            why = f"by {self.stopped_by} " if self.stopped_by else ""
+            raise BevatronError(f"stopped {why}before enough steps were profiled")
+        recording.captured = self.captured is not None
+        memory, moments = recording.memory, state.optimizer.state.values()
+        memory.optimizer = _bytes(v for m in moments for v in m.values() if torch.is_tensor(v))
+        memory.averages = 0 if state.ema is None else _bytes(state.ema.averages.values())
+        if self._on_gpu:
+            memory.peak = torch.cuda.max_memory_allocated(self.mesh.device)
+            memory.reserved = torch.cuda.max_memory_reserved(self.mesh.device)
+        return self.saver.result(None, {})
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Walk one whole graph as often as there are steps."""
+        epoch = super()._plan_epoch()
+        if not _is_one_graph(self.run):
+            return epoch
+        steps = self._warm + 2 * self._recording.steps + LEAD_IN + 1
+        batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
+        return replace(epoch, batches=batches, num_batches=len(batches))
+
+    def _launch(self, batches: list[Any], lr: float, asks: Any) -> LaunchedStep:
+        self._next_phase()
+        if self._phase == "traced":
+            for batch in batches:
+                for name, size in batch.sizes.items():
+                    self._totals[name] = self._totals.get(name, 0.0) + size
+        return super()._launch(batches, lr, asks)
+
+    def _next_phase(self) -> None:
+        """Decide before a step whether another phase begins; all ranks decide alike."""
+        steps = self._recording.steps
+        if self._phase == "warm" and self._taken >= self._warm:
+            self._began, self._taken, self._phase = self._now(), 0, "timed"
+        elif self._phase == "timed" and self._taken == steps:
+            self._recording.untraced = (self._now() - self._began) / steps * 1e9
+            self._profiler.start()
+            self._taken, self._phase = 0, "lead-in"
+        elif self._phase == "lead-in" and self._taken == LEAD_IN:
+            self._now()
+            self._window.__enter__()
+            self._taken, self._phase = 0, "traced"
+        elif self._phase == "traced" and self._taken == steps:
+            self._now()
+            self._window.__exit__(None, None, None)
+            self._profiler.stop()
+            self._read_trace()
+            raise _Enough
+        self._taken += 1
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.mesh.device.type == "cuda"
+
+    def _activities(self) -> list[ProfilerActivity]:
+        gpu = [ProfilerActivity.CUDA] if self._on_gpu else []
+        return [ProfilerActivity.CPU, *gpu]
+
+    def _now(self) -> float:
+        """Wait for the device; return the time in seconds."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self.mesh.device)
+        return time.perf_counter()
+
+    def _probe_memory(self) -> Memory:
+        """Take the loss of the largest batch and its gradient once, without a step."""
+        run, state, device = self.run, self.state, self.mesh.device
+        parameters = list(trained_parameters(state.model).values())
+        excluded = [*state.model.parameters(), *state.model.buffers()]
+        memory = Memory(weights=_bytes(excluded), gradients=_bytes(parameters))
+        batch = _largest_batch(run, self.mesh)
+        memory.batch = {name: int(size) for name, size in batch.sizes.items()}
+        moved = batch.to(device, dtype_of(run.settings.train.dtype))
+        counts = {name: v.to(device) for name, v in run.task.normalisers(batch).items()}
+
+        def loss() -> torch.Tensor:
+            return run.task.loss(state.model, moved, counts).total
+
+        run.task.begin_epoch(0)
+        try:
+            if self._on_gpu:
+                torch.autograd.grad(loss(), parameters, allow_unused=True)  # compiles, fills caches
+                before = torch.cuda.memory_allocated(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                torch.autograd.grad(loss(), parameters, allow_unused=True)
+                more = torch.cuda.max_memory_allocated(device) - before
+            memory.activations = saved_bytes_by_module(state.model, loss, excluded)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(run, batch, self.mesh) from error
+        if self._on_gpu:
+            kept = sum(saved.total for saved in memory.activations.values())
+            memory.temporary = max(more - kept - memory.gradients, 0)
+        return memory
+
+    def _read_trace(self) -> None:
+        recording, read = self._recording, read_trace(self._profiler)
+        recording.window = window = read.window
+        on_device = read.device if self._on_gpu else innermost(read.operators)
+        calls = read.device if self._on_gpu else read.operators
+        recording.spans = _work(clipped(on_device, window))
+        recording.calls = _work(call for call in calls if window[0] <= call.start < window[1])
+        recording.data = clipped(read.data, window)
+        recording.ranks = clipped(read.ranks, window) if self._on_gpu else []
+        recording.launches = sum(window[0] <= start < window[1] for start in read.launches)
+        steps = max(recording.steps, 1)
+        recording.sizes = {name: total / steps for name, total in self._totals.items()}
+
+
+class _WatchedLoader:
+    """A loader whose waiting can be seen in a trace."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.set_batches, self.close = loader.set_batches, loader.close
+
+    def __iter__(self) -> Iterator[LoadedBatch[Any]]:
+        batches = iter(self._loader)
+        while True:
+            with record_function(DATA):
+                loaded = next(batches, None)
+            if loaded is None:
+                return
+            yield loaded
+
+
+def _work(spans: Any) -> list[Span]:
+    """Leave out what is work of the host."""
+    return [span for span in spans if classify(span.name) != HOST]
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _largest_batch(run: Run, mesh: Mesh) -> Any:
+    """Collate the batch of the first epoch with most of what takes most memory: edges, if any."""
+    settings, seed = run.settings.batch, run.settings.train.seed
+    epoch = plan_epoch(
+        run.sizes, settings, mesh, seed=seed, epoch=0, describe=run.train.describe
+    )  # fmt: skip
+    counted = run.sizes.get("edges", next(iter(run.sizes.values())))
+    indices, weights = max(epoch.batches, key=lambda batch: int(counted[batch[0]].sum()))
+    samples = [run.train[int(i)] for i in indices]
+    return run.task.collate(samples, indices, [float(weight) for weight in weights])

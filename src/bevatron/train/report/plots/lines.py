@@ -1,0 +1,204 @@
+"""Curves over epochs, steps or time, in one or several panels."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from bevatron.train.report.plots.style import (
+    FAINT,
+    LEGEND_COLUMNS,
+    PALETTE,
+    Values,
+    colours,
+    legend_below,
+    new_axes,
+    say,
+)
+
+MARKERS = "osD"
+"""By how often the palette has begun again."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel: points without a value (NaN) are left out."""
+
+    label: str
+    x: Values
+    y: Values
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes with several curves.
+
+    Attributes
+    ----------
+    title
+        What is shown.
+    ylabel
+        Quantity and unit.
+    curves
+        Drawn in the order of the palette.
+    logarithmic
+        Whether the vertical axis is; falls back to linear where a value is not positive.
+    from_zero
+        Whether a linear vertical axis begins at zero, for quantities whose size matters.
+    """
+
+    title: str
+    ylabel: str
+    curves: Sequence[Curve] = field(default_factory=tuple)
+    logarithmic: bool = True
+    from_zero: bool = False
+
+
+def curves(
+    panels: Sequence[Panel],
+    xlabel: str = "epoch",
+    events: Sequence[tuple[float, str]] = (),
+    *,
+    logarithmic_x: bool = False,
+) -> Figure:
+    """Draw learning curves or any other lines, up to three panels in a row.
+
+    The names of several curves stand below, where they hide none: once below all panels if these
+    agree on them, otherwise below each.
+
+    Parameters
+    ----------
+    panels
+        What to draw; at least one.
+    xlabel
+        Quantity of the common horizontal axis.
+    events
+        Places to mark with a thin vertical line and a few words, such as a change of the loss.
+    logarithmic_x
+        Whether the horizontal axis is logarithmic, for sizes that double from point to point.
+
+    Examples
+    --------
+    >>> figure = curves([Panel("Loss", "loss", [Curve("training", [1, 2, 3], [1.0, 0.3, 0.1])])])
+    >>> len(figure.axes)
+    1
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    most = max(len(panel.curves) for panel in panels)
+    common = _agree(panels)
+    names = 0 if most == 1 else -(-most // LEGEND_COLUMNS) if common else rows * -(-most // 2)
+    height = 3.3 * rows + 0.22 * names
+    with new_axes(4.3 * columns + 0.6 * (columns == 1), height, rows, columns) as (
+        figure,
+        axes,
+    ):
+        for panel, ax in zip(panels, axes.flat, strict=False):
+            _draw_panel(ax, panel, xlabel)
+            if logarithmic_x:
+                _doubling(ax)
+            for index, (place, words) in enumerate(events):
+                _mark(ax, place, words if ax is axes.flat[0] else "", index)
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
+        if common and most > 1:
+            _common_legend(figure, axes.flat[: len(panels)])
+        else:
+            for panel, ax in zip(panels, axes.flat, strict=False):
+                if len(panel.curves) > 1:
+                    legend_below(ax)
+    return figure
+
+
+def _agree(panels: Sequence[Panel]) -> bool:
+    """Say whether a name has one colour in all panels: theirs begin as those of the longest."""
+    names = [[curve.label for curve in panel.curves] for panel in panels]
+    longest = max(names, key=len)
+    return all(own == longest[: len(own)] for own in names)
+
+
+def _common_legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Put one legend for all panels below them."""
+    found: dict[str, Artist] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    place = "outside lower center"
+    figure.legend(found.values(), found.keys(), loc=place, ncols=min(len(found), LEGEND_COLUMNS))
+
+
+def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
+    smallest, longest, whole = np.inf, 0, True
+    for number, (curve, colour) in enumerate(
+        zip(panel.curves, colours(len(panel.curves)), strict=True)
+    ):
+        x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
+        shown = np.isfinite(x) & np.isfinite(y)
+        x, y = x[shown], y[shown]
+        # A line of one point is invisible, and with a few the points themselves matter.
+        marker = MARKERS[number // len(PALETTE) % 3] if len(x) <= 15 else ""
+        style = "--" if curve.dashed else "-"
+        ax.plot(x, y, style, color=colour, label=curve.label, marker=marker, markersize=4)
+        smallest = min(smallest, y.min(initial=np.inf))
+        longest = max(longest, len(x))
+        whole = whole and bool((x == np.round(x)).all())
+    if whole:
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if panel.logarithmic and 0 < smallest < np.inf:
+        ax.set_yscale("log")
+        readable_log_ticks(ax)
+    elif panel.from_zero:
+        ax.set_ylim(0, 1.04 * ax.get_ylim()[1])  # the margin of a narrow range is too little
+    ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
+    if not longest:
+        say(ax, "no values")
+
+
+def _doubling(ax: Axes) -> None:
+    """Make the horizontal axis logarithmic, with powers of two as ticks."""
+    ax.set_xscale("log", base=2)
+    low, high = np.log2(ax.get_xlim())
+    every = 1 if high - low < 6 else 2
+    ax.xaxis.set_major_locator(FixedLocator([2.0**k for k in range(0, 60, every)]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def readable_log_ticks(ax: Axes) -> None:
+    """Write ticks as plain numbers, and label more of them where few decades are shown."""
+    low, high = ax.get_ylim()
+    if low < 1e-4 or high > 1e5:
+        return
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_major_formatter(plain)
+    ax.yaxis.set_minor_formatter(plain if high / low < 100 else NullFormatter())
+    steps = (1.5, 2, 3, 4, 5, 7) if high / low < 6 else (2, 5)
+    ax.yaxis.set_minor_locator(LogLocator(subs=steps))
+
+
+def _mark(ax: Axes, place: float, words: str, index: int) -> None:
+    ax.axvline(place, color=FAINT, linewidth=1, linestyle=":")
+    if words:
+        ax.annotate(
+            words,
+            (place, 0.98 - 0.09 * (index % 4)),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            fontsize=8.5,
+            color="#555555",
+            va="top",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+        )

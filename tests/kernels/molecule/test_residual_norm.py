@@ -1,0 +1,101 @@
+"""A residual and a norm in one: the reference everywhere, the kernels interpreted or compiled."""
+
+import pytest
+import torch
+
+from bevatron.kernels import residual_norm, use
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+EXACT = Tolerance(2e-6, 2e-5)
+TOLERANCES = {torch.float32: EXACT, HALF: Tolerance(1e-2, 3e-2)}
+
+
+def draw(*shape, dtype=torch.float32, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def pointers(*counts):
+    return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
+
+
+def make(rows, width, branches=1, scaled=(), dtype=torch.float32):
+    inputs = {"x": draw(rows, width, dtype=dtype)}
+    for k in range(branches):
+        inputs[f"branch_{k}"] = draw(rows, width, dtype=dtype, seed=10 + k)
+        inputs[f"weight_{k}"] = draw(width, dtype=dtype, seed=20 + k)
+        inputs[f"bias_{k}"] = draw(width, dtype=dtype, seed=30 + k)
+        if k in scaled:
+            inputs[f"scale_{k}"] = draw(rows, dtype=dtype, seed=40 + k).relu()
+    return inputs
+
+
+def run(x, **tensors):
+    def of(kind):
+        found = (tensors.get(f"{kind}_{k}") for k in range(2))
+        return [tensor for k, tensor in enumerate(found) if f"branch_{k}" in tensors]
+
+    scales = [None if scale is None else scale.detach() for scale in of("scale")]
+    return residual_norm(x, of("branch"), of("weight"), of("bias"), scales=scales)
+
+
+def check(inputs, **options):
+    check_op(
+        *(run, run, inputs),
+        order=1,
+        tolerance=TOLERANCES.get(inputs["x"].dtype),
+        ran=("residual_norm", "triton"),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("width", [5, 20, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_any_width_is_right(branches, width, dtype):
+    check(make(5, width, branches, dtype=dtype))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 70])
+@pytest.mark.parametrize("scaled", [(), (0,), (1,), (0, 1)])
+def test_rows_may_be_dropped(rows, scaled):
+    check(make(rows, 64, 2, scaled))
+
+
+def test_float64_and_strided_inputs_are_right():
+    check(make(9, 24, 2, (0, 1), torch.float64))
+    check(make(9, 24, 2, (0, 1)), strided=True)
+
+
+def test_a_dropped_branch_leaves_the_norm_of_the_input():
+    inputs = make(4, 16, scaled=(0,))
+    inputs["scale_0"].zero_()
+    with use("reference"):
+        found = run(**inputs)
+    norm = torch.nn.functional.layer_norm
+    assert_close(found, norm(inputs["x"], (16,), inputs["weight_0"], inputs["bias_0"], 1e-3), 1e-6)
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.molecule.residual_norm.triton import merge
+
+    inputs = make(4, 8, 2, (0,))
+    names = ("x", "branch_0", "branch_1", "scale_0", None, "weight_0", "weight_1", "bias_0")
+    leaves = [None if name is None else inputs[name] for name in (*names, "bias_1")]
+    for name, leaf in zip(names, leaves, strict=False):
+        if name is not None and "scale" not in name:
+            leaf.requires_grad_()
+    torch.library.opcheck(merge.op, (*leaves, 1e-3))
+
+
+def test_what_does_not_fit_is_told():
+    x, one = torch.zeros(3, 8, device=DEVICE), torch.ones(8, device=DEVICE)
+    with pytest.raises(ValueError, match="2 biases"):
+        residual_norm(x, [x], [one], [one, one])
+    with pytest.raises((ValueError, TypeError), match="branch"):
+        residual_norm(x, [x.double()], [one], [one])

@@ -1,0 +1,129 @@
+"""The conditioned transition: the reference everywhere, the kernels interpreted or compiled."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bevatron.kernels import conditioned_transition, use
+from bevatron.kernels.shared import chunked_linear as products
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+
+
+def make(rows, width, conditions, hidden, dtype=torch.float32):
+    """Random inputs whose intermediate rows are of order one."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = {
+        "x": (*rows, width),
+        "s": (*rows, conditions),
+        "norm_weight": (conditions,),
+        "scale_weight": (width, conditions),
+        "scale_bias": (width,),
+        "shift_weight": (width, conditions),
+        "gate_weight": (hidden, width),
+        "up_weight": (hidden, width),
+        "down_weight": (width, hidden),
+        "out_weight": (width, conditions),
+        "out_bias": (width,),
+    }
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
+        if name not in {"x", "s"} and len(shape) == 2:
+            drawn[name] /= shape[1] ** 0.5
+    return {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
+
+
+def check(inputs, **options):
+    check_op(
+        *(conditioned_transition, conditioned_transition, inputs),
+        order=1,
+        ran=("conditioned_transition", "triton"),
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    """Cut even a few rows, and let a program walk over several blocks of them."""
+    from bevatron.kernels.pair.conditioned_transition import triton_launch
+    from bevatron.kernels.pair.swiglu import triton_products
+
+    monkeypatch.setattr(products, "CHUNK_MULTIPLE", 4)
+    monkeypatch.setattr(products, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(triton_launch, "ELEMENTS", 256)
+    for launching in (triton_launch, triton_products):
+        monkeypatch.setattr(launching, "processors", lambda _device: 1)
+
+
+@pytest.mark.parametrize("rows", [(0,), (1,), (2, 5)])
+@pytest.mark.parametrize("strided", [False, True])
+def test_result_and_gradients_are_right(rows, strided):
+    check(make(rows, 12, 10, 24), tolerance=Tolerance(2e-6, 2e-5), strided=strided)
+
+
+def test_products_with_something_at_their_end_take_rows_with_gaps():
+    tolerance = Tolerance(2e-2, 4e-2) if GPU else Tolerance(3e-3, 6e-3)
+    check(make((2, 5), 128, 64, 128, dtype=HALF), tolerance=tolerance, strided=True)
+
+
+@pytest.mark.parametrize(("width", "conditions", "hidden"), [(96, 60, 100), (128, 64, 128)])
+def test_sixteen_bits_are_no_worse_than_the_reference(width, conditions, hidden, monkeypatch):
+    monkeypatch.setattr(products, "CHUNK_MULTIPLE", 100)
+    inputs = make((250,), width, conditions, hidden, dtype=HALF)
+    cotangent = torch.randn(inputs["x"].shape).to(DEVICE, HALF)
+
+    def run(choice, tensors):
+        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
+        with use(conditioned_transition=choice):
+            y = conditioned_transition(**leaves)
+            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
+        return dict(zip(("y", *leaves), (y, *found), strict=True))
+
+    exact = run("reference", {name: value.double() for name, value in inputs.items()})
+    plain, ours = run("reference", inputs), run("triton", inputs)
+    for name, value in exact.items():
+        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
+        # The mean over a vector of weights is one over few numbers.
+        limit = 1.1 if value.numel() > 1000 else 1.5
+        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+
+
+def test_the_reference_is_the_published_algorithm():
+    t = {name: value.double().cpu() for name, value in make((4,), 6, 5, 12).items()}
+    with use("reference"):
+        actual = conditioned_transition(**t)
+    c = F.layer_norm(t["s"], (5,), t["norm_weight"])
+    n = torch.sigmoid(c @ t["scale_weight"].T + t["scale_bias"]) * F.layer_norm(t["x"], (6,))
+    n = n + c @ t["shift_weight"].T
+    b = F.silu(n @ t["gate_weight"].T) * (n @ t["up_weight"].T)
+    gate = torch.sigmoid(t["s"] @ t["out_weight"].T + t["out_bias"])
+    assert_close(actual, gate * (b @ t["down_weight"].T), 1e-13)
+
+
+def test_only_inputs_the_result_and_four_numbers_per_row_are_kept():
+    inputs = {k: v.requires_grad_() for k, v in make((10,), 12, 8, 24).items()}
+    given = {value.data_ptr() for value in inputs.values()}
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, use(conditioned_transition="triton"):
+        given.add(conditioned_transition(**inputs).data_ptr())
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 4 * 10
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.pair.conditioned_transition.triton import condition
+
+    inputs = [value.requires_grad_() for value in make((4,), 6, 5, 12).values()]
+    torch.library.opcheck(condition.op, (*inputs, 1e-5))
+
+
+def test_wrong_shapes_are_told_by_name():
+    inputs = make((3,), 6, 5, 12)
+    inputs["out_bias"] = torch.zeros(5)
+    with pytest.raises((ValueError, TypeError), match="out_bias"):
+        conditioned_transition(**inputs)

@@ -1,0 +1,84 @@
+"""LayerNorm and a linear layer: the reference everywhere, the kernels interpreted or compiled."""
+
+import pytest
+import torch
+
+from bevatron.kernels import layer_norm_linear, use
+from bevatron.kernels.shared import chunked_linear as products
+from bevatron.testing import Tolerance, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+TOLERANCES = {torch.float32: Tolerance(2e-6, 2e-5), HALF: Tolerance(2e-2, 4e-2)}
+
+
+def make(rows, width, out, *names, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    shapes = {
+        "x": (*rows, width),
+        "weight": (out, width),
+        "norm_weight": (width,),
+        "norm_bias": (width,),
+        "bias": (out,),
+    }
+    drawn = {n: torch.randn(shapes[n], generator=generator) for n in ("x", "weight", *names)}
+    drawn["weight"] /= width**0.5
+    inputs = dict.fromkeys(("norm_weight", "norm_bias"))
+    return inputs | {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
+
+
+def check(inputs, **options):
+    check_op(
+        *(layer_norm_linear, layer_norm_linear, inputs),
+        order=1,
+        tolerance=TOLERANCES[inputs["x"].dtype],
+        ran=("layer_norm_linear", "triton"),
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    """Cut even a few rows."""
+    monkeypatch.setattr(products, "CHUNK_MULTIPLE", 4)
+    monkeypatch.setattr(products, "CHUNK_BYTES", 0)
+
+
+@pytest.mark.parametrize("names", [(), ("norm_weight",), ("norm_weight", "norm_bias", "bias")])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_result_and_gradients_are_right(names, dtype):
+    check(make((3, 5), 24, 7, *names, dtype=dtype))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8])
+def test_any_number_of_rows_is_right(rows):
+    check(make((rows,), 10, 33, "norm_weight", "bias"), strided=True)
+
+
+def test_the_normalised_rows_are_not_kept():
+    inputs = make((10,), 16, 4, "norm_weight", "norm_bias", "bias")
+    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
+    given = {value.data_ptr() for value in inputs.values()}
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, use(layer_norm_linear="triton"):
+        layer_norm_linear(**inputs)
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 2 * 10
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.pair.layer_norm_linear.triton import project
+
+    inputs = make((4,), 8, 3, "norm_weight", "norm_bias", "bias")
+    names = ("x", "norm_weight", "norm_bias", "weight", "bias")
+    torch.library.opcheck(project.op, (*(inputs[name].requires_grad_() for name in names), 1e-5))
+
+
+def test_wrong_shapes_are_told_by_name():
+    inputs = make((3,), 8, 4)
+    inputs["bias"] = torch.zeros(5)
+    with pytest.raises((ValueError, TypeError), match="bias"):
+        layer_norm_linear(**inputs)

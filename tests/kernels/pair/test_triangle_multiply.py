@@ -1,0 +1,295 @@
+"""The triangle multiplication: the reference everywhere, the kernels interpreted or compiled."""
+
+import numpy as np
+import pytest
+import torch
+
+from bevatron.errors import KernelError
+from bevatron.kernels import triangle_multiply, use
+from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, Tiles, replaced
+from bevatron.testing import Tolerance, assert_close, check_op
+
+pytest.importorskip("triton", reason="the kernels need the package triton")
+
+GPU = torch.cuda.is_available()
+ON_GPU = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16
+EXACT = Tolerance(4e-6, 2e-5)
+ROUNDED = Tolerance(2e-2, 4e-2) if GPU else Tolerance(4e-3, 8e-3)
+BIASES = ("a_bias", "a_gate_bias", "b_bias", "b_gate_bias", "out_bias", "out_gate_bias")
+KEYS = {
+    "norm_in_weight": "layer_norm_in.weight",
+    "norm_in_bias": "layer_norm_in.bias",
+    "a_weight": "linear_a_p.weight",
+    "a_gate_weight": "linear_a_g.weight",
+    "b_weight": "linear_b_p.weight",
+    "b_gate_weight": "linear_b_g.weight",
+    "norm_out_weight": "layer_norm_out.weight",
+    "norm_out_bias": "layer_norm_out.bias",
+    "out_weight": "linear_z.weight",
+    "out_gate_weight": "linear_g.weight",
+}
+
+
+def make(length, width, hidden, biases=(), batch=(), masked=True, dtype=torch.float32):
+    """Random inputs whose intermediate numbers are of order one."""
+    generator = torch.Generator().manual_seed(7)
+    sizes = {"a": (hidden, width), "b": (hidden, width), "out": (width, hidden)}
+    shapes = {
+        "z": (*batch, length, length, width),
+        "norm_in_weight": (width,),
+        "norm_in_bias": (width,),
+        **{f"{k}{gate}_weight": sizes[k] for k in "ab" for gate in ("", "_gate")},
+        "norm_out_weight": (hidden,),
+        "norm_out_bias": (hidden,),
+        "out_weight": sizes["out"],
+        "out_gate_weight": (width, width),
+        **{name: (sizes[name.split("_")[0]][0],) for name in biases},
+    }
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
+        if name != "z" and len(shape) == 2:
+            drawn[name] /= shape[1] ** 0.5
+    inputs = {name: value.to(DEVICE, dtype) for name, value in drawn.items()}
+    mask = torch.rand(shapes["z"][:-1], generator=generator) > 0.2
+    return inputs | {"mask": mask.to(DEVICE) if masked else None}
+
+
+def check(inputs, **options):
+    check_op(
+        *(triangle_multiply, triangle_multiply, inputs),
+        order=1,
+        tolerance=EXACT if inputs["z"].dtype == torch.float32 else ROUNDED,
+        ran=("triangle_multiply", "triton"),
+        **options,
+    )
+
+
+@pytest.fixture
+def small_blocks():
+    """End blocks, and parts of rows, anywhere even in a small pair."""
+    small = Tiles(32, 16, 4, 1, per_processor=64)
+    with replaced(**dict.fromkeys(MEASURED, small)):
+        yield
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize(
+    ("length", "width", "hidden", "biases"),
+    [(5, 24, 20, ()), (8, 16, 24, BIASES), (1, 8, 4, BIASES[1:4]), (0, 8, 8, BIASES)],
+)
+def test_result_and_gradients_are_right(length, width, hidden, biases, outgoing, small_blocks):
+    check(make(length, width, hidden, biases) | {"outgoing": outgoing})
+
+
+def test_what_lies_behind_the_ends_of_lines_does_not_matter(small_blocks):
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)  # new memory is full of NaN
+    try:
+        check(make(5, 16, 16, BIASES, masked=False))
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize(("width", "hidden", "dtype"), [(12, 8, torch.float32), (16, 32, HALF)])
+def test_batches_and_strided_inputs_are_right(width, hidden, dtype, outgoing, small_blocks):
+    inputs = make(3, width, hidden, BIASES[4:], batch=(2, 1), masked=False, dtype=dtype)
+    check(inputs | {"outgoing": outgoing}, strided=True)
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+@pytest.mark.parametrize(("width", "hidden"), [(16, 32)] + ([(128, 128), (64, 64)] if GPU else []))
+def test_sixteen_bits_are_right(width, hidden, outgoing):
+    inputs = make(37 if GPU else 9, width, hidden, BIASES, dtype=HALF)
+    check(inputs | {"outgoing": outgoing})
+
+
+@ON_GPU
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(128, torch.float32), (128, torch.bfloat16), (256, torch.bfloat16)]
+)
+def test_wide_pairs_are_right(width, dtype):
+    check(make(21, width, width, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_transposed_pair_is_read_where_it_lies(dtype):
+    inputs = make(6, 16, 16, dtype=dtype)
+    z = inputs.pop("z").transpose(0, 1)
+    results = []
+    for choice, value in (("triton", z), ("reference", z.double())):
+        leaf = value.requires_grad_()
+        given = {
+            name: None if tensor is None else tensor.to(leaf.dtype)
+            for name, tensor in inputs.items()
+        }
+        with use(triangle_multiply=choice):
+            y = triangle_multiply(leaf, **given)
+        results.append((y, *torch.autograd.grad(y.square().sum(), leaf)))
+    assert not z.is_contiguous()
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, 2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_edges_that_do_not_exist_change_nothing():
+    inputs = make(7, 16, 16)
+    inputs["mask"][:, 5:] = inputs["mask"][5:] = False
+    changed = dict(inputs)
+    changed["z"] = inputs["z"].clone()
+    changed["z"][5:] = changed["z"][:, 5:] = 1e3
+    for outgoing in (True, False):
+        with use(triangle_multiply="triton"):
+            before, after = (triangle_multiply(**i, outgoing=outgoing) for i in (inputs, changed))
+        assert torch.equal(before[:5, :5], after[:5, :5])
+
+
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_sixteen_bits_are_no_worse_than_the_reference(outgoing):
+    inputs = make(64 if GPU else 20, 64 if GPU else 32, 64 if GPU else 32, BIASES, dtype=HALF)
+    mask = inputs.pop("mask")
+    cotangent = torch.randn(inputs["z"].shape).to(DEVICE, HALF)
+
+    def run(choice, tensors):
+        leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
+        with use(triangle_multiply=choice):
+            y = triangle_multiply(**leaves, mask=mask, outgoing=outgoing)
+            found = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y.dtype))
+        return dict(zip(("y", *leaves), (y, *found), strict=True))
+
+    exact = run("reference", {name: value.double() for name, value in inputs.items()})
+    plain, ours = run("reference", inputs), run("triton", inputs)
+    for name, value in exact.items():
+        error, theirs = ((t[name].double() - value).abs().mean() for t in (ours, plain))
+        # The mean over a vector of weights is one over few numbers.
+        limit = 1.1 if value.numel() > 1000 else 1.5
+        assert error <= limit * theirs, f"{name}: mean error {error}, plain PyTorch {theirs}"
+
+
+@pytest.mark.parametrize("length", [16, 13])
+def test_rounding_a_channel_that_hardly_varies_does_not_add_up_over_rows(length, small_blocks):
+    """Rounded as it is, every row would be off by the same."""
+    from bevatron.kernels.pair.triangle_multiply.triton_launch import Pair, padded, sums_over_rows
+
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(32, 1, 1, 1, generator=generator).repeat(1, 1, length, padded(length))
+    x = (x + 5e-4 * torch.randn(x.shape, generator=generator)).to(DEVICE, HALF)
+    d = (1 + 0.1 * torch.randn(x.shape, generator=generator)).to(DEVICE, HALF)
+    d[..., length:] = 0
+    rows = x[..., :length].flatten(1).float()
+    mean, deviation = rows.mean(0), rows.std(0, correction=0)
+    z = torch.zeros(length, length, 32, device=DEVICE, dtype=HALF)
+    pair = Pair.of(z, None, torch.ones(32, device=DEVICE))
+    statistics = torch.stack([mean, 1 / deviation])
+    found = sums_over_rows(pair, d, x, statistics)[: 32 * 32].reshape(32, 32)
+    exact = d[..., :length].flatten(1).double() @ ((rows - mean) / deviation).double().T
+    off = (found - exact).abs().amax(0) / exact.abs().amax(0)
+    assert off.max() < torch.finfo(HALF).eps / 16
+
+
+def test_one_contraction_and_four_numbers_per_edge_are_kept():
+    inputs = make(8, 16, 24)
+    mask = inputs.pop("mask").float()
+    inputs = {name: value.requires_grad_() for name, value in inputs.items()}
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, use(triangle_multiply="triton"):
+        triangle_multiply(**inputs, mask=mask)
+    given = {value.data_ptr() for value in (*inputs.values(), mask)}
+    weights = 4 * 24 * 16  # those of a and b, packed
+    assert sum(t.numel() for t in kept if t.data_ptr() not in given) == 64 * (24 + 4) + weights
+
+
+@pytest.mark.parametrize("choice", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_reference_values_of_other_implementations_are_reproduced(choice, dtype, shared):
+    if choice == "triton" and dtype == torch.float64:
+        pytest.skip("the kernels compute in float32")
+    golden = np.load(shared / "golden" / "pair" / "tri_mul_out.npz")
+    leaves = {name: golden[f"w__{key}"] for name, key in KEYS.items()} | {"z": golden["in__z"]}
+    leaves = {k: torch.tensor(v).to(DEVICE, dtype).requires_grad_() for k, v in leaves.items()}
+    large = {} if GPU else dict.fromkeys(MEASURED, Tiles(256, 64, 4, 1))  # fewer are faster
+    with use(triangle_multiply=choice), replaced(**large):
+        y = triangle_multiply(**leaves, mask=torch.tensor(golden["in__mask"]).to(DEVICE, dtype))
+        cotangent = torch.tensor(golden["cot__y"]).to(y)
+        found = torch.autograd.grad(y, list(leaves.values()), cotangent)
+    exact = dtype == torch.float64
+    assert_close(y, torch.tensor(golden["out__y"]), 1e-12 if exact else 4e-6)
+    for name, gradient in zip(leaves, found, strict=True):
+        key = "gin__z" if name == "z" else f"gw__{KEYS[name]}"
+        assert_close(gradient, torch.tensor(golden[key]), 1e-6 if exact else 2e-5, key)
+
+
+def test_incoming_is_outgoing_of_transposed_projections():
+    inputs = {
+        name: value.double() if name != "mask" else value
+        for name, value in make(4, 6, 6, masked=False).items()
+        if value is not None
+    } | {"mask": None}
+    with use("reference"):
+        incoming = triangle_multiply(**inputs, outgoing=False)
+        flipped = inputs | {"z": inputs["z"].transpose(0, 1), "out_gate_weight": torch.zeros(6, 6)}
+        plain = inputs | {"out_gate_weight": torch.zeros(6, 6)}
+        flipped, plain = (
+            {k: v if v is None else v.to(DEVICE) for k, v in i.items()} for i in (flipped, plain)
+        )
+        assert_close(
+            triangle_multiply(**plain, outgoing=False), triangle_multiply(**flipped), 1e-12
+        )
+        assert not torch.allclose(incoming, triangle_multiply(**inputs))
+
+
+def test_the_custom_operators_are_well_formed():
+    from bevatron.kernels.pair.triangle_multiply.triton import multiply
+
+    inputs = make(8, 8, 4)  # without padding, whose content is anything
+    del inputs["mask"]
+    z, n1w, n1b, *rest = (value.requires_grad_() for value in inputs.values())
+    joint = torch.cat(rest[:4]).detach().requires_grad_()
+    biases = [torch.randn(16, device=DEVICE), torch.randn(16, device=DEVICE)]
+    arguments = [z, torch.ones(8, 8, device=DEVICE), n1w, n1b, joint, biases[0], *rest[4:]]
+    torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5))
+
+
+@ON_GPU
+def test_a_cuda_graph_gives_the_same_bits():
+    inputs = make(40, 64, 64, dtype=torch.bfloat16)
+    leaves = [v.requires_grad_() for n, v in inputs.items() if n != "mask"]
+    plain = getattr(triangle_multiply, "__wrapped__", triangle_multiply)
+
+    def step():
+        y = plain(**inputs)
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    expected = [tensor.clone() for tensor in step()]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, expected, captured))
+
+
+@ON_GPU
+def test_more_than_2_to_the_31_elements():
+    inputs = make(8, 128, 128, dtype=torch.bfloat16)
+    inputs["z"] = torch.randn(4112, 4112, 128, device=DEVICE, dtype=torch.bfloat16)
+    inputs["mask"] = torch.zeros(4112, 4112, device=DEVICE, dtype=torch.bool)
+    inputs["mask"][-16:, -16:] = True
+    corner = inputs | {name: inputs[name][-16:, -16:] for name in ("z", "mask")}
+    with use(triangle_multiply="triton"), torch.no_grad():
+        last = triangle_multiply(**inputs)[-16:, -16:]
+        assert_close(last, triangle_multiply(**corner), 1e-2)
+
+
+def test_what_it_cannot_take_is_told():
+    inputs = make(3, 8, 8)
+    inputs["a_gate_bias"] = torch.zeros(7)
+    with pytest.raises((ValueError, TypeError), match="a_gate_bias"):
+        triangle_multiply(**inputs)
+    with use(triangle_multiply="triton"), pytest.raises(KernelError, match="256"):
+        triangle_multiply(**make(1, 264, 8))
