@@ -84,7 +84,7 @@ def _rows_are_cut_and_steps_are_short(monkeypatch):
     small = Tile(128, 32)
     with contextlib.ExitStack() as stack:
         for module in (dot_launch, gat_launch, spmm_launch):
-            stack.enter_context(module.tiles(**dict.fromkeys(module.TILES, small)))
+            stack.enter_context(module.TILES.replaced(**dict.fromkeys(module.TILES, small)))
         yield
 
 
@@ -151,7 +151,7 @@ def test_gat_in_double_precision():
 
 
 def test_gat_shares_out_channels():
-    with gat_launch.tiles(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
+    with gat_launch.TILES.replaced(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
         gat(*_first(matrix("random", values=True), 2, 10, torch.float32))
 
 
@@ -159,7 +159,7 @@ def test_gat_shares_out_channels():
 def test_gat_in_buckets_of_length(monkeypatch, numbers):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
     small = Tile(numbers, 4)
-    with gat_launch.tiles(forward=small, backward=small, values=small):
+    with gat_launch.TILES.replaced(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))
 
@@ -232,7 +232,7 @@ def test_an_infinite_feature_is_where_the_reference_has_it_if_fetches_have_no_ma
     x, row_score, col_score = draw(24, 2, 4), draw(9, 2, seed=1), draw(24, 2, seed=2)
     x[int(full[0].nonzero()[0]), 1, 1] = -torch.inf
     x.requires_grad_(trains)
-    with gat_launch.tiles(forward=Tile(16, 4)), kernels.use("triton"):
+    with gat_launch.TILES.replaced(forward=Tile(16, 4)), kernels.use("triton"):
         found = graph_attention(csr, x, row_score, col_score)
     with kernels.use("reference"):
         wanted = graph_attention(csr, x, row_score, col_score)

@@ -57,7 +57,7 @@ def _small_chunks(monkeypatch):
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton_launch, "ELEMENTS", 256)
     for launching in (triton_launch, triton_products):
-        monkeypatch.setattr(launching, "processors", lambda _device: 1)
+        monkeypatch.setattr(launching, "num_sms", lambda _device: 1)
 
 
 @pytest.mark.parametrize("rows", [(0,), (1,), (2, 5)])

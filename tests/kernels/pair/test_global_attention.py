@@ -67,8 +67,8 @@ def test_sixteen_bits_of_few_channels_are_right(rows, length, batch, width, head
 def test_any_number_of_parts_of_a_column_is_right(parts, monkeypatch):
     from bevatron.kernels.pair.global_attention import triton_fused
 
-    monkeypatch.setattr(triton_fused, "processors", lambda _: parts)
-    monkeypatch.setattr(triton_fused, "PER_PROCESSOR", 2)
+    monkeypatch.setattr(triton_fused, "num_sms", lambda _: parts)
+    monkeypatch.setattr(triton_fused, "PER_SM", 2)
     check(make(140, 2, 16, 2, 8, dtype=HALF))
 
 

@@ -58,8 +58,8 @@ def _small_chunks(monkeypatch, request):
         monkeypatch.setattr(triton, "KEPT_BYTES", -1)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton, "ELEMENTS", 64)
-    monkeypatch.setattr(triton, "PER_PROCESSOR", 2)
-    monkeypatch.setattr(triton, "processors", lambda _: 1)
+    monkeypatch.setattr(triton, "PER_SM", 2)
+    monkeypatch.setattr(triton, "num_sms", lambda _: 1)
 
 
 @pytest.mark.parametrize("biases", [(), BIASES, ("b_bias",)])

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 
-def is_differentiated(*tensors: Tensor | None) -> bool:
+def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether autograd records what is made of these now: what a backward pass needs is worth it.
 
     Examples
     --------
     >>> x = torch.ones(1, requires_grad=True)
-    >>> is_differentiated(None, x), is_differentiated(x.detach())
+    >>> needs_grad(None, x), needs_grad(x.detach())
     (True, False)
     """
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -24,3 +24,8 @@ def num_sms(device: torch.device) -> int:
 def contiguous(tensor: Tensor | None) -> Tensor | None:
     """Return a tensor that is given with contiguous memory."""
     return None if tensor is None else tensor.contiguous()
+
+
+def pointers(placeholder: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """Return tensors for a launch, the placeholder for those that are None and will not be read."""
+    return [placeholder if tensor is None else tensor for tensor in tensors]

@@ -1,9 +1,8 @@
 """What operators on rows of channels share: strides, shapes, gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 MOST_AXES = 3
@@ -55,40 +54,6 @@ def as_rows(*tensors: Tensor) -> Rows:
     )
     count = longer[0][0] * longer[1][0] * longer[2][0]
     return Rows(tuple(tensors), count, (longer[1][0], longer[2][0]), strides, max(len(axes), 1))
-
-
-def check_shapes(
-    op: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], beside: str
-) -> None:
-    """Compare tensors with the shapes that they must have.
-
-    Parameters
-    ----------
-    op
-        What was called.
-    wanted
-        Tensor and shape by the name of the argument; None is any shape.
-    beside
-        What the shapes follow from, for the message.
-
-    Raises
-    ------
-    ValueError
-        If one has another shape; it names the argument.
-    """
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
-                f"{beside}"
-            )
-
-
-def processors(device: torch.device) -> int:
-    """Return how many programs a device runs side by side at least."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _fold(

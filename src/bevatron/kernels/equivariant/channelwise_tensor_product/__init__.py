@@ -4,12 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import (
     Path,
     PathTable,
     path_table,
 )
+from bevatron.kernels.equivariant.edge_order import EdgeOrder, check_edge_product
 from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
@@ -96,7 +96,7 @@ def channelwise_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = check_shapes(
+    num_edges = check_edge_product(
         "channelwise_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
     )
     if tuple(weights.shape) != (num_edges, table.num_weights):
@@ -111,27 +111,3 @@ def channelwise_tensor_product(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)
     )
     return result
-
-
-def check_shapes(
-    operator: str,
-    x: Tensor,
-    harmonics: Tensor,
-    edges: Tensor | EdgeOrder,
-    irreps_in: Irreps,
-    irreps_harmonics: Irreps,
-) -> int:
-    """Compare what all products over edges take with the irreps; return the number of edges."""
-    pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
-    num_edges = pairs.shape[-1]
-    for name, tensor, shape in (
-        ("edges", pairs, (2, num_edges)),
-        ("x", x, (x.shape[0], irreps_in.dim)),
-        ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
-                f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
-            )
-    return num_edges

@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import PathTable
-from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import Index, chunks, run
+from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import (
+    Chunk,
+    Index,
+    chunks,
+    run,
+)
+from bevatron.kernels.equivariant.edge_order import EdgeOrder
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
+
+__all__ = ["Chunk", "Index", "channelwise_tensor_product", "chunks", "named_product", "run"]
+"""What other operators may use too."""
 
 
 def channelwise_tensor_product(

@@ -6,8 +6,6 @@ it has no derivative: cells that need one are multiplied outside. ``totals`` giv
 sum of what belongs to the edges it receives minus that of those it sends, one after the other.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.equivariant.edge_vectors.reference import offsets
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -65,7 +64,7 @@ def difference(
                 vectors,
                 count,
                 SHIFTED=shifted,
-                WIDE=_wide(positions),
+                WIDE=accumulator(positions),
                 BLOCK=block,
             )
     return vectors
@@ -98,7 +97,7 @@ def totals(
                 sender_ptr,
                 sums,
                 PERMUTED=permutation is not None,
-                WIDE=_wide(vectors),
+                WIDE=accumulator(vectors),
                 LANES=LANES,
                 num_warps=1,
             )
@@ -119,10 +118,6 @@ def _gradient(
 
 
 totals.gradients("vectors", _gradient)
-
-
-def _wide(x: Tensor) -> Any:
-    return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.equivariant.indexed_linear.triton_tiles import sum_tiles, tile_table
+from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
 """Block of a matrix product."""
@@ -152,7 +152,7 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 def _precision(x: Tensor) -> dict[str, Any]:
     tf32 = x.dtype != torch.float64 and allows_tf32()
     return {
-        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "ACC": accumulator(x),
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 

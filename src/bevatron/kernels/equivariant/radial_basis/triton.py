@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bevatron.errors import KernelError
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import cutoff
 
 BLOCK = 128
 INTERPRETED_BLOCK = 4096
@@ -79,32 +80,6 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
         FUNCTIONS=triton.next_power_of_2(num_functions),
         WIDE=last.dtype == torch.float64,
     )
-
-
-@triton.jit
-@no_type_check
-def _power(x, P: tl.constexpr):
-    """Raise x to the power P by multiplication."""
-    result = tl.full(x.shape, 1.0, x.dtype)
-    for _ in tl.static_range(P):
-        result = result * x
-    return result
-
-
-@triton.jit
-@no_type_check
-def cutoff(r, r_max, P: tl.constexpr):
-    """U and its first two derivatives by r."""
-    x = r / r_max
-    below = _power(x, P - 2)
-    k = P * (P + 1) * (P + 2) / 2
-    inner = (P + 1) * (P + 2) / 2 - x * (P * (P + 2) - x * (P * (P + 1) / 2))
-    rest = 1.0 - x
-    u = 1.0 - below * x * x * inner
-    du = -k * below * x * rest * rest / r_max
-    ddu = -k * below * rest * ((P - 1) - (P + 1) * x) / (r_max * r_max)
-    inside = r < r_max
-    return tl.where(inside, u, 0.0), tl.where(inside, du, 0.0), tl.where(inside, ddu, 0.0)
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from bevatron.kernels.equivariant.radial_network.triton_kernels import (
 )
 from bevatron.kernels.equivariant.silu import silu
 from bevatron.kernels.equivariant.silu_linear import silu_linear
-from bevatron.kernels.shared.autograd import empty_gradients, is_differentiated
+from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import precision
 
@@ -70,7 +70,7 @@ def radial_network(
             x = silu_linear(x, weight) if number else x @ weight
         return silu(x)
     own = (tensor.to(lengths.dtype) for tensor in constants)
-    sloped = is_differentiated(lengths)
+    sloped = needs_grad(lengths)
     h: Tensor = forward(lengths, *own, *weights, order, sloped)[0]
     return h
 

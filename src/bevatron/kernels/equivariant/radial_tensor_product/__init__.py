@@ -4,11 +4,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import (
-    EdgeOrder,
-    check_shapes,
-    path_table,
-)
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, path_table
+from bevatron.kernels.equivariant.edge_order import check_edge_product
 from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
@@ -67,7 +64,7 @@ def radial_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = check_shapes(
+    num_edges = check_edge_product(
         "radial_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
     )
     for name, tensor, shape in (

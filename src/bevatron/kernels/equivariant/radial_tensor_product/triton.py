@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, PathTable
-from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import (
+from bevatron.kernels.equivariant.channelwise_tensor_product.triton import (
     Chunk,
     Index,
     chunks,
+    named_product,
     run,
 )
 from bevatron.kernels.equivariant.radial_tensor_product.triton_matmul import Layer, OuterSum
-from bevatron.kernels.shared.autograd import is_differentiated
+from bevatron.kernels.shared.autograd import needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
 
@@ -56,7 +56,7 @@ def radial_tensor_product(
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
     given = (x, harmonics, hidden, last_weight)
-    kept = kept_edges(order.num_edges, size, last_weight) if is_differentiated(*given) else 0
+    kept = kept_edges(order.num_edges, size, last_weight) if needs_grad(*given) else 0
     result: Tensor = _forward(*given, *tensors, irreps, size, kept)[0]
     return result
 

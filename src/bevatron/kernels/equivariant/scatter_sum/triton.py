@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 NUMBERS, INTERPRETED_NUMBERS = 512, 4096
 """That a program holds: some rows of one segment."""
@@ -52,7 +53,7 @@ def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> T
                 ORDERED=order is None,
                 ROWS=numbers // columns,
                 COLUMNS=columns,
-                WIDE=tl.float64 if values.dtype == torch.float64 else tl.float32,
+                WIDE=accumulator(values),
                 num_warps=4,
             )
     return sums

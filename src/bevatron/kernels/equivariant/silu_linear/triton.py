@@ -15,7 +15,7 @@ from torch import Tensor
 from bevatron.kernels.equivariant.silu import silu
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.triton_math import multiply, precision
+from bevatron.kernels.shared.triton_math import multiply, precision, sigmoids
 
 ROWS = {torch.float32: 64, torch.float64: 32}
 """Of a block; with 128 the double backward has too few registers."""
@@ -148,13 +148,6 @@ def _filled(hidden: int, width: int) -> dict[str, int]:
 
 
 @triton.jit
-def _sigmoids(x):
-    """Sigma(x) and sigma(-x), neither of them as a difference."""
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
-
-
-@triton.jit
 def _rows(ptr, row, column, count, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """Load some rows."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
@@ -188,7 +181,7 @@ def silu_linear_forward(
     for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         x = _rows(x_ptr, row, h, count, H, PRECISION)
-        s, _ = _sigmoids(x)
+        s, _ = sigmoids(x)
         _put(y_ptr, multiply(x * s, w, PRECISION), row, j, count, J)
 
 
@@ -205,7 +198,7 @@ def silu_linear_backward(
         dy = _rows(dy_ptr, row, j, count, J, PRECISION)
         x = _rows(x_ptr, row, h, count, H, PRECISION)
         by_s = multiply(dy, w_t, PRECISION)
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         _put(dx_ptr, by_s * s * (1.0 + x * t), row, h, count, H)
 
 
@@ -225,7 +218,7 @@ def silu_linear_double_backward(
         x = _rows(x_ptr, row, h, count, H, PRECISION)
         u = _rows(u_ptr, row, h, count, H, PRECISION)
         by_s = multiply(dy, w_t, PRECISION)
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         _put(by_x_ptr, u * by_s * s * t * (2.0 + x * (t - s)), row, h, count, H)
         _put(by_dy_ptr, multiply(u * s * (1.0 + x * t), w, PRECISION), row, j, count, J)
 
@@ -246,7 +239,7 @@ def silu_linear_outer(
         row = first + tl.arange(0, ROWS)
         x = _rows(x_ptr, row, h, end, H, PRECISION)
         dy = _rows(dy_ptr, row, j, end, J, PRECISION)
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         a = x * s
         if ALONG:
             a = _rows(u_ptr, row, h, end, H, PRECISION) * s * (1.0 + x * t)

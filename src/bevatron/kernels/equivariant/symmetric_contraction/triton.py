@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.equivariant.indexed_linear.triton_tiles import sum_tiles, tile_table
 from bevatron.kernels.equivariant.symmetric_contraction.polynomial import (
     known_polynomial,
     polynomial_key,
@@ -29,6 +28,7 @@ from bevatron.kernels.equivariant.symmetric_contraction.triton_source import (
     num_chunks,
     write_source,
 )
+from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor

@@ -15,6 +15,9 @@ from bevatron.kernels.graph.dot_attention.triton_launch import (
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide, wide_type
 
+__all__ = ["col_gradients", "dot_attention", "row_gradients", "run", "sums"]
+"""What other operators may use too."""
+
 LOG2E = 1.4426950408889634
 
 

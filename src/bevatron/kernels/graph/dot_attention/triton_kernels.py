@@ -9,7 +9,8 @@ over them, of the features that are fetched to be added. GATv2's score
 import triton
 import triton.language as tl
 
-from bevatron.kernels.graph.csr.triton_parts import LN2, LOG2E, head_key, is_kept, load_parts
+from bevatron.kernels.graph.csr.triton_parts import head_key, is_kept, load_parts
+from bevatron.kernels.shared.triton_math import LN2, LOG2E
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from bevatron.kernels.graph.graph_attention.triton_launch import (
     launch_prepare,
     launch_values,
 )
-from bevatron.kernels.shared.autograd import empty_gradients, is_differentiated
+from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 
@@ -34,7 +34,7 @@ def graph_attention(
     """Compute what the reference computes; see `bevatron.kernels.graph.graph_attention`."""
     rows, row_numbers = rows_of(csr)
     columns, column_numbers = columns_of(csr)
-    training = is_differentiated(x, row_score, col_score, csr.values)
+    training = needs_grad(x, row_score, col_score, csr.values)
     by_column = csr.values_by_column if training else None
     by_column = None if by_column is None else by_column.detach()
     z: Tensor = attend(

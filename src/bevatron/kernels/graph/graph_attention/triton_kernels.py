@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.graph.csr.triton_parts import (
-    LN2,
-    LOG2E,
     channels_of,
     entries_of,
     head_key,
@@ -24,6 +22,7 @@ from bevatron.kernels.graph.csr.triton_parts import (
     load_parts,
     places_of,
 )
+from bevatron.kernels.shared.triton_math import LN2, LOG2E
 
 TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Odd modes keep what a backward pass needs; those from 2 are of a block; 0 is inference."""

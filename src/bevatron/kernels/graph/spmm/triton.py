@@ -1,7 +1,5 @@
 """Aggregation over the semirings in Triton: custom operators and their launches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +9,6 @@ from bevatron.errors import KernelError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.csr.launch import Tile, buckets, columns_of, rows_of, slices
 from bevatron.kernels.graph.csr.triton_merge import add_shares
-from bevatron.kernels.graph.csr.triton_parts import accumulator
 from bevatron.kernels.graph.spmm.triton_kernels import (
     entries_kernel,
     extreme_backward_kernel,
@@ -22,20 +19,11 @@ from bevatron.kernels.graph.spmm.triton_kernels import (
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.tiles import TileTable
+from bevatron.kernels.shared.triton_math import accumulator
 
-TILES = {"sum": Tile(1024, 32), "extreme": Tile(512, 32), "entries": Tile(512, 128)}
+TILES = TileTable(sum=Tile(1024, 32), extreme=Tile(512, 32), entries=Tile(512, 128))
 """Sizes of programs."""
-
-
-@contextmanager
-def tiles(**replaced: Tile) -> Iterator[None]:
-    """Use other sizes of programs, to test or to measure them."""
-    before = dict(TILES)
-    TILES.update(replaced)
-    try:
-        yield
-    finally:
-        TILES.update(before)
 
 
 def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:

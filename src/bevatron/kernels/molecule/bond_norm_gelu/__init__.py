@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
-from bevatron.kernels.molecule.norm_gelu import check_rows, check_vectors
+from bevatron.kernels.shared.checks import check_segment_rows, check_vectors
 
 __all__ = ["bond_norm_gelu"]
 
@@ -86,7 +86,7 @@ def bond_norm_gelu(
             f"{edge_rows.dtype} {shape}"
         )
     check_vectors("bond_norm_gelu", edge_rows, weight=weight, bias=bias, linear_bias=linear_bias)
-    check_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
+    check_segment_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
     run = _operator.dispatch(edge_rows)
     result: Tensor = run(
         *(edge_rows, atom_rows, bonds, weight, bias),

@@ -1,22 +1,19 @@
 """Gaussian kernels in Triton: two custom operators, their kernels and launches."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import add_shares
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.triton_math import LOG2E, accumulator
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 ELEMENTS = 2048
-PROGRAMS_PER_PROCESSOR = 4
-LOG2E = tl.constexpr(1.4426950408889634)
+PROGRAMS_PER_SM = 4
 ROOT = tl.constexpr(0.3989422804014327)
 """1 / sqrt(2 pi)."""
 
@@ -59,7 +56,7 @@ def evaluate(
                 K=len(mean),
                 K_PAD=pad,
                 BLOCK=block,
-                WIDE=_wide(mean),
+                WIDE=accumulator(mean),
                 num_warps=4,
             )
     return psi
@@ -82,7 +79,7 @@ def evaluate_backward(
     sums = mean.new_zeros((2, len(mean)), dtype=wide)
     if dpsi.numel():
         pad, block = _block(len(mean))
-        most = PROGRAMS_PER_PROCESSOR * processors(dpsi.device)
+        most = PROGRAMS_PER_SM * num_sms(dpsi.device)
         programs = min(triton.cdiv(len(distances), block), most)
         parts = mean.new_empty((programs, 2, len(mean)), dtype=wide)
         with on_device(dpsi):
@@ -91,10 +88,10 @@ def evaluate_backward(
                 K=len(mean),
                 K_PAD=pad,
                 BLOCK=block,
-                WIDE=_wide(mean),
+                WIDE=accumulator(mean),
                 num_warps=4,
             )
-        add_shares(parts, sums)
+        sum_partials(parts, sums)
     return ddistances, sums
 
 
@@ -157,7 +154,3 @@ def gaussian_basis_backward(
 def _block(kernels: int) -> tuple[int, int]:
     pad = int(triton.next_power_of_2(kernels))
     return pad, max(1, ELEMENTS // pad)
-
-
-def _wide(mean: Tensor) -> Any:
-    return tl.float64 if mean.dtype == torch.float64 else tl.float32

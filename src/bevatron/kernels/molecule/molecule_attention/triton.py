@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -13,8 +12,8 @@ from bevatron.kernels.molecule.molecule_attention.triton_backward import molecul
 from bevatron.kernels.molecule.molecule_attention.triton_forward import molecule_attention_forward
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import on_device
-from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.shared.launch import on_device, pointers
+from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
@@ -99,8 +98,8 @@ def attend(
     with on_device(q):
         for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
-                *(_given(seed, graph_ptr), out, lse),
+                *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+                *(*pointers(graph_ptr, seed), out, lse),
                 *(*_strides(queries, keys, values), *_pair_strides(bias)),
                 *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
                 **constants,
@@ -157,8 +156,16 @@ def attend_backward(
     with on_device(q):
         for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
             molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
-                *(_given(seed, graph_ptr), out, lse, dout, _given(more, q), *parts, grads[3]),
+                *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+                *(
+                    *pointers(graph_ptr, seed),
+                    out,
+                    lse,
+                    dout,
+                    *pointers(q, more),
+                    *parts,
+                    grads[3],
+                ),
                 *(*_strides(queries, keys, values), parts[0].stride(0)),
                 *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
                 *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
@@ -186,11 +193,6 @@ def _pair_strides(bias: Tensor | None) -> tuple[int, int]:
     return (0, 0) if bias is None else (bias.stride(0), bias.stride(1))
 
 
-def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something that the kernel will not read where there is nothing."""
-    return stand_in if tensor is None else tensor
-
-
 def _dropout(dropout: float) -> tuple[int, float]:
     return threshold(dropout), 1.0 / (1.0 - dropout)
 
@@ -209,5 +211,5 @@ def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dic
         "HAS_BIAS": bias is not None,
         "DROPOUT": dropout > 0.0,
         "PRECISION": "tf32" if tf32 and q.dtype == torch.float32 else "ieee",
-        "WIDE": tl.float64 if q.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(q),
     }

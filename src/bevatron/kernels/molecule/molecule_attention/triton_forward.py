@@ -10,7 +10,7 @@ backward kernel reads.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit

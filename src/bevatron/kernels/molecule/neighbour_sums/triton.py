@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -14,7 +13,11 @@ from bevatron.kernels.molecule.neighbour_sums.triton_kernels import (
     neighbour_sums_kernel,
 )
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.launch import on_device, pointers
+from bevatron.kernels.shared.triton_math import accumulator
+
+__all__ = ["launch_gather", "neighbour_sums"]
+"""What other operators may use too."""
 
 ELEMENTS = 2048
 """Numbers that a program adds up at once: as many as fit its registers."""
@@ -148,7 +151,7 @@ def gather_backward(
         block = max(1, ELEMENTS // 2 // pad)
         with on_device(dout):
             neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
-                *(dout, _given(scale, dout), _given(more_messages, dout)),
+                *(dout, *pointers(dout, scale, more_messages)),
                 *(senders, receivers, dmessages),
                 *(len(senders), dout.stride(0)),
                 C=channels,
@@ -157,7 +160,7 @@ def gather_backward(
                 OUTGOING=outgoing,
                 SCALED=scale is not None,
                 MORE=more_messages is not None,
-                WIDE=_wide(dout),
+                WIDE=accumulator(dout),
                 num_warps=4,
             )
     if node_channels:
@@ -199,7 +202,7 @@ def launch_gather(
     own = nodes if copy else add
     with on_device(out):
         neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
-            *(_given(given, out) for given in (messages, nodes, own, more, scale)),
+            *pointers(out, messages, nodes, own, more, scale),
             *(senders, incoming, incoming_ptr, out, num_atoms),
             *(0 if nodes is None else nodes.stride(0), out.stride(0)),
             C=channels,
@@ -214,7 +217,7 @@ def launch_gather(
             ADD=add is not None,
             MORE=more is not None,
             SCALED=scale is not None,
-            WIDE=_wide(out),
+            WIDE=accumulator(out),
             num_warps=4,
         )
 
@@ -225,12 +228,3 @@ def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:
         0 if given is None else given.shape[1] for given in (messages, nodes)
     )
     return channels, node_channels
-
-
-def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something that the kernel will not read where there is nothing."""
-    return stand_in if tensor is None else tensor
-
-
-def _wide(tensor: Tensor) -> Any:
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

@@ -5,36 +5,32 @@ They serve `norm_gelu` and `bond_norm_gelu`: the latter's rows are sums of more.
 
 from typing import Any
 
-import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from bevatron.errors import KernelError
 from bevatron.kernels.molecule.neighbour_sums.triton import launch_gather
-from bevatron.kernels.molecule.norm_gelu.triton_kernels import (
-    add_shares_kernel,
-    norm_gelu_backward,
-    norm_gelu_forward,
-)
+from bevatron.kernels.molecule.norm_gelu.triton_kernels import norm_gelu_backward, norm_gelu_forward
 from bevatron.kernels.molecule.segment_sum.triton import launch_sum
+from bevatron.kernels.molecule.triton_norm_rows import (
+    ELEMENTS_PER_WARP,
+    check_width,
+    shape_of_block,
+)
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.triton_math import accumulator
+from bevatron.kernels.shared.triton_partial_sums import new_sums, sum_partials
 
-LARGEST_WIDTH = 8192
-CHANNELS_PER_WARP, MOST_WARPS = 256, 16
-"""A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
-exchange; few rows, so that several programs fit a multiprocessor."""
-ELEMENTS_PER_WARP, FEWER_ELEMENTS = 512, 256
-"""The backward kernel has fewer where there is no norm, whose sums would hold programs up."""
-WARPS_PER_PROCESSOR, MORE_WARPS = 16, 32
+__all__ = ["norm_gelu", "normalise"]
+"""What other operators may use too."""
+
+FEWER_ELEMENTS = 256
+"""Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
+WARPS_PER_SM, MORE_WARPS = 16, 32
 """Of the backward kernel, whose programs each leave a share of the vectors' gradients; more of them
 run side by side without a norm."""
-SUM_BLOCK, SUM_BLOCK_C = 512, 8
-"""Shares that are added at once, and columns of a program."""
 
 
 def norm_gelu(
@@ -56,20 +52,6 @@ def norm_gelu(
         *(*nothing, *map(contiguous, (index, ptr)), eps, activation == "relu"),
     )[0]
     return y
-
-
-def check_width(operator: str, x: Tensor) -> None:
-    """Refuse rows that are too long for registers."""
-    if x.shape[-1] > LARGEST_WIDTH:
-        raise KernelError(
-            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
-            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
-        )
-
-
-def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """Copy a tensor with gaps."""
-    return None if tensor is None else tensor.contiguous()
 
 
 @custom_op(
@@ -102,7 +84,7 @@ def normalise(
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
         with on_device(x):
             norm_gelu_forward[(triton.cdiv(len(x), block),)](
-                *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
+                *(x, *pointers(x, *given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
                 num_warps=warps,
@@ -173,45 +155,17 @@ def _launch_backward(
     atoms, rows, linear_bias, weight = given[:4]
     plain = weight is None
     pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
-    side_by_side = (MORE_WARPS if plain else WARPS_PER_PROCESSOR) // warps
-    programs = min(triton.cdiv(len(x), block), side_by_side * processors(x.device))
+    side_by_side = (MORE_WARPS if plain else WARPS_PER_SM) // warps
+    programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
     parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
     with on_device(x):
         norm_gelu_backward[(programs,)](
-            *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
+            *(dy, x, *pointers(x, *given), mean, rstd),
             *(dz, parts, len(x)),
             **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
             num_warps=warps,
         )
-        add_shares(parts, sums)
-
-
-def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:
-    """Return the width rounded up to a power of two, the rows of a block, and warps."""
-    pad = int(triton.next_power_of_2(width))
-    warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
-    return pad, max(1, elements * warps // pad), warps
-
-
-def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
-    """Make room for sums of rows that `add_shares` will write; zeros if there are no rows."""
-    wide = wide_type(rows)
-    if rows.numel():
-        return rows.new_empty((count, width), dtype=wide)
-    return rows.new_zeros((count, width), dtype=wide)
-
-
-def add_shares(parts: Tensor, sums: Tensor) -> None:
-    """Add what programs left in ``parts`` [programs, ...], in their order."""
-    programs, width = len(parts), sums.numel()
-    with on_device(parts):
-        add_shares_kernel[(triton.cdiv(width, SUM_BLOCK_C),)](
-            *(parts, sums, programs, width),
-            BLOCK=min(SUM_BLOCK, triton.next_power_of_2(programs)),
-            BLOCK_C=SUM_BLOCK_C,
-            WIDE=tl.float64 if parts.dtype == torch.float64 else tl.float32,
-            num_warps=8,
-        )
+        sum_partials(parts, sums)
 
 
 def _constants(
@@ -233,7 +187,7 @@ def _constants(
         "HAS_LINEAR": linear_bias is not None,
         "NORM": weight is not None,
         "RELU": relu,
-        "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(x),
     }
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.molecule.norm_gelu import check_vectors
+from bevatron.kernels.shared.checks import check_vectors
 
 __all__ = ["MOST_BRANCHES", "residual_norm"]
 

@@ -5,26 +5,22 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import (
-    add_shares,
-    check_width,
-    contiguous,
-    shape_of_block,
-)
 from bevatron.kernels.molecule.residual_norm.triton_kernels import (
     residual_norm_backward,
     residual_norm_forward,
 )
+from bevatron.kernels.molecule.triton_norm_rows import check_width, shape_of_block
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.triton_math import accumulator
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 """Of a warp: the backward kernel has two branches and three sums in registers."""
-WARPS_PER_PROCESSOR = 16
+WARPS_PER_SM = 16
 
 
 def residual_norm(
@@ -69,7 +65,7 @@ def merge(
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
         with on_device(x):
             residual_norm_forward[(triton.cdiv(len(x), block),)](
-                *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
+                *(x, *pointers(x, *given), y, mean, rstd),
                 *(len(x), eps),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),
                 num_warps=warps,
@@ -111,18 +107,18 @@ def merge_backward(
         sums.zero_()
     else:
         pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
-        most = WARPS_PER_PROCESSOR // warps * processors(x.device)
+        most = WARPS_PER_SM // warps * num_sms(x.device)
         programs = min(triton.cdiv(len(x), block), most)
         parts = x.new_empty((programs, 3, width), dtype=_wide(x))
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
         with on_device(x):
             residual_norm_backward[(programs,)](
-                *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
+                *(dy, x, *pointers(x, *given), mean, rstd),
                 *(dx, dbranch_1, dbranch_2, parts, len(x)),
                 **_constants(x, branch_2, scale_1, scale_2, pad, block),
                 num_warps=warps,
             )
-        add_shares(parts, sums)
+        sum_partials(parts, sums)
     return dx, dbranch_1, dbranch_2, sums
 
 
@@ -141,12 +137,12 @@ def _constants(
         "TWO": branch_2 is not None,
         "SCALED_1": scale_1 is not None,
         "SCALED_2": scale_2 is not None,
-        "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(x),
     }
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    return wide_type(x)
 
 
 def _new_statistics(x: Tensor, branch_2: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,8 @@
 import triton
 import triton.language as tl
 
-from bevatron.kernels.molecule.norm_gelu.triton_kernels import (
-    load_vector,
-    norm_gradient,
-    normalise_rows,
-    normalised_again,
-)
+from bevatron.kernels.molecule.triton_norm_rows import normalise_rows, normalised_again
+from bevatron.kernels.shared.triton_math import load_vector, norm_gradient
 
 
 @triton.jit

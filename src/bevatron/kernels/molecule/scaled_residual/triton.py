@@ -3,14 +3,13 @@
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import contiguous
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.launch import contiguous, on_device
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK = 1024
 
@@ -39,7 +38,7 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
                 BLOCK=BLOCK,
                 SCALED=scale is not None,
                 TWO=narrow.numel() > 0,
-                WIDE=_wide(stream),
+                WIDE=accumulator(stream),
                 num_warps=4,
             )
     return wide, narrow
@@ -70,7 +69,7 @@ def add_backward(
                 SCALED=scale is not None,
                 HAS_WIDE=dwide is not None,
                 HAS_NARROW=dnarrow is not None,
-                WIDE=_wide(dstream),
+                WIDE=accumulator(dstream),
                 num_warps=4,
             )
     return dstream, dupdate
@@ -137,7 +136,3 @@ def scaled_residual_backward(
 
 def _second(stream: Tensor, update: Tensor) -> Tensor:
     return update.new_empty(0 if stream.dtype == update.dtype else stream.shape)
-
-
-def _wide(tensor: Tensor) -> Any:
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

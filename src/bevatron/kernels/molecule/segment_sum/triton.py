@@ -11,6 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.triton_math import accumulator
+
+__all__ = ["launch_sum", "segment_sum"]
+"""What other operators may use too."""
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 """Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
@@ -89,7 +93,7 @@ def spread_segments(
                 BLOCK_C=block,
                 SCALED=scale is not None,
                 ADD=more is not None,
-                WIDE=tl.float64 if dsums.dtype == torch.float64 else tl.float32,
+                WIDE=accumulator(dsums),
                 num_warps=_warps(block),
             )
     return dvalues
@@ -99,7 +103,7 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None =
     """Write the sums of segments of rows, in any strides."""
     if not sums.numel():
         return
-    wide = tl.float64 if values.dtype == torch.float64 else tl.float32
+    wide = accumulator(values)
     block = _columns(sums.shape[1])
     with on_device(values):
         segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](

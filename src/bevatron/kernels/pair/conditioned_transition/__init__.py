@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.rows import check_shapes
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["conditioned_transition"]
 

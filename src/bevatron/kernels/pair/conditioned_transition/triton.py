@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair.conditioned_transition import triton_launch as launch
+from bevatron.kernels.pair.gated import gate_and_value
+from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forward
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.pair.swiglu import halves
-from bevatron.kernels.pair.swiglu.hidden import hidden_rows
+from bevatron.kernels.pair.swiglu.triton import hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
 from bevatron.kernels.shared.chunked_linear import Linear, chunks
@@ -212,11 +212,11 @@ class Rows:
         if launch.adapt_fits(condition, layers.adapt.matrix):
             return layers.adapt_rows(condition, self, buffer), buffer, None
         normed, adapted = self._adapted(layers, condition)
-        return normed, halves(adapted)[0], adapted
+        return normed, gate_and_value(adapted)[0], adapted
 
     def _adapted(self, layers: Layers, condition: Tensor) -> tuple[Tensor, Tensor]:
         adapted, normed = layers.adapt(condition), torch.empty_like(self.x)
-        scale, shift = halves(adapted)
+        scale, shift = gate_and_value(adapted)
         norm_forward(
             *(self.x, None, None, scale, shift, normed),
             *(self.statistics[0], self.statistics[1], self.eps),
@@ -238,13 +238,13 @@ def _chunk_backward(
     both = layers.wide(normed)
     hidden = layers.narrow.backward(dnarrow)
     # In place: gradients on gates and values, the hidden rows on their gradient.
-    gate_backward(hidden, *halves(both), *halves(both), hidden)
+    gate_backward(hidden, *gate_and_value(both), *gate_and_value(both), hidden)
     layers.narrow.keep(dnarrow, hidden)
     del hidden, dnarrow
     layers.wide.keep(both, normed)
     if dadapted is None:
         dadapted = dy.new_empty((len(dy), 2 * dy.shape[1]))
-    layers.wide.backward(both, out=halves(dadapted)[1])
+    layers.wide.backward(both, out=gate_and_value(dadapted)[1])
     del both, normed
     dscale_sum = launch.adapted_backward(rows.x, scale, mean, rstd, dx, dadapted)
     layers.adapt.keep(dadapted, condition, dscale_sum)

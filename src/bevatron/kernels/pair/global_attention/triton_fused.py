@@ -26,16 +26,16 @@ from bevatron.kernels.pair.global_attention.triton_kernels import (
     query_back_kernel,
     rows_back_kernel,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device, sum_shares
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
 """More would not fit the registers."""
 BLOCK = 64
 """Rows of a column in a block."""
-PER_PROCESSOR = 4
+PER_SM = 4
 """Programs side by side on a processor, about."""
 COLUMNS = 16
 """Columns of a program where rows do not matter."""
@@ -89,7 +89,7 @@ class Columns:
         S, N, C = m.shape[-3:]
         m = m.reshape(-1, S, N, C)
         m = m if m.stride(-1) == 1 else m.contiguous()
-        wanted = PER_PROCESSOR * processors(m.device)
+        wanted = PER_SM * num_sms(m.device)
         parts = max(1, min(-(-S // BLOCK), wanted // (len(m) * N)))
         vectors = norm[0].contiguous(), norm[1].contiguous()
         mean, rstd = statistics
@@ -108,7 +108,7 @@ class Columns:
     @property
     def walkers(self) -> int:
         """How many programs share the items where each leaves shares of weights' gradients."""
-        return min(self.items, PER_PROCESSOR * processors(self.m.device) // 2)
+        return min(self.items, PER_SM * num_sms(self.m.device) // 2)
 
     @property
     def geometry(self) -> tuple[int, ...]:
@@ -312,7 +312,7 @@ def attend_backward(
             HEADS=columns.heads,
             **columns.constants(2),
         )
-    sum_shares(norm_shares, *columns.norm, dnorm_weight, dnorm_bias)
+    sum_weight_and_bias_partials(norm_shares, *columns.norm, dnorm_weight, dnorm_bias)
     return found
 
 

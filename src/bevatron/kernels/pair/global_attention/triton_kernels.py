@@ -9,7 +9,7 @@ at a time; an item is such a part.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import LOG2E, load_vector, logistic
+from bevatron.kernels.shared.triton_math import LOG2E, load_vector, logistic
 
 
 @triton.jit

@@ -8,44 +8,7 @@ the three axes there are is known when compiling, so plain matrices cost no divi
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def row_offsets(row, n1, n2, s0, s1, s2, AXES: tl.constexpr):
-    """Say where rows of a tensor begin; ``row`` is int64."""
-    if AXES == 1:
-        return row * s2
-    outer = row // n2
-    if AXES == 2:
-        return outer * s1 + (row - outer * n2) * s2
-    outermost = outer // n1
-    return outermost * s0 + (outer - outermost * n1) * s1 + (row - outer * n2) * s2
-
-
-@triton.jit
-def logistic(z):
-    """Compute the sigmoid; where exp2 overflows it is 0.
-
-    The square of a reciprocal root takes two instructions, a quotient eight; both are exact to two
-    units in the last place.
-    """
-    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
-    return root * root
-
-
-@triton.jit
-def load_vector(vector, col, C: tl.constexpr):
-    """Load one number per channel as [1, C_PAD] in float32."""
-    return tl.load(vector + col, mask=col < C, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def input_gradient(g, xhat, rstd, C: tl.constexpr):
-    """Return dx of rows from g = dy scale weight and the normalised rows: both 0 behind C."""
-    mean_g = tl.sum(g, 1) / C
-    mean_gx = tl.sum(g * xhat, 1) / C
-    return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient, row_offsets
 
 
 @triton.jit
@@ -153,29 +116,9 @@ def backward_kernel(
             dbias += g
         if HAS_WEIGHT:
             g *= weight
-        dx = input_gradient(g, xhat, rstd, C)
+        dx = norm_gradient(g, xhat, rstd, C)
         tl.store(DX + row[:, None] * C + col[None, :], dx.to(DX.dtype.element_ty), mask=inside)
     if WANTS_VECTORS:
         part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
         tl.store(part, tl.sum(dweight, 0), mask=col < C)
         tl.store(part + C, tl.sum(dbias, 0), mask=col < C)
-
-
-@triton.jit
-def sum_kernel(
-    Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Add the programs' shares of a few channels of dweight (grid's axis 1: 0) or dbias (1)."""
-    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    which = tl.program_id(1)
-    total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
-    for first in range(0, parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        at = Parts + (part * 2 + which)[:, None] * C + col[None, :]
-        total += tl.load(at, mask=(part < parts)[:, None] & (col < C)[None, :], other=0.0)
-    summed = tl.sum(total, 0)
-    if HAS_WEIGHT and which == 0:
-        tl.store(DWeight + col, summed.to(DWeight.dtype.element_ty), mask=col < C)
-    if HAS_BIAS and which == 1:
-        tl.store(DBias + col, summed.to(DBias.dtype.element_ty), mask=col < C)

@@ -6,8 +6,7 @@ product while they are in its cache; the backward pass makes them again.
 
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import new_outputs
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.outer_product_mean.triton_kernels import (
     layer_back_kernel,
     layer_kernel,
     layer_weight_kernel,
     scaled_kernel,
 )
-from bevatron.kernels.shared.autograd import is_differentiated
+from bevatron.kernels.shared.autograd import needs_grad
 from bevatron.kernels.shared.chunked_linear import (
     BiasGradient,
     WeightGradient,
@@ -29,8 +29,7 @@ from bevatron.kernels.shared.chunked_linear import (
     wide_product,
 )
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import num_sms, on_device
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 CHUNK_LINES = 4
@@ -49,9 +48,9 @@ SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
 """Blocks of the last layer, of its input's and its weight's gradient; of float32."""
 BACK_ELEMENTS = 2**14
 """Of a block of gradients behind the last layer: its programs take them whole."""
-PARTS_PER_PROCESSOR = 2
+PARTS_PER_SM = 2
 """Programs that share the weight's gradient."""
-ELEMENTS, PER_PROCESSOR = 4096, 8
+ELEMENTS, PER_SM = 4096, 8
 """Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
 
 
@@ -78,7 +77,7 @@ def outer_product_mean(
     N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
     given = (m, norm_weight, norm_bias, joint, joint_bias, out_weight, out_bias)
     few = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES
-    keeps = few and is_differentiated(*given)
+    keeps = few and needs_grad(*given)
     y: Tensor = mean_of_products(
         *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
         *(out_weight, out_bias, eps, mask_eps, keeps),
@@ -211,7 +210,7 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     rows, C = x.shape
     width = 1 << (C - 1).bit_length()
     block = max(1, ELEMENTS // width)
-    programs = min(-(-rows // block), PER_PROCESSOR * processors(x.device))
+    programs = min(-(-rows // block), PER_SM * num_sms(x.device))
     shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
     if rows:
         with on_device(x):
@@ -270,7 +269,7 @@ def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
     """Return ``g^T P`` [Z, H H] in float32."""
     (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, WEIGHT)
     grid = (-(-H * H // blocks["BN"]), -(-out // blocks["BM"]))
-    most = max(1, PARTS_PER_PROCESSOR * processors(g.device) // (grid[0] * grid[1]))
+    most = max(1, PARTS_PER_SM * num_sms(g.device) // (grid[0] * grid[1]))
     each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
     parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
     with on_device(g):

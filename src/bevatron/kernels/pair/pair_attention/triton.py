@@ -15,13 +15,11 @@ from bevatron.kernels.pair.pair_attention.launch import (
     launch,
     mask_strides,
     one_stride,
-    or_else,
     prepare,
-    processors,
     rows_contiguous,
     strides,
 )
-from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, Tiles, choose, padded
+from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, choose, padded
 from bevatron.kernels.pair.pair_attention.triton_backward import (
     dbias_kernel,
     dkv_kernel,
@@ -32,9 +30,11 @@ from bevatron.kernels.pair.pair_attention.triton_careful import MARKS, careful_k
 from bevatron.kernels.pair.pair_attention.triton_forward import forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import num_sms, pointers
+from bevatron.kernels.shared.tiles import Tiles
 
 LOG2E = 1.4426950408889634
-PROGRAMS_PER_PROCESSOR = 3
+PROGRAMS_PER_SM = 3
 """So many programs of the bias gradient run at once."""
 ENDS = 4
 """Rows' worth of time that a program of the bias gradient takes beside its rows."""
@@ -98,9 +98,17 @@ def attention(
     tiles = choose("forward", padded(D), q.element_size(), Nq, Nk)
     align = alignment(q, k, v, gate, out)
     bias_align = alignment(bias)
-    programs = B * S * H * -(-Nq // tiles.block_q)
+    programs = B * S * H * -(-Nq // tiles.rows)
     again = q.new_empty(programs, dtype=torch.int32)
-    tensors = (q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, again)
+    tensors = (
+        q,
+        k,
+        v,
+        *pointers(q, bias, mask, gate),
+        out,
+        lse,
+        again,
+    )
     numbers = (
         *strides(align, q, k, v),
         *strides(bias_align, bias),
@@ -157,7 +165,7 @@ def attention_backward(
     """Return gradients of q, k, v, bias and gate; those not wanted have no elements."""
     dq, dk, dv, dbias, dgate = _new_gradients(q, k, bias, gate, heads_first, wants_dbias)
     gated = _new(q, q.shape[3], heads_first) if gate is not None else None
-    width = 2 if _dkv_tiles(q, bias, k.shape[3]).block_q >= 64 else 4
+    width = 2 if _dkv_tiles(q, bias, k.shape[3]).rows >= 64 else 4
     stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
     copies = in_copies(mask) if mask is not None and dbias.numel() else None
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
@@ -193,10 +201,18 @@ def _dq(
     align, bias_align = alignment(q, k, v, gate, out, dout), alignment(bias)
     launch(
         dq_kernel,
-        B * S * H * -(-Nq // tiles.block_q),
+        B * S * H * -(-Nq // tiles.rows),
         tiles,
-        *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, dout),
-        *(dq, dgate, or_else(gated, q), stats),
+        *(
+            q,
+            k,
+            v,
+            *pointers(q, bias, mask, gate),
+            out,
+            lse,
+            dout,
+        ),
+        *(dq, dgate, *pointers(q, gated), stats),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
@@ -230,9 +246,9 @@ def _dkv(
     read = bias.transpose(-1, -2).contiguous() if bias is not None and turned else bias
     launch(
         dkv_kernel,
-        B * S * H * -(-Nk // tiles.block_k),
+        B * S * H * -(-Nk // tiles.columns),
         tiles,
-        *(q, k, v, or_else(read, q), or_else(mask, q), stats, dout, dk, dv),
+        *(q, k, v, *pointers(q, read, mask), stats, dout, dk, dv),
         *strides(align, q, k, v),
         *strides(bias_align, read),
         *mask_strides(mask),
@@ -278,8 +294,8 @@ def _dbias(
     Nk = k.shape[3]
     shared_by = _shared_by(bias, S)
     tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
-    blocks = B * bias.shape[1] * H * -(-Nq // tiles.block_q) * -(-Nk // tiles.block_k)
-    rows = _rows_of_a_part(blocks, shared_by, processors(q.device) * PROGRAMS_PER_PROCESSOR)
+    blocks = B * bias.shape[1] * H * -(-Nq // tiles.rows) * -(-Nk // tiles.columns)
+    rows = _rows_of_a_part(blocks, shared_by, num_sms(q.device) * PROGRAMS_PER_SM)
     parts = -(-shared_by // rows) if shared_by else 0
     target = dbias
     if parts != 1:
@@ -289,7 +305,7 @@ def _dbias(
         dbias_kernel,
         blocks * parts,
         tiles,
-        *(q, k, v, bias, or_else(mask, q), stats, dout, target),
+        *(q, k, v, bias, *pointers(q, mask), stats, dout, target),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
-    LOG2E,
     NUMBERS,
     hide,
     load_bias,
@@ -25,6 +24,7 @@ from bevatron.kernels.pair.pair_attention.triton_forward import (
     plus_product,
     store_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit

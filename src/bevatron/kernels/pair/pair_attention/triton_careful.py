@@ -12,12 +12,12 @@ import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     LEAST,
-    LOG2E,
     NUMBERS,
     biased_logits,
     finish,
     load_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 MARKS = tl.constexpr(32)
 """Marks that one program looks at."""

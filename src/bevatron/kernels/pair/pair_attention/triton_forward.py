@@ -13,7 +13,8 @@ backward kernels read is in base 2 too.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bevatron.kernels.shared.triton_math import LOG2E
+
 LEAST = tl.constexpr(-1e30)
 """Where the running maximum begins: finite, so that differences from it are never NaN."""
 FIRST_KEYS = tl.constexpr(16)

@@ -59,9 +59,3 @@ def swiglu(
         )
     result: Tensor = _operator.dispatch(gate)(gate, value)
     return result
-
-
-def halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return views of the gates and of the values that lie behind them."""
-    width = both.shape[-1] // 2
-    return both[..., :width], both[..., width:]

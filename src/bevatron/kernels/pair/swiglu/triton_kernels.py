@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic, row_offsets
+from bevatron.kernels.shared.triton_math import logistic, row_offsets
 
 
 @triton.jit

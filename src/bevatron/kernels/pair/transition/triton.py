@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import new_outputs
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.pair.swiglu import halves
-from bevatron.kernels.pair.swiglu.hidden import hidden_rows
+from bevatron.kernels.pair.gated import gate_and_value
+from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
+from bevatron.kernels.pair.swiglu.triton import hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.pair.transition import triton_fused as fused
 from bevatron.kernels.pair.transition.weights import Weights
@@ -108,7 +107,7 @@ def _backward_in_chunks(
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         else:
             # In place: gradients on gates and values, the hidden rows on their gradient.
-            swiglu_backward(dhidden, *halves(wider), *halves(wider), dhidden)
+            swiglu_backward(dhidden, *gate_and_value(wider), *gate_and_value(wider), dhidden)
             hidden, dwider = dhidden, wider
         narrow.keep(dy[part], hidden)
         wide.keep(dwider, normed)

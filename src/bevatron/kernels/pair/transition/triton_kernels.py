@@ -9,7 +9,7 @@ block, so that it enters the products with the rows as it lies.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import input_gradient, load_vector, logistic
+from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient
 
 
 @triton.jit
@@ -164,7 +164,7 @@ def input_kernel(
         tl.store(part + C, tl.sum(g, 0))
     if HAS_WEIGHT:
         g *= load_vector(NormWeight, col, C)
-    store_rows(DX, first, count, input_gradient(g, xhat, rstd, C), C, BLOCK)
+    store_rows(DX, first, count, norm_gradient(g, xhat, rstd, C), C, BLOCK)
 
 
 @triton.jit

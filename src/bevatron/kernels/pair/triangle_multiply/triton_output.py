@@ -8,7 +8,6 @@ The contraction's result and its gradient lie with channels outermost, the pair 
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic
 from bevatron.kernels.pair.triangle_multiply.triton_project import (
     affine,
     beside,
@@ -26,6 +25,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     store_rows,
     turned,
 )
+from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit

@@ -10,7 +10,7 @@ is zero where it would enter a sum over edges.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import load_vector, logistic, row_offsets
+from bevatron.kernels.shared.triton_math import load_vector, logistic, row_offsets
 
 
 @triton.jit
