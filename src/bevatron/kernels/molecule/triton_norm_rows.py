@@ -31,24 +31,25 @@ def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, 
 
 
 @triton.jit
-def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
-    """Normalise rows that are zero outside; store each row's mean and 1/sigma."""
-    mean = tl.sum(z, 1) / C
+def normalise_rows(z, mask, Mean, Rstd, row, count, eps, C: tl.constexpr):
+    """Normalise rows that are zero where masked; store each row's mean and 1/sigma."""
+    mean = tl.sum(z, 1) / C  # [BLOCK]
     centred = z - mean[:, None]
     if z.shape[1] != C:
-        centred = tl.where(inside, centred, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+        centred = tl.where(mask, centred, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)
     return centred * rstd[:, None]
 
 
 @triton.jit
-def normalised_again(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
-    """Normalise rows by what `normalise_rows` stored; return 1/sigma too, 0 for rows outside.
+def renormalise_rows(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
+    """Normalise rows with the statistics `normalise_rows` stored; return 1/sigma too.
 
-    Channels outside are not zero: who sums over them has zeros beside.
+    Rows past the end get 1/sigma = 0. Masked channels are not zero: callers that sum over channels
+    multiply them by zeros.
     """
-    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
-    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
+    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
     return (z - mean[:, None]) * rstd[:, None], rstd

@@ -57,15 +57,15 @@ def sum_weight_and_bias_partials(
 def add_shares_kernel(
     Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Add the programs' shares [parts, width] of a few columns, in their order."""
+    """Add the programs' partial sums [parts, width] of BLOCK_C columns in order."""
     col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK, BLOCK_C], WIDE)
     for first in range(0, parts, BLOCK):
         part = first + tl.arange(0, BLOCK)
-        inside = (part < parts)[:, None] & (col < width)[None, :]
-        at = Parts + part[:, None].to(tl.int64) * width + col[None, :]
-        total += tl.load(at, mask=inside, other=0.0)
-    tl.store(Out + col, tl.sum(total, 0), mask=col < width)
+        mask = (part < parts)[:, None] & (col < width)[None, :]
+        block = Parts + part[:, None].to(tl.int64) * width + col[None, :]
+        total += tl.load(block, mask=mask, other=0.0)  # [BLOCK, BLOCK_C]
+    tl.store(Out + col, tl.sum(total, 0), mask=col < width)  # [BLOCK_C]
 
 
 @triton.jit
@@ -73,15 +73,16 @@ def sum_kernel(
     Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Add the programs' shares of a few channels of dweight (grid's axis 1: 0) or dbias (1)."""
+    """Sum the partial gradients of BLOCK_C channels of dweight (program_id(1) = 0) or dbias (1)."""
     col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     which = tl.program_id(1)
     total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
     for first in range(0, parts, BLOCK):
         part = first + tl.arange(0, BLOCK)
         at = Parts + (part * 2 + which)[:, None] * C + col[None, :]
+        # [BLOCK, BLOCK_C]
         total += tl.load(at, mask=(part < parts)[:, None] & (col < C)[None, :], other=0.0)
-    summed = tl.sum(total, 0)
+    summed = tl.sum(total, 0)  # [BLOCK_C]
     if HAS_WEIGHT and which == 0:
         tl.store(DWeight + col, summed.to(DWeight.dtype.element_ty), mask=col < C)
     if HAS_BIAS and which == 1:
