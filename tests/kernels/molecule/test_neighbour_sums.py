@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import index_bonds, neighbour_sums, use
-from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_beside
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_with_inputs
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -71,7 +71,10 @@ def test_what_flows_back_to_rows_that_are_handed_on_is_added(own, scaled):
 
     def both(messages, nodes):
         factor = None if scale is None else scale.to(messages)
-        sums, messages, nodes = neighbour_sums_beside(messages, nodes, bonds, scale=factor, own=own)
+        found = neighbour_sums_with_inputs(messages, nodes, bonds, scale=factor, own=own)
+        sums, messages, nodes = found
+            messages, nodes, bonds, scale=factor, own=own
+        )
         return torch.cat([part.flatten() for part in (sums, messages.square(), nodes.square())])
 
     inputs = {name: value for name, value in make(7, 9, 24, 20).items() if name in MESSAGES}

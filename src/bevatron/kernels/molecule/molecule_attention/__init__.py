@@ -5,10 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["molecule_attention", "molecule_attention_beside"]
+__all__ = ["molecule_attention", "molecule_attention_with_bias"]
 
 
+__getattr__ = renamed(__name__, molecule_attention_beside="molecule_attention_with_bias")
 _operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 
@@ -88,7 +90,7 @@ def molecule_attention(
     return out
 
 
-def molecule_attention_beside(
+def molecule_attention_with_bias(
     q: Float[Tensor, "N *packed H D"],
     k: Float[Tensor, "N H D"] | None,
     v: Float[Tensor, "N H D"] | None,
@@ -100,10 +102,10 @@ def molecule_attention_beside(
     dropout: float = 0.0,
     seed: Int[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
-    """Compute `molecule_attention`, and hand the bias on to what else reads it.
+    """Compute `molecule_attention` and return the bias for one other consumer.
 
-    What flows back through the second result, as from the next block, is added where the bias's
-    gradient is written, in one pass instead of two.
+    The gradient of the second result, as from the next block, is added by the kernel that writes
+    the bias's gradient, in one pass instead of two.
 
     Parameters
     ----------
@@ -124,7 +126,7 @@ def molecule_attention_beside(
     >>> import torch
     >>> q, k, v = torch.randn(3, 2, 1, 8)
     >>> graph_ptr, pair_ptr = torch.tensor([0, 2]), torch.tensor([0, 4])
-    >>> out, bias = molecule_attention_beside(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
+    >>> out, bias = molecule_attention_with_bias(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
     >>> bias.shape
     torch.Size([4, 1])
     """

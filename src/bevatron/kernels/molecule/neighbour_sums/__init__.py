@@ -5,10 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["neighbour_sums", "neighbour_sums_beside"]
+__all__ = ["neighbour_sums", "neighbour_sums_with_inputs"]
 
 _operator = registry.operator("neighbour_sums", __name__)
+__getattr__ = renamed(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
 
 
 def neighbour_sums(
@@ -72,7 +74,7 @@ def neighbour_sums(
     return sums
 
 
-def neighbour_sums_beside(
+def neighbour_sums_with_inputs(
     messages: Float[Tensor, "E C"] | None,
     nodes: Float[Tensor, "N D"] | None,
     bonds: Bonds,
@@ -81,10 +83,10 @@ def neighbour_sums_beside(
     outgoing: bool = True,
     own: bool = False,
 ) -> tuple[Float[Tensor, "N _"], Float[Tensor, "E C"] | None, Float[Tensor, "N D"] | None]:
-    """Compute `neighbour_sums`, and hand messages and nodes on to what else reads them.
+    """Compute `neighbour_sums` and return messages and nodes for one other consumer.
 
-    What flows back through them is added where their gradients are gathered, in one pass instead
-    of two.
+    The gradients of these results are added by the kernels that gather the gradients of messages
+    and nodes, in one pass instead of two.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def neighbour_sums_beside(
     >>> import torch
     >>> from bevatron.kernels.molecule.bonds import index_bonds
     >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
-    >>> neighbour_sums_beside(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
+    >>> neighbour_sums_with_inputs(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
     tensor([[20.],
             [10.]])
     """

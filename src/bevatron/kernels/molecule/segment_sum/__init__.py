@@ -4,10 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["segment_sum", "segment_sum_beside"]
+__all__ = ["segment_sum", "segment_sum_with_input"]
 
 _operator = registry.operator("segment_sum", __name__)
+__getattr__ = renamed(__name__, segment_sum_beside="segment_sum_with_input")
 
 
 def segment_sum(
@@ -50,15 +52,15 @@ def segment_sum(
     return sums
 
 
-def segment_sum_beside(
+def segment_sum_with_input(
     values: Float[Tensor, "M C"],
     ptr: Int[Tensor, " _"],
     scale: Float[Tensor, " M"] | None = None,
 ) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
-    """Compute `segment_sum`, and hand the values on to what else reads them.
+    """Compute `segment_sum` and return its input for one other consumer.
 
-    What flows back through the second result is added where a segment's gradient is given to its
-    rows, in one pass instead of two.
+    The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
+    its rows, in one pass instead of two.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ def segment_sum_beside(
     Examples
     --------
     >>> import torch
-    >>> segment_sum_beside(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
+    >>> segment_sum_with_input(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
     tensor([[3.]])
     """
     _check(values, ptr)
