@@ -73,8 +73,6 @@ def test_what_flows_back_to_rows_that_are_handed_on_is_added(own, scaled):
         factor = None if scale is None else scale.to(messages)
         found = neighbour_sums_with_inputs(messages, nodes, bonds, scale=factor, own=own)
         sums, messages, nodes = found
-            messages, nodes, bonds, scale=factor, own=own
-        )
         return torch.cat([part.flatten() for part in (sums, messages.square(), nodes.square())])
 
     inputs = {name: value for name, value in make(7, 9, 24, 20).items() if name in MESSAGES}

@@ -118,7 +118,7 @@ def test_operators_are_well_formed():
 
 
 def test_a_name_that_does_not_exist_is_told():
-    with pytest.raises(TypeError, match="test_cube: a gradient takes wieght, which is neither"):
-        cube.gradients("x", lambda dy, x, wieght: dy)
+    with pytest.raises(TypeError, match="test_cube: a gradient takes absent, which is neither"):
+        cube.gradients("x", lambda dy, x, absent: dy)
     with pytest.raises(TypeError, match="test_cube: a gradient takes weight"):
         cube.gradients("weight", lambda dy, x: dy)
