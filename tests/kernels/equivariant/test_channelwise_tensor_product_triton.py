@@ -68,7 +68,7 @@ def check(irreps, inputs, **options):
 
 def module(name):
     """Where constants of the implementation can be changed."""
-    return importlib.import_module(f"bevatron.kernels.{name}")
+    return importlib.import_module(f"bevatron.kernels.equivariant.{name}")
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from bevatron.kernels.shared.autograd import empty_gradients, of_given
 
+FARTHEST = 2**31
+"""Elements from the first to the last that 32 bits count."""
 MOST_AXES = 3
 """Axes of rows that a kernel steps through; a transposed pair of a batch has so many."""
 
@@ -58,6 +60,18 @@ def as_rows(*tensors: Tensor) -> Rows:
     )
     count = longer[0][0] * longer[1][0] * longer[2][0]
     return Rows(tuple(tensors), count, (longer[1][0], longer[2][0]), strides, max(len(axes), 1))
+
+
+def near(matrix: Tensor) -> Tensor:
+    """Return rows that a library's matmul can address: a copy if the last begins too far behind.
+
+    cuBLASLt counts elements with 32 bits within a view whose rows leave gaps. Without gaps it
+    takes any size.
+    """
+    reach = 1 + sum((n - 1) * s for n, s in zip(matrix.shape, matrix.stride(), strict=True))
+    if reach < FARTHEST or reach <= matrix.numel() or matrix.numel() == 0:
+        return matrix
+    return matrix.contiguous()
 
 
 def check_shapes(

@@ -13,7 +13,7 @@ from bevatron.kernels.molecule.linear.rounding import rounded
 from bevatron.kernels.molecule.norm_gelu.triton import add_shares
 from bevatron.kernels.pair.layer_norm.triton import on_device
 from bevatron.kernels.shared.chunked_linear import linear as product
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.rows import near, processors
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
 """Rows that are loaded at once, and channels of a program: a warp's, so that a thread adds up its
@@ -35,7 +35,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        narrow_x, narrow_weight = x.to(dtype), rounded(weight, dtype)
+        narrow_x, narrow_weight = near(x.to(dtype)), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -47,6 +47,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, None, None, None
+        dy = near(dy)
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
