@@ -262,7 +262,7 @@ def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None
         molecules=runs[0]["molecules"], steps=max(run["steps"] for run in runs)
     )
     path = write_result(
-        "gpspp_ablation",
+        "gpspp/ablation",
         rows,
         notes=notes,
         extra={"runs": runs},
@@ -366,7 +366,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
     parser.add_argument("--note", default="", help="more to say under a collected table")
-    parser.add_argument("--name", default="gpspp_learning", help="of a collected result")
+    parser.add_argument("--name", default="gpspp/learning", help="of a collected result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.collect is not None:

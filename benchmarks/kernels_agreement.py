@@ -116,7 +116,7 @@ def collect(folder: Path, device: str, further: str = "") -> None:
     )
     losses_of = {f"{name}, seed {seed}": v.tolist() for (name, seed), v in found.items()}
     path = write_result(
-        "kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
+        "mace/kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
     )
     add_picture(picture(curves), path)
 

@@ -91,8 +91,7 @@ def make_run(
             algorithm=batching,  # type: ignore[arg-type]
             capacity=arguments.capacity,
             size=round(arguments.capacity / float(sizes["atoms"].mean())),
-            cost_nodes=1.0,
-            cost_edges=arguments.cost_edges if batching == "balanced" else 0.0,
+            cost={"atoms": 1.0, "edges": arguments.cost_edges if batching == "balanced" else 0.0},
         ),
         loader=LoaderConfig(workers=arguments.workers),
         checkpoint=CheckpointConfig(every_epochs=None),
@@ -127,10 +126,10 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
     recording = sum(r["time"].get("recording", 0.0) for r in steady)
     atoms = int(run.sizes["atoms"].sum())
     batch = run.settings.batch
-    cost = batch.cost_nodes * run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
+    cost = run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
     plan = pack(
         run.sizes["atoms"],
-        batch.capacities()["atoms"],
+        batch.capacities(run.sizes)["atoms"],
         mesh.world,
         algorithm=batch.algorithm,
         balance=cost,
@@ -232,7 +231,7 @@ def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> N
     (folder / "costs.json").write_text(json.dumps(costs))
     notes = " ".join([*(__doc__ or "").split("\n\n")[2:4], *sources]).replace("\n", " ")
     written = write_result(
-        "scaling_gpus", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
+        "mace/scaling", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
         extra={"costs": costs}, folder=results,
     )  # fmt: skip
     for name, figure in pictures(rows).items():

@@ -210,7 +210,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 row = train(*made, arguments.workers, captured=captured)
                 rows.append({"model": preset, **row})
                 notes = notes_on(made[0], arguments)
-                write_result("training_idle", rows, notes, device="cuda", folder=arguments.out)
+                write_result("mace/training_idle", rows, notes, device="cuda", folder=arguments.out)
 
 
 def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:

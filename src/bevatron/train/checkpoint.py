@@ -25,6 +25,7 @@ from bevatron.files import atomic_folder, remove_folder, step
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
+from bevatron.train.settings import with_named_costs
 from bevatron.train.state import (
     Progress,
     TrainState,
@@ -156,6 +157,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 f"{path}: a checkpoint of format {values['format']}, this version of bevatron "
                 f"reads format {FORMAT}"
             )
+        values["settings"] = _with_named_costs(values["settings"])
         record = RunRecord(
             **{
                 name: values[name]
@@ -267,6 +269,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _with_named_costs(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert old keys of flat settings."""
+    own = {key.removeprefix("batch."): v for key, v in settings.items() if key.startswith("batch.")}
+    if not any(key.startswith("cost_") for key in own):
+        return dict(settings)
+    rest = {key: value for key, value in settings.items() if not key.startswith("batch.")}
+    return {**rest, **flatten({"batch": with_named_costs(own)})}
 
 
 def _read(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:

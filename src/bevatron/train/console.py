@@ -120,8 +120,8 @@ def figures(record: Mapping[str, Any]) -> str:
     'loss 0.25  lr 0.01  1234 atoms/s  wait 2 %'
     """
     parts = [f"loss {record['loss']:.5g}", f"lr {record['lr']:.3g}"]
-    for name, value in record["time"].items():
-        if name.endswith("_per_s") and not name.startswith("edges"):
-            parts.append(f"{value:.4g} {name.removesuffix('_per_s')}/s")
+    rates = [(name, value) for name, value in record["time"].items() if name.endswith("_per_s")]
+    # Of samples and of what they are measured in, which batches count first.
+    parts += [f"{value:.4g} {name.removesuffix('_per_s')}/s" for name, value in rates[:2]]
     parts.append(f"wait {record['time'].get('wait_share', 0.0) * 100:.0f} %")
     return "  ".join(parts)

@@ -20,7 +20,7 @@ from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
-from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
@@ -258,7 +258,7 @@ class Trainer:
         if self.captured is not None:
             try:
                 return self._with_recording_told(self.captured(batches, lr=lr, notes=notes))
-            except NotRecordableError as error:
+            except NotCapturableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
                         f"train.cuda_graphs: no step can be captured, {error}"

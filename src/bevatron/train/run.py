@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import BevatronError
 from bevatron.files import write_bytes_atomically
 from bevatron.parallel.mesh import Mesh
-from bevatron.task import Task
+from bevatron.task import Task, Unchanging
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import ordered_batches
 from bevatron.train.precision import dtype_of
@@ -87,7 +88,8 @@ class Run:
     model, task
         What is trained and by which loss.
     train, sizes
-        Samples and what each uses of a batch's capacity: ``{"atoms": [n], "edges": [n]}``.
+        Samples and their named counts, [n] each. The first is what samples are measured in: a
+        plain ``batch.capacity`` and ``batch.cost`` mean it.
     folder
         Where the run writes.
     settings
@@ -141,6 +143,16 @@ class Run:
     on_end: Callable[[FitResult, Path], None] | None = None
 
 
+def example_batch(run: Run) -> Any:
+    """Collate the first training sample by itself."""
+    return run.task.collate([run.train[0]], np.zeros(1, dtype=np.int64), [1.0])
+
+
+def one_unchanging_batch(run: Run) -> bool:
+    """Whether every step is over the same batch, which can stay on the device."""
+    return len(run.train) == 1 and isinstance(example_batch(run), Unchanging)
+
+
 def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
     """Say what a run would be without running it: parameters, memory, steps.
 
@@ -172,7 +184,7 @@ def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
     copies = 1 + moments + (settings.optim.ema is not None)
     width = torch.finfo(dtype).bits // 8
     state_bytes = (sum(p.numel() for p in parameters) + trained * copies) * width
-    unit = next(iter(settings.batch.capacities()))
+    unit = next(iter(settings.batch.capacities(run.sizes)))
     loads = [int(run.sizes[unit][indices].sum()) for indices, _ in epoch.batches]
     largest = max(loads)
     probe, _ = next(iter(ordered_batches(run.sizes, {unit: max(1, min(largest, 200))})))

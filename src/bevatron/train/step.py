@@ -34,7 +34,7 @@ class StepResult:
         Global norm of the gradient before clipping; infinite or NaN if the step was left out, see
         `bevatron.train.loss_scale`.
     sizes
-        Graphs, atoms, edges ... of all batches.
+        Of all batches, by the names that batches give them.
     notes
         Sums over ranks of what the caller handed in.
     """
@@ -253,12 +253,11 @@ def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
             "smaller, set train.dtype to a shorter type, or share the sample among several "
             "processes where the recipe can"
         )
-    now = (
-        f"now {config.size} samples"
-        if config.algorithm == "fixed_count"
-        else ("now " + ", ".join(f"{value} {name}" for name, value in config.capacities().items()))
-    )
-    key = "batch.size" if config.algorithm == "fixed_count" else "batch.capacity"
+    key, now = "batch.size", f"now {config.size} samples"
+    if config.algorithm != "fixed_count":
+        limits = config.capacities(run.sizes)
+        now = "now " + ", ".join(f"{value} {name}" for name, value in limits.items())
+        key = "batch.capacity"
     return OutOfMemoryError(
         f"{mesh.device} ran out of memory at a batch of {sizes}; lower {key} ({now}) and raise "
         f"optim.accumulate (now {optim.accumulate}) by as much, or set train.dtype to float32"

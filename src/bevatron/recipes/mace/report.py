@@ -79,7 +79,7 @@ def report_of_run(
     some = np.sort(np.random.default_rng(0).permutation(trained)[:number])
     name = "training" if number == len(trained) else f"training ({number} of {len(trained)})"
     chosen[name] = Subset(data.train, some)
-    capacity = max(batch.capacities().get("atoms", 0), 512)
+    capacity = max(batch.capacities(["atoms"]).get("atoms", 0), 512)
     evaluations = {
         name: evaluate_dataset(potential, dataset, capacity) for name, dataset in chosen.items()
     }

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bevatron.data.dataset import Concatenated
 from bevatron.data.loader import LoadedBatch, Loader
+from bevatron.data.padding import Paddable
 from bevatron.errors import BevatronError
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.train.epochs import EpochPlan, plan_epoch
@@ -28,7 +29,7 @@ from bevatron.train.precision import dtype_of
 from bevatron.train.profiling.autograd_memory import SavedBytes, saved_bytes_by_module
 from bevatron.train.profiling.timeline import HOST, Span, classify, clipped, innermost
 from bevatron.train.profiling.trace import DATA, WINDOW, read_trace
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, example_batch, one_unchanging_batch
 from bevatron.train.step import LaunchedStep, out_of_memory
 
 LEAD_IN = 2
@@ -89,7 +90,7 @@ class Recording:
     captured
         Whether the steps were replayed CUDA graphs.
     sizes
-        Mean sizes of this rank's traced steps: graphs, atoms, edges.
+        Mean sizes of this rank's traced steps, as its batches name them.
     memory
         See there.
     """
@@ -146,8 +147,8 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
 
 
 def _repeated(run: Run, steps: int) -> Run:
-    """Repeat the data until an epoch has so many steps; one whole graph stays one."""
-    if _is_one_graph(run):
+    """Repeat the data until an epoch has so many steps; one unchanging batch stays one."""
+    if one_unchanging_batch(run):
         return run
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
     epoch = plan_epoch(
@@ -165,11 +166,6 @@ def _repeated(run: Run, steps: int) -> Run:
     times = -(-batches * 11 // (10 * epoch.num_batches)) + 1
     sizes = {name: np.tile(values, times) for name, values in run.sizes.items()}
     return replace(run, train=Concatenated([run.train] * times), sizes=sizes)
-
-
-def _is_one_graph(run: Run) -> bool:
-    """Whether every step is over the same graph, and recorded for that one sample."""
-    return "nodes" in run.sizes and len(run.train) == 1
 
 
 class _Enough(Exception):  # noqa: N818  no error
@@ -221,9 +217,9 @@ class ProfiledTrainer(Trainer):
         return self.saver.result(None, {})
 
     def _plan_epoch(self) -> EpochPlan:
-        """Walk one whole graph as often as there are steps."""
+        """Walk one unchanging batch as often as there are steps."""
         epoch = super()._plan_epoch()
-        if not _is_one_graph(self.run):
+        if not one_unchanging_batch(self.run):
             return epoch
         steps = self._warm + 2 * self._recording.steps + LEAD_IN + 1
         batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
@@ -343,12 +339,14 @@ def _bytes(tensors: Any) -> int:
 
 
 def _largest_batch(run: Run, mesh: Mesh) -> Any:
-    """Collate the batch of the first epoch with most of what takes most memory: edges, if any."""
+    """Collate the batch of the first epoch that is longest on the axis with most of the work."""
     settings, seed = run.settings.batch, run.settings.train.seed
     epoch = plan_epoch(
         run.sizes, settings, mesh, seed=seed, epoch=0, describe=run.train.describe
     )  # fmt: skip
-    counted = run.sizes.get("edges", next(iter(run.sizes.values())))
+    example = example_batch(run)
+    axis = example.padding.names[0] if isinstance(example, Paddable) else next(iter(run.sizes))
+    counted = run.sizes[axis]
     indices, weights = max(epoch.batches, key=lambda batch: int(counted[batch[0]].sum()))
     samples = [run.train[int(i)] for i in indices]
     return run.task.collate(samples, indices, [float(weight) for weight in weights])

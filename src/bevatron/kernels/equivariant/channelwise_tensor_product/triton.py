@@ -1,9 +1,9 @@
 """The channelwise tensor product in Triton: forward, backward and double backward.
 
-Three custom operators, each the gradient of the one before; `triton_source` has the equations. The
-coefficients are unrolled in kernels written for the irreps. No message is ever stored and no sum
-depends on chance: over receivers and channels it runs in registers, over senders along a
-permutation that `EdgeOrder` found before.
+Three custom operators, each the gradient of the one before; `triton_source` has the equations and
+the tiling. Kernels are generated for the irreps, with the coefficients unrolled. Messages are never
+written to memory, and every sum has a fixed order: over receivers and channels it runs in
+registers, over senders along a permutation that `EdgeOrder` computed before.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Compiles and launches the generated kernels; sums what edges give to their senders."""
+"""Compiles and launches the generated kernels; sums gradients of edges over their senders.
+
+`_sum_by_sender`: a program owns BLOCK columns of one node's row, adds the rows of the edges the
+node sends in a fixed order and writes the row once.
+"""
 
 import linecache
 import os
@@ -186,16 +190,18 @@ def _sum_by_sender(
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
+    """Add the rows of one chunk's edges to the rows of their senders."""
     pid = tl.program_id(0).to(tl.int64)
-    parts = (DIM + BLOCK - 1) // BLOCK
-    node = pid // parts
-    column = pid % parts * BLOCK + tl.arange(0, BLOCK)
+    blocks = (DIM + BLOCK - 1) // BLOCK
+    node = pid // blocks
+    column = pid % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = column < DIM
-    begin = tl.load(ptr_ptr + node * runs + run)
-    end = tl.load(ptr_ptr + node * runs + run + 1)
+    begin = tl.load(ptr_ptr + node * runs + run)  # []
+    end = tl.load(ptr_ptr + node * runs + run + 1)  # []
     if begin < end:
-        total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)
+        total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         for i in range(begin, end):
-            row = tl.load(permutation_ptr + i) - first
-            total += tl.load(rows_ptr + row * DIM + column, mask=mask, other=0.0).to(DTYPE)
+            row = tl.load(permutation_ptr + i) - first  # []
+            row_ptr = rows_ptr + row * DIM + column
+            total += tl.load(row_ptr, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         tl.store(out_ptr + node * DIM + column, total, mask=mask)

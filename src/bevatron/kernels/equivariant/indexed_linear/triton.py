@@ -1,13 +1,17 @@
-"""The indexed linear map in Triton: one grouped matrix product over atoms sorted by element.
+"""The indexed linear map in Triton: one grouped matmul over atoms sorted by element.
 
-A row of the product is a component of an atom; a tile of rows has one element. Two operators are
-closed under differentiation, as each is bilinear:
+A row of the matmul is one component of one atom; all rows of a tile have the same element. Two
+operators are closed under differentiation, since each is bilinear:
 
     mix(x, W):   y[n, j, m] = s * sum_k W[z_n, k, j] x[n, k, m]
     outer(x, g): W[z, k, j] = s * sum over atoms n of z and m of x[n, k, m] g[n, j, m]
 
-the gradient of ``mix`` by x is ``mix`` with W transposed, that by W is ``outer``; the gradients of
-``outer`` are two ``mix``. ``outer`` adds up the rows of a tile, then the tiles in their order.
+The gradient of ``mix`` with respect to x is ``mix`` with W transposed, that of W is ``outer``; the
+gradients of ``outer`` are two ``mix``.
+
+A program of ``mix`` computes one [ROWS, COLUMNS] tile, accumulated in registers over blocks of
+``DEPTH`` channels. A program of ``outer`` sums x^T g over the rows of one tile of the table into a
+[ROWS, COLUMNS] block of the matrix; `sum_tiles` then adds the tiles in order: no atomics.
 """
 
 from typing import Any, no_type_check
@@ -192,16 +196,16 @@ def mix_kernel(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Multiply the rows of one tile by a block of columns of their matrix."""
+    """Multiply the rows of one tile by COLUMNS columns of their element's matrix."""
     tile = tl.program_id(0)
-    group = tl.load(table_ptr + tile * 3).to(tl.int64)
-    start = tl.load(table_ptr + tile * 3 + 1)
-    end = tl.load(table_ptr + tile * 3 + 2)
+    group = tl.load(table_ptr + tile * 3).to(tl.int64)  # []
+    start = tl.load(table_ptr + tile * 3 + 1)  # []
+    end = tl.load(table_ptr + tile * 3 + 2)  # []
     if start >= end:
         return
     row = start + tl.arange(0, ROWS)
     valid = row < end
-    n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)
+    n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [ROWS]
     m = (row % M).to(tl.int64)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x_row = x_ptr + n * x_n + m * x_m
@@ -209,12 +213,14 @@ def mix_kernel(
     total = tl.zeros([ROWS, COLUMNS], ACC)
     for first in range(0, K, DEPTH):
         k = first + tl.arange(0, DEPTH)
-        k_long = k.to(tl.int64)
+        k64 = k.to(tl.int64)
         x_mask = valid[:, None] & (k < K)[None, :]
         w_mask = (k < K)[:, None] & (j < J)[None, :]
-        x = tl.load(x_row[:, None] + (k_long * x_k)[None, :], mask=x_mask, other=0.0).to(ACC)
-        w = tl.load(w_column[None, :] + (k_long * w_k)[:, None], mask=w_mask, other=0.0).to(ACC)
-        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=ACC)
+        x_block = x_row[:, None] + (k64 * x_k)[None, :]
+        x = tl.load(x_block, mask=x_mask, other=0.0).to(ACC)  # [ROWS, DEPTH]
+        w_block = w_column[None, :] + (k64 * w_k)[:, None]
+        w = tl.load(w_block, mask=w_mask, other=0.0).to(ACC)  # [DEPTH, COLUMNS]
+        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=ACC)  # [ROWS, COLUMNS]
     out = y_ptr + (n * y_n + m * y_m)[:, None] + (j.to(tl.int64) * y_j)[None, :]
     tl.store(out, total * SCALE, mask=valid[:, None] & (j < J)[None, :])
 
@@ -243,10 +249,10 @@ def outer_kernel(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum the products of two features over the rows of one tile, a block of the matrix."""
+    """Sum x^T g over the rows of one tile, for one block of the matrix."""
     tile = tl.program_id(0)
-    start = tl.load(table_ptr + tile * 3 + 1)
-    end = tl.load(table_ptr + tile * 3 + 2)
+    start = tl.load(table_ptr + tile * 3 + 1)  # []
+    end = tl.load(table_ptr + tile * 3 + 2)  # []
     if start >= end:
         return
     k = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -257,14 +263,14 @@ def outer_kernel(
     for first in range(start, end, DEPTH):
         row = first + tl.arange(0, DEPTH)
         valid = row < end
-        n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)
+        n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [DEPTH]
         m = (row % M).to(tl.int64)
         x_mask = (k < K)[:, None] & valid[None, :]
         g_mask = valid[:, None] & (j < J)[None, :]
-        x_at = x_column[:, None] + (n * x_n + m * x_m)[None, :]
-        g_at = g_column[None, :] + (n * g_n + m * g_m)[:, None]
-        x = tl.load(x_at, mask=x_mask, other=0.0).to(ACC)
-        g = tl.load(g_at, mask=g_mask, other=0.0).to(ACC)
-        total = tl.dot(x, g, total, input_precision=PRECISION, out_dtype=ACC)
+        x_block = x_column[:, None] + (n * x_n + m * x_m)[None, :]
+        g_block = g_column[None, :] + (n * g_n + m * g_m)[:, None]
+        x = tl.load(x_block, mask=x_mask, other=0.0).to(ACC)  # [ROWS, DEPTH]
+        g = tl.load(g_block, mask=g_mask, other=0.0).to(ACC)  # [DEPTH, COLUMNS]
+        total = tl.dot(x, g, total, input_precision=PRECISION, out_dtype=ACC)  # [ROWS, COLUMNS]
     out = part_ptr + tile.to(tl.int64) * (K * J) + k[:, None] * J + j[None, :]
     tl.store(out, total * SCALE, mask=(k < K)[:, None] & (j < J)[None, :])

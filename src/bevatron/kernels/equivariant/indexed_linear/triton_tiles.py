@@ -1,4 +1,9 @@
-"""Tiles of rows that share an element, for kernels that run over atoms sorted by element."""
+"""Tables of tiles whose rows share an element, for kernels over atoms sorted by element.
+
+`tile_table_kernel` writes [num_tiles, 3] int32 on the device: group, first row and end row of each
+tile; a program finds the group of BLOCK tiles by comparing with the cumulative number of tiles.
+`sum_tiles_kernel` adds the partial sums of the tiles of one group in order.
+"""
 
 from typing import no_type_check
 
@@ -85,25 +90,25 @@ def tile_table_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Find each tile's group by counting the groups whose last tile comes before."""
+    """Find the group of each tile as the number of groups whose last tile comes before it."""
     groups = tl.arange(0, GROUPS)
-    known = groups < NUM_GROUPS
-    begin = tl.load(ptr_ptr + groups, mask=known, other=0).to(tl.int32) * scale
-    end = tl.load(ptr_ptr + groups + 1, mask=known, other=0).to(tl.int32) * scale
+    valid = groups < NUM_GROUPS
+    begin = tl.load(ptr_ptr + groups, mask=valid, other=0).to(tl.int32) * scale  # [GROUPS]
+    end = tl.load(ptr_ptr + groups + 1, mask=valid, other=0).to(tl.int32) * scale  # [GROUPS]
     tiles = (end - begin + ROWS - 1) // ROWS
-    last = tl.cumsum(tiles, 0)
+    last = tl.cumsum(tiles, 0)  # [GROUPS]
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    before = (last[None, :] <= tile[:, None]).to(tl.int32)
-    group = tl.minimum(tl.sum(before, 1), NUM_GROUPS - 1)
-    here = groups[None, :] == group[:, None]
-    first_tile = tl.sum(tl.where(here, (last - tiles)[None, :], 0), 1)
-    group_begin = tl.sum(tl.where(here, begin[None, :], 0), 1)
-    group_end = tl.sum(tl.where(here, end[None, :], 0), 1)
+    before = (last[None, :] <= tile[:, None]).to(tl.int32)  # [BLOCK, GROUPS]
+    group = tl.minimum(tl.sum(before, 1), NUM_GROUPS - 1)  # [BLOCK]
+    here = groups[None, :] == group[:, None]  # [BLOCK, GROUPS]
+    first_tile = tl.sum(tl.where(here, (last - tiles)[None, :], 0), 1)  # [BLOCK]
+    group_begin = tl.sum(tl.where(here, begin[None, :], 0), 1)  # [BLOCK]
+    group_end = tl.sum(tl.where(here, end[None, :], 0), 1)  # [BLOCK]
     start = tl.minimum(group_begin + (tile - first_tile) * ROWS, group_end)
-    inside = tile < num_tiles
-    tl.store(table_ptr + tile * 3, group, mask=inside)
-    tl.store(table_ptr + tile * 3 + 1, start, mask=inside)
-    tl.store(table_ptr + tile * 3 + 2, tl.minimum(start + ROWS, group_end), mask=inside)
+    mask = tile < num_tiles
+    tl.store(table_ptr + tile * 3, group, mask=mask)
+    tl.store(table_ptr + tile * 3 + 1, start, mask=mask)
+    tl.store(table_ptr + tile * 3 + 2, tl.minimum(start + ROWS, group_end), mask=mask)
 
 
 @triton.jit
@@ -119,21 +124,21 @@ def sum_tiles_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add the tiles of one group in their order: out[group] = sum of parts[tile]."""
+    """Add the tiles of one group in order: out[group] = sum of parts[tile]."""
     group = tl.program_id(0)
     groups = tl.arange(0, GROUPS)
-    known = groups < NUM_GROUPS
-    begin = tl.load(ptr_ptr + groups, mask=known, other=0).to(tl.int32) * scale
-    end = tl.load(ptr_ptr + groups + 1, mask=known, other=0).to(tl.int32) * scale
+    valid = groups < NUM_GROUPS
+    begin = tl.load(ptr_ptr + groups, mask=valid, other=0).to(tl.int32) * scale  # [GROUPS]
+    end = tl.load(ptr_ptr + groups + 1, mask=valid, other=0).to(tl.int32) * scale  # [GROUPS]
     tiles = (end - begin + ROWS - 1) // ROWS
-    first = tl.sum(tl.where(groups < group, tiles, 0), 0)
-    count = tl.sum(tl.where(groups == group, tiles, 0), 0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < SIZE
+    first = tl.sum(tl.where(groups < group, tiles, 0), 0)  # []
+    count = tl.sum(tl.where(groups == group, tiles, 0), 0)  # []
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < SIZE
     total = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
-    part = parts_ptr + first.to(tl.int64) * SIZE + place
+    part = parts_ptr + first.to(tl.int64) * SIZE + column
     for _ in range(count):
-        # Parts are in the accumulator's type.
-        total += tl.load(part, mask=inside, other=0.0)
+        # Partial sums already have the accumulator type.
+        total += tl.load(part, mask=mask, other=0.0)  # [BLOCK]
         part += SIZE
-    tl.store(out_ptr + group.to(tl.int64) * SIZE + place, total, mask=inside)
+    tl.store(out_ptr + group.to(tl.int64) * SIZE + column, total, mask=mask)

@@ -1,17 +1,18 @@
 """The radial network in Triton: all layers of an edge on chip, with the derivative by its length.
 
-An edge's hidden numbers h follow from its length r alone, so that forces need of all derivatives
-only the slope h' = dh/dr, which goes through the layers beside h. With p and q the gradients by h
-and h':
+The hidden features h of an edge depend on its length r alone, so forces need only the slope
+h' = dh/dr, a tangent that goes through the layers next to h. With p and q the gradients of h and
+h':
 
 - ``forward``: h and h'.
-- ``along``: p . h', the gradient by r of who is differentiated by h alone.
-- ``backward``: from p and q the gradients by the weights, and by r where second derivatives by
-  positions are wanted.
+- ``along``: p . h', the gradient of r where only h is differentiated.
+- ``backward``: from p and q the gradients of the weights, and of r where second derivatives with
+  respect to positions are wanted.
 
-Training on forces takes the first derivative by r through ``along`` and then, in one pass, all by
-the weights. ``backward`` recomputes the layers; nothing between them is ever stored but the
-gradients by the second. Its own derivatives, which no training needs, are plain PyTorch.
+Training on forces takes the first derivative with respect to r through ``along`` and then all
+gradients of the weights in one pass. ``backward`` recomputes the layers; the only intermediate
+ever stored is the gradient of the second layer. Derivatives of ``backward``, which training does
+not need, are plain PyTorch.
 """
 
 from collections.abc import Sequence

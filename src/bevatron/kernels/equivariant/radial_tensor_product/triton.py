@@ -1,13 +1,13 @@
-"""The radial tensor product in Triton: chunk by chunk of edges, weights made when they are used.
+"""The radial tensor product in Triton, one chunk of edges at a time, weights made when used.
 
-Three custom operators as for the channelwise product, and its kernels. Edges sorted by receiver are
-cut into chunks of equal size. For each, a matrix product makes the weights and a kernel uses them
-while they are still in the cache. A receiver whose edges lie in two chunks continues its sum in the
-later launch: an order that never changes. Gradients by the weights overwrite the weights in place
-and leave through matrix products with hidden and last_weight.
+Three custom operators like those of the channelwise product, on its kernels. Edges sorted by
+receiver are cut into chunks of equal size. For each chunk a matmul makes the weights and a kernel
+uses them while they are still in L2. A receiver whose edges span two chunks continues its sum in
+the later launch: a fixed order. Gradients of the weights overwrite the weights in place and leave
+through matmuls with hidden and last_weight.
 
-The weights of the first chunks, as many as `KEPT_BYTES` hold, are kept for the derivatives: memory
-stays in proportion to the edges.
+The weights of the first chunks, up to `KEPT_BYTES` of them, are kept for the derivatives: memory
+stays proportional to the number of edges.
 """
 
 from typing import Any

@@ -1,10 +1,14 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Matrix products of the last radial layer: few hidden numbers, very many edges.
+"""Matmuls of the last radial layer: at most 128 hidden features, very many edges.
 
-In float32 a number is split into two that tensor cores take, and three of the four products are
-summed (3xTF32): errors are those of float32 arithmetic, at more than its speed. The library's
-float32 products reach half their peak at these shapes. Where torch allows TF32 one product is
-taken. Float64 goes to the library.
+In float32 each operand is split into a high and a low TF32 part and three of the four partial
+products are summed (3xTF32): float32 errors, at more than the speed of float32 arithmetic. cuBLAS
+float32 matmuls reach half their peak at these shapes. Where torch allows TF32 a single matmul is
+used. Float64 goes to cuBLAS.
+
+`_expand` keeps N columns of the weight on chip and strides over blocks of M rows; `_contract`
+accumulates an [M, N] tile over blocks of K columns; `_outer` sums one part of the rows into an
+[M, N] tile of partial sums.
 """
 
 from dataclasses import dataclass
@@ -152,25 +156,26 @@ def _expand(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Keep some columns of the weight and multiply every PARTS-th block of rows by them."""
+    """Compute rows @ weight for N columns of the weight, over every PARTS-th block of M rows."""
     k = tl.arange(0, K)
     column = tl.program_id(0) * N + tl.arange(0, N)[None, :]
-    where = column * HIDDEN + k[:, None]
+    offsets = column * HIDDEN + k[:, None]
     mask = (k[:, None] < HIDDEN) & (column < WIDTH)
-    b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    b_high = tl.load(high_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
+    b_low = tl.load(low_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
     for block in range(tl.program_id(1), tl.cdiv(num_rows, M), PARTS):
         row = (block * M + tl.arange(0, M)).to(tl.int64)[:, None]
         a = tl.load(
             rows_ptr + row * HIDDEN + k[None, :],
             mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        ).to(tl.float32)  # [M, K]  # fmt: skip
         a_high, a_low = split(a, EXACT)
-        total = product(a_high, a_low, b_high, b_low, EXACT)
-        inside = (row < num_rows) & (column < WIDTH)
+        total = product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+        out_mask = (row < num_rows) & (column < WIDTH)
         if ADD:
-            total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
+            out = out_ptr + row * WIDTH + column
+            total += tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
+        tl.store(out_ptr + row * WIDTH + column, total, mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -179,26 +184,27 @@ def _contract(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a block of rows with the transposed weight."""
+    """Compute a block of M rows times the transposed weight."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
     column = tl.arange(0, N)[None, :]
-    inside = (row < num_rows) & (column < HIDDEN)
+    out_mask = (row < num_rows) & (column < HIDDEN)
     total = tl.zeros([M, N], dtype=tl.float32)
     if ADD:
-        total += tl.load(out_ptr + row * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        out = out_ptr + row * HIDDEN + column
+        total += tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
     for start in range(0, WIDTH, K):
         k = start + tl.arange(0, K)
         a = tl.load(
             rows_ptr + row * WIDTH + k[None, :],
             mask=(row < num_rows) & (k[None, :] < WIDTH), other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        where = column * WIDTH + k[:, None]
+        ).to(tl.float32)  # [M, K]  # fmt: skip
+        offsets = column * WIDTH + k[:, None]
         mask = (column < HIDDEN) & (k[:, None] < WIDTH)
-        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        b_high = tl.load(high_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
+        b_low = tl.load(low_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
         a_high, a_low = split(a, EXACT)
-        total += product(a_high, a_low, b_high, b_low, EXACT)
-    tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
+        total += product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+    tl.store(out_ptr + row * HIDDEN + column, total, mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["num_rows", "step"])
@@ -207,25 +213,25 @@ def _outer(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Sum over one part of the rows, for some columns."""
+    """Add left^T @ right over one part of the rows, for N columns, to that part's sums."""
     part = tl.program_id(0).to(tl.int64)
-    line = tl.arange(0, M)[:, None]
+    h = tl.arange(0, M)[:, None]
     column = tl.program_id(1) * N + tl.arange(0, N)[None, :]
-    inside = (line < HIDDEN) & (column < WIDTH)
-    where = parts_ptr + (part * HIDDEN + line) * WIDTH + column
-    total = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+    out_mask = (h < HIDDEN) & (column < WIDTH)
+    out = parts_ptr + (part * HIDDEN + h) * WIDTH + column
+    total = tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
     stop = tl.minimum((part + 1) * step, num_rows)
     for start in range(part * step, stop, K):
         row = start + tl.arange(0, K)
         a = tl.load(
-            left_ptr + row[None, :] * HIDDEN + line,
-            mask=(row[None, :] < stop) & (line < HIDDEN), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+            left_ptr + row[None, :] * HIDDEN + h,
+            mask=(row[None, :] < stop) & (h < HIDDEN), other=0.0,
+        ).to(tl.float32)  # [M, K]  # fmt: skip
         b = tl.load(
             right_ptr + row[:, None] * WIDTH + column,
             mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        ).to(tl.float32)  # [K, N]  # fmt: skip
         a_high, a_low = split(a, EXACT)
         b_high, b_low = split(b, EXACT)
-        total += product(a_high, a_low, b_high, b_low, EXACT)
-    tl.store(where, total, mask=inside)
+        total += product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+    tl.store(out, total, mask=out_mask)

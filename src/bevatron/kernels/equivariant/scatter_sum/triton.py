@@ -1,8 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Sums over segments in Triton, in an order that never changes: no atomic additions.
+"""Sums over segments in Triton, in a fixed order: no atomics.
 
-Two operators, each the other's derivative: ``total`` sums rows, ``spread`` gives every row that of
-its segment.
+A program owns one segment and ``COLUMNS`` of its columns. It accumulates ``ROWS`` rows of the
+segment at a time in registers, reduces over them at the end and writes one row of the result.
+
+Two operators, each the other's derivative: ``total`` sums the rows of a segment, ``spread`` copies
+the row of each segment to its members.
 """
 
 from typing import Any
@@ -92,18 +95,20 @@ def scatter_sum_kernel(
     values_ptr, ptr_ptr, order_ptr, sums_ptr, WIDTH: tl.constexpr, ORDERED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum some columns of one segment."""
+    """Sum COLUMNS columns of one segment."""
     segment = tl.program_id(0).to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    begin = tl.load(ptr_ptr + segment).to(tl.int64)
-    end = tl.load(ptr_ptr + segment + 1).to(tl.int64)
+    begin = tl.load(ptr_ptr + segment).to(tl.int64)  # []
+    end = tl.load(ptr_ptr + segment + 1).to(tl.int64)  # []
     sums = tl.zeros([ROWS, COLUMNS], WIDE)
     for first in range(begin, end, ROWS):
-        place = (first + tl.arange(0, ROWS))[:, None]
-        row = place
+        position = (first + tl.arange(0, ROWS))[:, None]
+        row = position
         if not ORDERED:
-            row = tl.load(order_ptr + place, mask=place < end, other=0).to(tl.int64)
-        inside = (place < end) & (column < WIDTH)
-        sums += tl.load(values_ptr + row * WIDTH + column, mask=inside, other=0.0).to(WIDE)
-    found = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)
-    tl.store(sums_ptr + segment * WIDTH + column, found, mask=column < WIDTH)
+            row = tl.load(order_ptr + position, mask=position < end, other=0)  # [ROWS, 1]
+            row = row.to(tl.int64)
+        mask = (position < end) & (column < WIDTH)
+        rows_ptr = values_ptr + row * WIDTH + column
+        sums += tl.load(rows_ptr, mask=mask, other=0.0).to(WIDE)  # [ROWS, COLUMNS]
+    result = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)  # [1, COLUMNS]
+    tl.store(sums_ptr + segment * WIDTH + column, result, mask=column < WIDTH)

@@ -1,7 +1,7 @@
-"""Spherical harmonics in Triton: every edge in registers, polynomials unrolled.
+"""Spherical harmonics in Triton: one edge per lane, polynomials unrolled in registers.
 
-``forward`` -> ``backward`` -> ``double_backward``, which has no derivative of its own. The source
-is written by `polynomials`.
+``forward`` -> ``backward`` -> ``double_backward``; the last is not differentiable. `polynomials`
+generates the source of the three kernels.
 """
 
 import linecache

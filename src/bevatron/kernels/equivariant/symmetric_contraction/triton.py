@@ -1,12 +1,12 @@
-"""The symmetric contraction in Triton: every atom and channel in registers, terms unrolled.
+"""The symmetric contraction in Triton: terms unrolled, each atom and channel in registers.
 
-Weights are folded into coefficients C [Z, terms, K] by one matrix product that autograd knows
-(`polynomial`); the kernels (`triton_source`) take A and C. Atoms are sorted by element, so a
-program has the atoms of one element, reads each coefficient once for several of them and sums the
-gradient by C over them without atomics: tile by tile, then the tiles in their order.
+One matmul that autograd differentiates folds the weights into coefficients C [Z, terms, K]
+(`polynomial`); the generated kernels (`triton_source`) take A and C. Atoms are sorted by element,
+so all atoms of a program share the coefficients it loads, and the gradient of C is summed without
+atomics: over the atoms of a tile, then over the tiles in order.
 
 Operators: ``forward`` -> ``backward`` and ``weights`` -> ``double_backward`` and ``weights_along``.
-The backward of ``weights``, which is linear in g and knows no C, is made of the first two.
+The backward of ``weights``, which is linear in g and does not depend on C, uses the first two.
 """
 
 import linecache

@@ -1,4 +1,10 @@
-"""Gaussian kernels in Triton: two custom operators, their kernels and launches."""
+"""Gaussian kernels in Triton: two custom operators, their kernels and launches.
+
+A program evaluates all K kernels, padded to K_PAD, of BLOCK distances in registers. The backward
+kernel strides over the blocks of distances, recomputes the kernels, writes the gradient of each
+distance, and keeps [BLOCK, K_PAD] sums for the gradients of mean and std; it writes one partial sum
+per program, [2, K], which the host adds up.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
@@ -125,9 +131,9 @@ evaluate.register_autograd(_backward, setup_context=_save)
 
 @triton.jit
 def _kernels(distance, mean, std, scale, epsilon):
-    """Compute kernels, reduced distances and 1/s."""
+    """Compute psi and the reduced distances z, [BLOCK, K_PAD], and 1/s, [K_PAD]."""
     inverse = 1.0 / (tl.abs(std) + epsilon)
-    z = (distance[:, None] - mean[None, :]) * inverse[None, :]
+    z = (distance[:, None] - mean[None, :]) * inverse[None, :]  # [BLOCK, K_PAD]
     return tl.exp2(z * z * (-0.5 * LOG2E)) * (inverse * (scale * ROOT))[None, :], z, inverse
 
 
@@ -140,12 +146,12 @@ def gaussian_basis_forward(
     """Evaluate all kernels of BLOCK distances."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, K_PAD)
-    distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)
-    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)
-    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)
-    psi, _, _ = _kernels(distance, mean, std, scale, epsilon)
-    inside = (row < count)[:, None] & (col < K)[None, :]
-    tl.store(Psi + row[:, None] * K + col[None, :], psi.to(Psi.dtype.element_ty), mask=inside)
+    distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
+    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)  # [K_PAD]
+    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)  # [K_PAD]
+    psi, _, _ = _kernels(distance, mean, std, scale, epsilon)  # [BLOCK, K_PAD]
+    mask = (row < count)[:, None] & (col < K)[None, :]
+    tl.store(Psi + row[:, None] * K + col[None, :], psi.to(Psi.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -154,29 +160,29 @@ def gaussian_basis_backward(
     epsilon: tl.constexpr, K: tl.constexpr,
     K_PAD: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Walk every so many blocks of distances; leave shares of the parameters' gradients."""
+    """Compute the gradients of the distances and partial sums of those of mean and std."""
     col = tl.arange(0, K_PAD)
-    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)
-    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)
-    by_mean = tl.zeros([BLOCK, K_PAD], WIDE)
-    by_width = tl.zeros([BLOCK, K_PAD], WIDE)
+    mean = tl.load(Mean + col, mask=col < K, other=0.0).to(WIDE)  # [K_PAD]
+    std = tl.load(Std + col, mask=col < K, other=1.0).to(WIDE)  # [K_PAD]
+    dmean = tl.zeros([BLOCK, K_PAD], WIDE)
+    dwidth = tl.zeros([BLOCK, K_PAD], WIDE)
     inverse = 1.0 / (tl.abs(std) + epsilon)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = (row < count)[:, None] & (col < K)[None, :]
-        distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)
-        at = DPsi + row[:, None] * K + col[None, :]
+        mask = (row < count)[:, None] & (col < K)[None, :]
+        distance = tl.load(Distances + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
+        dpsi_ptr = DPsi + row[:, None] * K + col[None, :]
         psi, z, _ = _kernels(distance, mean, std, scale, epsilon)
-        weighted = psi * tl.load(at, mask=inside, other=0.0).to(WIDE)
-        along = weighted * z
-        by_mean += along
-        by_width += along * z - weighted
-        ddistance = -tl.sum(along * inverse[None, :], 1)
+        weighted = psi * tl.load(dpsi_ptr, mask=mask, other=0.0).to(WIDE)  # [BLOCK, K_PAD]
+        weighted_z = weighted * z
+        dmean += weighted_z
+        dwidth += weighted_z * z - weighted
+        ddistance = -tl.sum(weighted_z * inverse[None, :], 1)  # [BLOCK]
         tl.store(DDistances + row, ddistance.to(DDistances.dtype.element_ty), mask=row < count)
     part = Parts + tl.program_id(0).to(tl.int64) * 2 * K + col
-    tl.store(part, tl.sum(by_mean, 0) * inverse, mask=col < K)
+    tl.store(part, tl.sum(dmean, 0) * inverse, mask=col < K)  # [K_PAD]
     sign = tl.where(std < 0, -1.0, 1.0)
-    tl.store(part + K, tl.sum(by_width, 0) * inverse * sign, mask=col < K)
+    tl.store(part + K, tl.sum(dwidth, 0) * inverse * sign, mask=col < K)  # [K_PAD]
 
 
 def _block(kernels: int) -> tuple[int, int]:

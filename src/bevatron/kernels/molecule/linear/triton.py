@@ -111,12 +111,17 @@ def sum_rows_kernel(
     Rows, Parts, count, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum every so many blocks of rows of a few channels."""
+    """Sum blocks of rows over BLOCK_C channels, one partial sum per program.
+
+    A program strides over the blocks of rows, accumulates [BLOCK, BLOCK_C] in registers and writes
+    one row of Parts [num_programs, C], which the host sums.
+    """
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK, BLOCK_C], WIDE)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = (row < count)[:, None] & (col < C)[None, :]
-        total += tl.load(Rows + row[:, None] * C + col[None, :], mask=inside, other=0.0).to(WIDE)
-    at = Parts + tl.program_id(0).to(tl.int64) * C + col
-    tl.store(at, tl.sum(total, 0), mask=col < C)
+        mask = (row < count)[:, None] & (col < C)[None, :]
+        rows = Rows + row[:, None] * C + col[None, :]
+        total += tl.load(rows, mask=mask, other=0.0).to(WIDE)  # [BLOCK, BLOCK_C]
+    out = Parts + tl.program_id(0).to(tl.int64) * C + col
+    tl.store(out, tl.sum(total, 0), mask=col < C)  # [BLOCK_C]

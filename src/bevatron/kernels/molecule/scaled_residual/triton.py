@@ -1,4 +1,8 @@
-"""A residual stream in Triton: two custom operators, their kernels and launches."""
+"""A residual stream in Triton: two custom operators, their kernels and launches.
+
+Both kernels are elementwise; a program owns BLOCK consecutive elements. The forward writes the sum
+in the stream's type and, if TWO, also rounded to the narrow type; the backward adds both gradients.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
@@ -111,16 +115,16 @@ def scaled_residual_forward(
     Stream, Update, Scale, Out, Narrow, count, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, TWO: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add BLOCK numbers."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    u = tl.load(Update + at, mask=inside, other=0.0).to(WIDE)
+    """Compute out = stream + scale update for BLOCK elements."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
+    u = tl.load(Update + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
     if SCALED:
-        u *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
-    z = tl.load(Stream + at, mask=inside, other=0.0).to(WIDE) + u
-    tl.store(Out + at, z.to(Out.dtype.element_ty), mask=inside)
+        u *= tl.load(Scale + offsets // C, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    z = tl.load(Stream + offsets, mask=mask, other=0.0).to(WIDE) + u  # [BLOCK]
+    tl.store(Out + offsets, z.to(Out.dtype.element_ty), mask=mask)
     if TWO:
-        tl.store(Narrow + at, z.to(Narrow.dtype.element_ty), mask=inside)
+        tl.store(Narrow + offsets, z.to(Narrow.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -128,18 +132,18 @@ def scaled_residual_backward(
     DOut, DNarrow, Scale, DStream, DUpdate, count, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, HAS_WIDE: tl.constexpr, HAS_NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add up both gradients; that of the update is scaled."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    """Add both gradients; the gradient of the update is scaled."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
     total = tl.zeros([BLOCK], WIDE)
     if HAS_WIDE:
-        total += tl.load(DOut + at, mask=inside, other=0.0).to(WIDE)
+        total += tl.load(DOut + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
     if HAS_NARROW:
-        total += tl.load(DNarrow + at, mask=inside, other=0.0).to(WIDE)
-    tl.store(DStream + at, total.to(DStream.dtype.element_ty), mask=inside)
+        total += tl.load(DNarrow + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    tl.store(DStream + offsets, total.to(DStream.dtype.element_ty), mask=mask)
     if SCALED:
-        total *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
-    tl.store(DUpdate + at, total.to(DUpdate.dtype.element_ty), mask=inside)
+        total *= tl.load(Scale + offsets // C, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    tl.store(DUpdate + offsets, total.to(DUpdate.dtype.element_ty), mask=mask)
 
 
 def _second(stream: Tensor, update: Tensor) -> Tensor:

@@ -1,4 +1,9 @@
-"""Sums of consecutive rows in Triton: two custom operators, their kernels and launches."""
+"""Sums of consecutive rows in Triton: two custom operators, their kernels and launches.
+
+``segment_sum_kernel``: a program owns one segment and BLOCK_C of its channels, accumulates BLOCK
+rows at a time in registers and writes one row. ``segment_spread_kernel``, its derivative, writes
+each segment's gradient to all its rows.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
@@ -135,21 +140,22 @@ def segment_sum_kernel(
     Values, Ptr, Scale, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum some channels of one segment."""
+    """Sum BLOCK_C channels of one segment."""
     segment = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = tl.load(Ptr + segment).to(tl.int64)
-    last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+    first = tl.load(Ptr + segment).to(tl.int64)  # []
+    last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)  # []
     total = tl.zeros([BLOCK, BLOCK_C], WIDE)
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
-        inside = (row < last)[:, None] & (col < C)[None, :]
-        at = Values + row[:, None] * v_M + col[None, :] * v_C
-        rows = tl.load(at, mask=inside, other=0.0).to(WIDE)
+        mask = (row < last)[:, None] & (col < C)[None, :]
+        block = Values + row[:, None] * v_M + col[None, :] * v_C
+        rows = tl.load(block, mask=mask, other=0.0).to(WIDE)  # [BLOCK, BLOCK_C]
         if SCALED:
-            rows *= tl.load(Scale + row, mask=row < last, other=0.0).to(WIDE)[:, None]
+            scale = tl.load(Scale + row, mask=row < last, other=0.0).to(WIDE)  # [BLOCK]
+            rows *= scale[:, None]
         total += rows
-    summed = tl.sum(total, 0).to(Sums.dtype.element_ty)
+    summed = tl.sum(total, 0).to(Sums.dtype.element_ty)  # [BLOCK_C]
     tl.store(Sums + segment * C + col, summed, mask=col < C)
 
 
@@ -158,18 +164,18 @@ def _fill(
     DValues, Scale, More, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write one row of numbers into rows ``first`` to ``last``."""
+    """Write one row of values to rows ``first`` to ``last``."""
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
-        inside = (row < last)[:, None] & (col < C)[None, :]
-        at = row[:, None] * C + col[None, :]
-        wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0]).to(WIDE)
+        mask = (row < last)[:, None] & (col < C)[None, :]
+        offsets = row[:, None] * C + col[None, :]
+        rows = tl.broadcast_to(value[None, :], BLOCK, value.shape[0]).to(WIDE)  # [BLOCK, BLOCK_C]
         if SCALED:
-            factor = tl.load(Scale + row, mask=row < last, other=0.0)
-            wide = wide * factor[:, None].to(WIDE)
+            scale = tl.load(Scale + row, mask=row < last, other=0.0)  # [BLOCK]
+            rows = rows * scale[:, None].to(WIDE)
         if ADD:
-            wide += tl.load(More + at, mask=inside, other=0.0).to(WIDE)
-        tl.store(DValues + at, wide.to(DValues.dtype.element_ty), mask=inside)
+            rows += tl.load(More + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK, BLOCK_C]
+        tl.store(DValues + offsets, rows.to(DValues.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M", "S"])
@@ -177,17 +183,17 @@ def segment_spread_kernel(
     DSums, Ptr, Scale, More, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Give a segment's gradient to its rows; the last program serves the rows of none."""
+    """Write a segment's gradient to its rows; the last program zeroes the rows of no segment."""
     segment = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    here = (col < C) & (segment < S)
-    value = tl.load(DSums + segment * d_S + col * d_C, mask=here, other=0.0)
-    first = tl.load(Ptr + segment).to(tl.int64)
+    mask = (col < C) & (segment < S)
+    value = tl.load(DSums + segment * d_S + col * d_C, mask=mask, other=0.0)  # [BLOCK_C]
+    first = tl.load(Ptr + segment).to(tl.int64)  # []
     if segment < S:
-        last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+        last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)  # []
         _fill(DValues, Scale, More, value, col, first, last, C, BLOCK, SCALED, ADD, WIDE)
     else:
-        none = tl.zeros([], tl.int64)
-        begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)
-        _fill(DValues, Scale, More, value, col, none, begin, C, BLOCK, False, ADD, WIDE)
-        _fill(DValues, Scale, More, value, col, first, none + M, C, BLOCK, False, ADD, WIDE)
+        zero = tl.zeros([], tl.int64)
+        begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)  # []
+        _fill(DValues, Scale, More, value, col, zero, begin, C, BLOCK, False, ADD, WIDE)
+        _fill(DValues, Scale, More, value, col, first, zero + M, C, BLOCK, False, ADD, WIDE)

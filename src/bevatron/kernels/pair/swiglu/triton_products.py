@@ -1,4 +1,9 @@
-"""A matrix product that ends in the gated unit: gates and values are never written."""
+"""Matmul with the gated unit as its epilogue: ``silu(x gate^T) * (x up^T)`` for 16-bit types.
+
+A persistent program computes blocks [BLOCK, BLOCK_H] of the hidden rows. The gate and value weights
+of BLOCK_H hidden channels are interleaved in memory, so one matmul [BLOCK, 2 BLOCK_H] produces
+both in registers; only their product is written. Loads and stores are TMA.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from dataclasses import dataclass
@@ -115,7 +120,7 @@ def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
 
 @triton.jit
 def place(program, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Say which block of rows and which of columns is a program's: ROWS blocks of rows in turn."""
+    """Map a program to its (row block, column block); ROWS row blocks share weights in the L2."""
     blocks = tl.cdiv(count, BLOCK)
     first = program // (ROWS * COLUMNS) * ROWS
     together = tl.minimum(blocks - first, ROWS)
@@ -128,17 +133,17 @@ def hidden_kernel(
     X, Weights, Hidden, count, C: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Walk blocks of hidden rows; the next block's loads begin before this one's unit."""
+    """Compute blocks of hidden rows; the flattened loop loads the next during the epilogue."""
     columns: tl.constexpr = H // BLOCK_H
     blocks = tl.cdiv(count, BLOCK) * columns
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=True):
         row, column = place(block, count, columns, BLOCK, ROWS)
-        both = tl.zeros([BLOCK, 2 * BLOCK_H], tl.float32)
+        both = tl.zeros([BLOCK, 2 * BLOCK_H], tl.float32)  # gates, then values
         for c in tl.range(0, C, BLOCK_C, num_stages=STAGES):
-            x = X.load([row * BLOCK, c])
-            weights = Weights.load([column * 2 * BLOCK_H, c])
-            both = tl.dot(x, tl.trans(weights), both)
+            x = X.load([row * BLOCK, c])  # [BLOCK, BLOCK_C]
+            weights = Weights.load([column * 2 * BLOCK_H, c])  # [2 * BLOCK_H, BLOCK_C]
+            both = tl.dot(x, tl.trans(weights), both)  # [BLOCK, 2 * BLOCK_H]
         both = tl.permute(tl.reshape(both, (BLOCK, 2, BLOCK_H)), (0, 2, 1))
-        gate, value = tl.split(both)
+        gate, value = tl.split(both)  # [BLOCK, BLOCK_H]
         hidden = gate * logistic(gate) * value
         Hidden.store([row * BLOCK, column * BLOCK_H], hidden.to(Hidden.dtype))
