@@ -17,9 +17,8 @@ from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
-from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
+from bevatron.models.graph_attention import KIND, GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
-from bevatron.models.graph_attention.storage import KIND
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.recipes.graph.data import (
     GraphData,
