@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 MOST_AXES = 3
-"""Axes of rows that a kernel steps through; a transposed pair of a batch has so many."""
+"""Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
 
 
 @dataclass(frozen=True)

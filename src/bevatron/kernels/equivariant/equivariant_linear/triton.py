@@ -38,7 +38,7 @@ COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
 PARTS = 24
-"""Parts of the rows that are summed apart, to keep all multiprocessors busy."""
+"""Parts of the rows that are summed separately, to keep all SMs busy."""
 
 
 class Side(NamedTuple):

@@ -19,8 +19,8 @@ LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
     {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
 )
-"""Molecules of up to 16 atoms, and all others: a program that could take both would need so many
-registers for the larger that few would run side by side. Programs find out by themselves whether
+"""Molecules of up to 16 atoms, and all others: a program for both would need the registers of the
+larger, which costs occupancy. Programs find out by themselves whether
 a molecule is theirs, so nobody waits for its size."""
 WIDEST = 128
 """Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as

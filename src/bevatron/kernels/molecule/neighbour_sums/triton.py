@@ -104,7 +104,7 @@ def gather(
     outgoing: bool,
     own: bool,
 ) -> Tensor:
-    """Return the sums side by side."""
+    """Return the sums concatenated."""
     del receivers
     out = _new_sums(messages, nodes, incoming_ptr, outgoing, own)
     launch_gather(

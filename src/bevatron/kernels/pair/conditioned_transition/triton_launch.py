@@ -1,4 +1,4 @@
-"""Launches of the kernels between the products of the conditioned transition."""
+"""Launches of the kernels between the matmuls of the conditioned transition."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_part
 
 TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
 ELEMENTS = 2048
-"""Of a block of whole rows: few, so that many programs fit side by side."""
+"""Of a block of whole rows: few, for occupancy."""
 PROGRAMS_PER_SM = 4
 
 

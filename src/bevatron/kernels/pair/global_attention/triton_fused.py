@@ -36,7 +36,7 @@ WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
 BLOCK = 64
 """Rows of a column in a block."""
 PER_SM = 4
-"""Programs side by side on a processor, about."""
+"""Programs per SM, about."""
 COLUMNS = 16
 """Columns of a program where rows do not matter."""
 SHARE_NUMBERS, SHARES = 128, 8
@@ -49,7 +49,7 @@ Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 
 
 def takes(m: Tensor, gate_weight: Tensor, k_weight: Tensor, out_weight: Tensor) -> bool:
-    """Say whether sizes and type are such as these kernels are for."""
+    """Whether these kernels support the sizes and the type."""
     heads = gate_weight.shape[0] // k_weight.shape[0]
     widths = {m.shape[-1], *out_weight.shape}
     return m.element_size() == 2 and widths <= WIDTHS and heads <= LARGEST_HEADS and m.numel() > 0

@@ -20,7 +20,7 @@ LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
 """Of a block, so that it fits the registers of four warps."""
 PROGRAMS_PER_SM = 2
-"""Of the backward kernel: each leaves a share of the weights' gradients."""
+"""Of the backward kernel: each leaves a partial sum of the weights' gradients."""
 
 
 def layer_norm(
@@ -247,7 +247,7 @@ class NormedRows:
 
 
 def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate rows of so many channels for those of ``x``, and the statistics of the latter."""
+    """Allocate a result with ``channels`` channels, and the statistics of the rows of ``x``."""
     y = x.new_empty((*x.shape[:-1], channels))
     mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return y, mean, torch.empty_like(mean)

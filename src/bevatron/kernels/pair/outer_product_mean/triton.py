@@ -51,7 +51,7 @@ BACK_ELEMENTS = 2**14
 PARTS_PER_SM = 2
 """Programs that share the weight's gradient."""
 ELEMENTS, PER_SM = 4096, 8
-"""Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
+"""Of `scaled_kernel`: elements of a block, and upper bound of programs per SM."""
 
 
 def outer_product_mean(

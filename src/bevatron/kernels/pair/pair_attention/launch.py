@@ -32,7 +32,7 @@ def prepare(
     bias: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Copy what the kernels cannot read as it lies, or would read slowly."""
+    """Copy tensors that the kernels cannot read in place, or would read slowly."""
     return (
         rows_contiguous(q),
         rows_contiguous(k),
@@ -75,10 +75,10 @@ def _rows_aligned(bias: Tensor) -> Tensor:
     """
     Nq, Nk = bias.shape[-2:]
     unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
-    below, beside = (-Nq % unit if unit > WIDE else 0), -Nk % unit
-    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (below or beside):
+    rows, columns = (-Nq % unit if unit > WIDE else 0), -Nk % unit
+    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (rows or columns):
         return bias
-    aligned = bias.new_full((*bias.shape[:-2], Nq + below, Nk + beside), float("-inf"))
+    aligned = bias.new_full((*bias.shape[:-2], Nq + rows, Nk + columns), float("-inf"))
     aligned[..., :Nq, :Nk] = bias
     return aligned
 

@@ -14,7 +14,7 @@ __all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
 """What other operators may use too."""
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
-"""Of a block: numbers in all, and channels."""
+"""Of a block: its elements, and upper bound of its channels."""
 
 
 def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
@@ -40,7 +40,7 @@ def gated(gate: Tensor, value: Tensor | None) -> Tensor:
 
 @gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both gradients; without ``value``, one for both halves and one without elements."""
+    """Return both gradients; without ``value``, one for gates and values and one without elements."""
     dgate = gate.new_empty(gate.shape)
     if value is None:
         launch_backward(dy, *gate_and_value(gate), *gate_and_value(dgate))
