@@ -65,7 +65,7 @@ class Work:
         return replace(self, **moved)
 
     def at_least(self, length: int) -> int:
-        """Return the number of parts with at least ``entries`` entries, a power of two: the first ones."""
+        """Return the number of parts of at least ``length`` entries, a power of two."""
         place = length.bit_length() - 1
         return self.lengths[place] if place < len(self.lengths) else 0
 

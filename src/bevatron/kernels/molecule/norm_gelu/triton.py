@@ -29,8 +29,8 @@ __all__ = ["norm_gelu", "normalise"]
 FEWER_ELEMENTS = 256
 """Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
 WARPS_PER_SM, MORE_WARPS = 16, 32
-"""Of the backward kernel, with and without a norm; each program leaves a partial sum of the vectors'
-gradients."""
+"""Of the backward kernel, with and without a norm; each program leaves a partial sum of the
+gradients of the vectors."""
 
 
 def norm_gelu(

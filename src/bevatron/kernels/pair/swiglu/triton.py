@@ -40,7 +40,7 @@ def gated(gate: Tensor, value: Tensor | None) -> Tensor:
 
 @gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both gradients; without ``value``, one for gates and values and one without elements."""
+    """Return both gradients; without ``value`` a joint one, and one without elements."""
     dgate = gate.new_empty(gate.shape)
     if value is None:
         launch_backward(dy, *gate_and_value(gate), *gate_and_value(dgate))
