@@ -198,12 +198,12 @@ def test_outer_products_of_768_residues_are_kept_and_no_more(length, batch, dtyp
     found = []
     with FakeTensorMode():
         m, *others = (
-            torch.empty(shape, dtype=dtype, requires_grad=True)
+            torch.empty(shape, dtype=dtype, device=DEVICE, requires_grad=True)
             for shape in ((*batch, 128, length, 256), *weights)
         )
         hooks = saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t)
         with hooks, use(outer_product_mean="triton"):
-            outer_product_mean(m, torch.ones(m.shape[:-1]), *others)
+            outer_product_mean(m, torch.ones(m.shape[:-1], device=DEVICE), *others)
     products = [t for t in found if t.shape[1:] == (length, 32, length * 32)]
     assert [len(t) for t in products] == [1 if kept else 0]
 

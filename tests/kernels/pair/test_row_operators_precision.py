@@ -123,6 +123,7 @@ def far_apart(tensor):
     return view.copy_(tensor)
 
 
+@pytest.mark.own_process(when=GPU)  # a wrong address would spoil all later tests
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_rows_may_lie_further_apart_than_32_bits_count(name):
     if GPU and torch.cuda.mem_get_info()[0] < 20 * 2**30:

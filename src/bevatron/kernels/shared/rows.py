@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+FARTHEST = 2**31
+"""Elements from the first to the last that 32 bits count."""
+
 MOST_AXES = 3
 """Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
 
@@ -54,6 +57,18 @@ def as_rows(*tensors: Tensor) -> Rows:
     )
     count = longer[0][0] * longer[1][0] * longer[2][0]
     return Rows(tuple(tensors), count, (longer[1][0], longer[2][0]), strides, max(len(axes), 1))
+
+
+def indexable_by_32_bits(matrix: Tensor) -> Tensor:
+    """Return rows that a library's matmul can address: a copy if the last begins too far behind.
+
+    cuBLASLt counts elements with 32 bits within a view whose rows leave gaps. Without gaps it
+    takes any size.
+    """
+    reach = 1 + sum((n - 1) * s for n, s in zip(matrix.shape, matrix.stride(), strict=True))
+    if reach < FARTHEST or reach <= matrix.numel() or matrix.numel() == 0:
+        return matrix
+    return matrix.contiguous()
 
 
 def _fold(

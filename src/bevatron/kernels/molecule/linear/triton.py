@@ -14,6 +14,7 @@ from bevatron.kernels.shared.chunked_linear import linear as product
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
@@ -36,7 +37,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        narrow_x, narrow_weight = x.to(dtype), rounded(weight, dtype)
+        narrow_x, narrow_weight = indexable_by_32_bits(x.to(dtype)), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -48,6 +49,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, None, None, None
+        dy = indexable_by_32_bits(dy)
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
