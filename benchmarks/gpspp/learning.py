@@ -33,7 +33,7 @@ import yaml
 from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
-from bevatron.models.gpspp.storage import save_model
+from bevatron.models.gpspp import save_model
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build

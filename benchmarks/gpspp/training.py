@@ -35,7 +35,7 @@ from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import make_loader
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
 from bevatron.train.settings import (

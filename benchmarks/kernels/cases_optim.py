@@ -111,7 +111,7 @@ def recorded(model: nn.Module) -> Callable[[], Any]:
     ema = AveragedWeights(model, 0.99)
     update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
     update.set(1e-3, float("inf"))
-    return GraphPool(torch.device("cuda")).capture(update.run, update.rehearse)
+    return GraphPool(torch.device("cuda")).capture(update.run, update.warm_up)
 
 
 def replay_of(work: Callable[[], Any]) -> Callable[[], Any]:

@@ -32,7 +32,7 @@ from bevatron.recipes import recipe
 from bevatron.recipes.mace.run import MaceRun, build
 from bevatron.train.capture.step import CapturedStep
 from bevatron.train.epochs import plan_epoch
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.report import plots
 from bevatron.train.run import Run

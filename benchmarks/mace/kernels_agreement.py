@@ -22,7 +22,7 @@ from benchmarks.common.report import add_picture, write_result
 
 from bevatron.recipes import recipe
 from bevatron.recipes.mace.run import build
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
 

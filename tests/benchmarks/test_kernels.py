@@ -14,7 +14,8 @@ ATOMS, EDGES, STRUCTURES = 24, 130, 3
 def timing(monkeypatch):
     from benchmarks.kernels import run as kernels
 
-    for name, value in {"ATOMS": ATOMS, "EDGES": EDGES, "CELL": 8, "DEVICE": "cpu"}.items():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, value in {"ATOMS": ATOMS, "EDGES": EDGES, "CELL": 8, "DEVICE": device}.items():
         monkeypatch.setattr(kernels, name, value)
     return kernels
 

@@ -17,6 +17,7 @@ from bevatron.errors import ConfigError
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
 from bevatron.models.gpspp import (
+    KIND,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -24,7 +25,6 @@ from bevatron.models.gpspp import (
     LossConfig,
     Mode,
 )
-from bevatron.models.gpspp.storage import KIND
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.gpspp.data import (

@@ -27,7 +27,7 @@ from bevatron.recipes.mace.report_training import (
     show_timing,
 )
 from bevatron.train.epochs import pack_samples
-from bevatron.train.journal import epochs_of, read_journal
+from bevatron.train.logger import epochs_of, read_journal
 from bevatron.train.report.page import Cell, Report
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.packing import Plan
-from bevatron.train.journal import column
+from bevatron.train.logger import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel

@@ -9,8 +9,6 @@ derivative: cells that need a gradient are multiplied outside.
 subtracting those it sends in a fixed order, and writes one row; no atomics.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.equivariant.edge_vectors.reference import offsets
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -38,7 +38,7 @@ def edge_vectors(
     return result
 
 
-@torch.library.custom_op("bevatron::edge_vectors", mutates_args=())
+@custom_op("edge_vectors", fake=lambda positions, edges: positions.new_empty(edges.shape[1], 3))
 def difference(
     positions: Tensor,
     edges: Tensor,
@@ -67,13 +67,16 @@ def difference(
                 vectors,
                 count,
                 SHIFTED=shifted,
-                WIDE=_wide(positions),
+                WIDE=accumulator(positions),
                 BLOCK=block,
             )
     return vectors
 
 
-@torch.library.custom_op("bevatron::edge_vectors_backward", mutates_args=())
+@difference.backward(
+    "positions",
+    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+)
 def totals(
     vectors: Tensor,
     edges: Tensor,
@@ -97,40 +100,27 @@ def totals(
                 sender_ptr,
                 sums,
                 PERMUTED=permutation is not None,
-                WIDE=_wide(vectors),
+                WIDE=accumulator(vectors),
                 LANES=LANES,
                 num_warps=1,
             )
     return sums
 
 
-@difference.register_fake
-def _(positions: Tensor, edges: Tensor, *_: Any) -> Tensor:
-    return positions.new_empty(edges.shape[1], 3)
+def _gradient(
+    dsums: Tensor,
+    edges: Tensor,
+    receiver_ptr: Tensor,
+    permutation: Tensor | None,
+    by_sender: Tensor,
+    sender_ptr: Tensor,
+) -> Tensor:
+    order = (edges, receiver_ptr, permutation, by_sender, sender_ptr)
+    dvectors: Tensor = difference(dsums, *order, None, None, None)
+    return dvectors
 
 
-@totals.register_fake
-def _(vectors: Tensor, edges: Tensor, receiver_ptr: Tensor, *_: Any) -> Tensor:
-    del edges
-    return vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:6])
-
-
-difference.register_autograd(
-    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 8), setup_context=_keep
-)
-totals.register_autograd(
-    lambda ctx, g: (difference(g, *ctx.saved_tensors, *(None,) * 3), *(None,) * 5),
-    setup_context=_keep,
-)
-
-
-def _wide(x: Tensor) -> Any:
-    return tl.float64 if x.dtype == torch.float64 else tl.float32
+totals.gradients("vectors", _gradient)
 
 
 @triton.jit(do_not_specialize=["count"])

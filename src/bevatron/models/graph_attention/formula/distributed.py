@@ -10,8 +10,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.forms import AdditiveForm, DotForm
 from bevatron.models.graph_attention.formula.expression import Expression, Kind, walk
+from bevatron.models.graph_attention.formula.forms import AdditiveForm, DotForm
 from bevatron.models.graph_attention.formula.planner import Plan
 from bevatron.parallel.graph_partition import DistributedGraph
 

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bevatron.maths.irreps import Irreps
+
 
 class EdgeOrder:
     """The edges of a graph with, once somebody asks, where those of each node are.
@@ -112,3 +114,27 @@ def _pointers(ordered: Tensor, num_segments: int) -> Tensor:
     """Where each segment begins in a sorted list of their numbers, and where the last ends."""
     bounds = torch.arange(num_segments + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered.contiguous(), bounds)
+
+
+def check_edge_product(
+    operator: str,
+    x: Tensor,
+    harmonics: Tensor,
+    edges: Tensor | EdgeOrder,
+    irreps_in: Irreps,
+    irreps_harmonics: Irreps,
+) -> int:
+    """Compare what all products over edges take with the irreps; return the number of edges."""
+    pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
+    num_edges = pairs.shape[-1]
+    for name, tensor, shape in (
+        ("edges", pairs, (2, num_edges)),
+        ("x", x, (x.shape[0], irreps_in.dim)),
+        ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
+                f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
+            )
+    return num_edges

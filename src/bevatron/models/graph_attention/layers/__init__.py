@@ -31,7 +31,7 @@ from bevatron.models.graph_attention.formula.expression import (
     sqrt,
     weight,
 )
-from bevatron.models.graph_attention.layer import Activation, Layer, dense_features
+from bevatron.models.graph_attention.formula.layer import Activation, Layer, dense_features
 
 Combine = Literal["concat", "mean"]
 

@@ -20,10 +20,15 @@ from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.graph.graph_blocks import weighted_sum
 from bevatron.kernels.graph.spmm import spmm
-from bevatron.models.graph_attention.distributed import sum_over_ranks
-from bevatron.models.graph_attention.forms import AdditiveForm, DotForm, FixedForm, JointForm
+from bevatron.models.graph_attention.formula.distributed import sum_over_ranks
 from bevatron.models.graph_attention.formula.evaluate import Evaluator, fixed_matrix
 from bevatron.models.graph_attention.formula.expression import Expression, number, walk
+from bevatron.models.graph_attention.formula.forms import (
+    AdditiveForm,
+    DotForm,
+    FixedForm,
+    JointForm,
+)
 from bevatron.models.graph_attention.formula.planner import Aggregate, Order, Plan, Widths, plan
 from bevatron.parallel.graph_partition import DistributedGraph
 
