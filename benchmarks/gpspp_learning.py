@@ -30,6 +30,9 @@ from typing import Any
 
 import torch
 import yaml
+from paper.gpspp_ablation import BASELINE, ROWS, table_of
+from paper.gpspp_ablation import draw as draw_ablation
+from paper.timed import Budget, fit_within
 from report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
@@ -37,9 +40,6 @@ from bevatron.models.gpspp.storage import save_model
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
-from bevatron.recipes.gpspp_ablation import BASELINE, ROWS, table_of
-from bevatron.recipes.gpspp_ablation import draw as draw_ablation
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
 

@@ -13,7 +13,7 @@ import yaml
 
 from bevatron import cli
 from bevatron.cli import bench
-from bevatron.cli import commands as plain
+from bevatron.recipes.mace import commands as plain
 from bevatron.recipes.mace.run import MaceRun
 
 ROOT = Path(__file__).resolve().parents[1]

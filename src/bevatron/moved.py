@@ -38,7 +38,7 @@ MOVED = {
         "bevatron.models.graph_attention.formula.expression"
     ),
     "bevatron.recipes.evaluation": "bevatron.recipes.mace.evaluate",
-    "bevatron.recipes.gpspp_use": "bevatron.recipes.gpspp.predict",
+    "bevatron.recipes.gpspp_use": "bevatron.recipes.gpspp.predictor",
     "bevatron.recipes.graph_use": "bevatron.recipes.graph.predict",
     "bevatron.train.plots": "bevatron.train.report.plots",
 }

@@ -12,16 +12,16 @@ from bevatron import cli
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp import Target, build, save_model
-from bevatron.recipes.gpspp import files as gpspp_files
-from bevatron.recipes.gpspp import predict as gpspp_use
-from bevatron.recipes.gpspp.files import (
+from bevatron.recipes.gpspp import predict as gpspp_files
+from bevatron.recipes.gpspp import predictor as gpspp_use
+from bevatron.recipes.gpspp.predict import (
     embed_file,
     errors,
     evaluate_files,
     predict_file,
     predict_ogb,
 )
-from bevatron.recipes.gpspp.predict import MoleculePredictor
+from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.stores import prepare_molecules
 
 Chem = pytest.importorskip("rdkit.Chem")

@@ -125,11 +125,11 @@ def run() -> None:
 def _dispatch(command: str, arguments: list[str]) -> int:
     from bevatron.arguments import call
     from bevatron.cli import bench
-    from bevatron.cli import commands as plain
     from bevatron.cli.training import train
     from bevatron.recipes.arguments import say
     from bevatron.recipes.gpspp import commands as molecules
     from bevatron.recipes.graph import commands as graph
+    from bevatron.recipes.mace import commands as plain
 
     if command == "train":
         return train(arguments)

@@ -59,8 +59,8 @@ def evaluate_molecules(
     out
         Also write the table to this JSON file.
     """
-    from bevatron.recipes.gpspp.files import evaluate_files, print_errors
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.predict import evaluate_files, print_errors
+    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
     predictor = MoleculePredictor(
         [model, *committee],
@@ -119,8 +119,8 @@ def predict_molecules(
     workers
         Processes that prepare many molecules; None = all usable cores.
     """
-    from bevatron.recipes.gpspp.files import predict_file, predict_ogb
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
+    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
     predictor = MoleculePredictor(
         [model, *more],
@@ -177,8 +177,8 @@ def embed(
     workers
         Processes that prepare many molecules; None = all usable cores.
     """
-    from bevatron.recipes.gpspp.files import embed_file
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.predict import embed_file
+    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
     predictor = MoleculePredictor(
         model, device=device, precision=precision, mode=mode, capacity=capacity, workers=workers

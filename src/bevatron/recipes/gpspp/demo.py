@@ -7,9 +7,9 @@ from typing import Any
 from bevatron.errors import MissingPackageError
 from bevatron.models.gpspp.features import canonical
 from bevatron.recipes.gpspp.data import load_molecules
-from bevatron.recipes.gpspp.files import predict_file
 from bevatron.recipes.gpspp.finetune import trained_model
-from bevatron.recipes.gpspp.predict import MoleculePredictor
+from bevatron.recipes.gpspp.predict import predict_file
+from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import labels_of

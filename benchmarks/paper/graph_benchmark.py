@@ -491,13 +491,13 @@ def check_plot(table: Path | None) -> Path:
 
 
 def draw(table: Path | None, out: Path) -> Path:
-    """Draw all rows of a CSV file, see `bevatron.recipes.graph_benchmark_plots`.
+    """Draw all rows of a CSV file, see `graph_benchmark_plots`.
 
     Raises
     ------
     ConfigError
         If there is no file.
     """
-    from bevatron.recipes.graph_benchmark_plots import plot_times
+    from .graph_benchmark_plots import plot_times
 
     return plot_times(check_plot(table), out)

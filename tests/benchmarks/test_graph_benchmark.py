@@ -5,11 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from bevatron import cli
-from bevatron.errors import ConfigError, DataError
-from bevatron.recipes import graph_benchmark_plots as plots
-from bevatron.recipes.graph_benchmark import (
+from benchmarks.paper import graph_benchmark_plots as plots
+from benchmarks.paper.graph_benchmark import (
     FIELDS,
     GraphCase,
     append_rows,
@@ -17,7 +14,10 @@ from bevatron.recipes.graph_benchmark import (
     run_cases,
     sweep_cases,
 )
-from bevatron.recipes.graph_benchmark_plots import plot_times
+from benchmarks.paper.graph_benchmark_plots import plot_times
+
+from bevatron import cli
+from bevatron.errors import ConfigError, DataError
 
 
 def test_rows_tell_true_entries_and_an_interval(tmp_path):

@@ -266,7 +266,7 @@ def inspect(
     ranks
         Processes that share an epoch, for --plan.
     """
-    from bevatron.recipes.mace.inspect import PlanOptions, inspect_store
+    from bevatron.recipes.inspect import PlanOptions, inspect_store
 
     options = PlanOptions(capacity=capacity, ranks=ranks) if plan else None
     say(f"figures: {inspect_store(store, out, options)}")
@@ -291,7 +291,7 @@ def demo(out: Out = Path("demo-run")) -> int:
     out
         Folder for everything that it makes.
     """
-    from bevatron.ase import BevatronCalculator
+    from bevatron.recipes.mace.calculator import BevatronCalculator
     from bevatron.recipes.mace.demo import run_demo
 
     return run_demo(out, BevatronCalculator)

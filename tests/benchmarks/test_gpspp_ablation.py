@@ -7,16 +7,16 @@ from importlib.resources import files
 
 import pytest
 import yaml
+from benchmarks.paper import gpspp_ablation
+from benchmarks.paper.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
+from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron import cli
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.models.gpspp import GPSPlusPlus
-from bevatron.recipes import gpspp_ablation
 from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
-from bevatron.recipes.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.journal import read_journal
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"

@@ -25,9 +25,10 @@ from bevatron.errors import BevatronError, ConfigError
 from bevatron.files import write_json_atomically
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
+
+from .timed import Budget, fit_within
 
 RESULT = "gpspp_ablation.json"
 BASELINE = "baseline"
@@ -361,7 +362,7 @@ def _side_by_side(
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": place} if place else {})}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "bevatron.recipes.gpspp_ablation"],
+                [sys.executable, "-m", "benchmarks.paper.gpspp_ablation"],
                 input=json.dumps({**_plain(ablation), "cell": [name, seed], "stores": {
                     key: str(path) for key, path in stores.items()}}),
                 text=True, capture_output=True, env=environment, check=False,
