@@ -11,10 +11,8 @@ from benchmarks.paper import gpspp_ablation
 from benchmarks.paper.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
 from benchmarks.paper.timed import Budget, fit_within
 
-from bevatron import cli
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.models.gpspp import GPSPlusPlus
-from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.train.journal import read_journal
@@ -110,12 +108,10 @@ def test_every_row_is_a_model_that_differs(name, tmp_path, base):
 
 
 def test_an_ablation_writes_its_table_and_goes_on(tmp_path, store, base, monkeypatch, capsys):
-    words = (
-        f"bench gpspp-ablation {store} --out {tmp_path / 'a'} --base {base} --epochs 2 --seeds 2"
-    )
+    words = f"{store} --out {tmp_path / 'a'} --base {base} --epochs 2 --seeds 2"
     words += " --rows no-attention set2 --molecules 16 --train-size 48 --valid-size 16"
     words += " --device cpu"
-    assert cli.main(words.split()) == 0
+    assert gpspp_ablation.main(words.split()) == 0
     out = capsys.readouterr().out
     assert "set2: left out" in out
     result = json.loads((tmp_path / "a" / "gpspp_ablation.json").read_text())
@@ -135,7 +131,7 @@ def test_an_ablation_writes_its_table_and_goes_on(tmp_path, store, base, monkeyp
         raise AssertionError("was run again")
 
     monkeypatch.setattr(gpspp_ablation, "run_cell", refuse)
-    assert cli.main(words.split()) == 0
+    assert gpspp_ablation.main(words.split()) == 0
 
 
 COMMON = {
@@ -209,16 +205,3 @@ def test_an_ablation_needs_data_and_a_limit(tmp_path, store):
         Ablation((store,), tmp_path)
     with pytest.raises(ConfigError, match="a file of molecules or prepared stores"):
         Ablation((), tmp_path, epochs=1)
-
-
-def test_demonstration_leaves_what_it_promises(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(gpspp_demo.SETTINGS, "model", TINY)
-    monkeypatch.setitem(gpspp_demo.SETTINGS["train"], "epochs", 2)
-    assert gpspp_demo.gpspp_demo(tmp_path) == 0
-    there = {path.name for path in (tmp_path / "molecules").iterdir()}
-    assert {"report.html", "predicted.csv", "model.json"} <= there
-    out = capsys.readouterr().out
-    assert "eV in 2D" in out
-    assert "c1ccccc1O" in out
-    assert gpspp_demo.gpspp_demo(tmp_path) == 0  # again: what is done is not done again
-    assert "epoch 3  loss" not in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """`bevatron inspect`: tables on the terminal, figures in a folder, all of it in one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,14 +9,13 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 
-from bevatron.data.dataset import sizes
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
-from bevatron.recipes.gpspp.inspect import describe_molecules, draw_molecules
-from bevatron.recipes.gpspp.stores import KIND
+from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report, number
+from bevatron.typing import IntArray
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class PlanOptions:
     Attributes
     ----------
     capacity
-        Atoms of a batch at most; None = 16 times the mean structure, at least the largest one.
+        Maximum number of atoms per batch; None = 16 times the mean sample, at least the largest.
     ranks
         Processes that share the epoch.
     cost_nodes, cost_edges, cost_constant
@@ -70,26 +69,26 @@ def inspect_store(
     Raises
     ------
     StoreError
-        If there is no finished store of structures or molecules at ``path``.
+        If there is no finished store at ``path``.
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
     console = console or Console()
     report = Report(f"Store {store.path.name}", str(store.path), figures=out)
-    molecules = store.manifest["settings"].get("kind") == KIND
-    for table in describe_molecules(store) if molecules else inspect.describe(store):
+    shown = of_samples(store.manifest["settings"].get("kind", "structures")).inspected()
+    for table in shown.describe(store):
         console.print(render(table))
         report.section(table.title if table.title != str(store.path) else "Overview")
         report.table(table.headers, table.rows)
     report.section("Figures")
-    (draw_molecules if molecules else _draw_sizes)(report, store)
+    shown.draw(report, store)
     if plan is not None:
-        _compare(report, store, plan, console)
+        _compare(report, store, shown.sizes(store), plan, console)
     return report.write(out / "inspect.html")
 
 
 def render(table: inspect.Table) -> rich_table.Table:
-    """Turn a table into one that rich prints; numbers stand to the right."""
+    """Turn a table into one that rich prints; numbers are right-aligned."""
     shown = rich_table.Table(
         title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
@@ -108,33 +107,14 @@ def render(table: inspect.Table) -> rich_table.Table:
     return shown
 
 
-def _draw_sizes(report: Report, store: Store) -> None:
-    report.figure(
-        plots.ranges(
-            {
-                name: plots.Counted(degrees, atoms)
-                for name, (degrees, atoms) in inspect.neighbours_by_file(store).items()
-            },
-            "neighbours of an atom within the cutoff",
-            "Neighbours per atom",
-            counted="atoms",
-        ),
-        "Median, middle half and the range from 1 to 99 % of the atoms of each file.",
-        "neighbours",
-    )
-    for name, field in (("atoms", "atomic_numbers"), ("edges", "edges")):
-        values, counts = inspect.counted(store.lengths(field))
-        figure = plots.histogram(
-            {name: plots.Counted(values, counts)}, f"{name} per structure", f"Sizes in {name}"
-        )
-        report.figure(figure, f"Distribution of {name} per structure.", f"sizes_{name}")
-
-
-def _compare(report: Report, store: Store, options: PlanOptions, console: Console) -> None:
-    if store.manifest["settings"].get("kind") == KIND:
-        atoms, edges = store.lengths("atom_features"), store.lengths("bonds")
-    else:
-        atoms, edges = sizes(store).values()
+def _compare(
+    report: Report,
+    store: Store,
+    sizes: Mapping[str, IntArray],
+    options: PlanOptions,
+    console: Console,
+) -> None:
+    atoms, edges = sizes.values()
     capacity = options.capacity or max(int(16 * atoms.mean()), int(atoms.max()))
     cost = CostModel(options.cost_nodes, options.cost_edges, options.cost_constant)
     plans = inspect.compare_plans(
@@ -145,7 +125,7 @@ def _compare(report: Report, store: Store, options: PlanOptions, console: Consol
     report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
     report.figure(
         balance_figure(plans, capacity if cost == CostModel() else None, _unit(cost)),
-        "How much each rank has to do in each step. All ranks wait for the slowest; white is idle.",
+        "Work of each rank in each step. All ranks wait for the slowest; white is idle.",
         "plan",
     )
 
@@ -153,7 +133,7 @@ def _compare(report: Report, store: Store, options: PlanOptions, console: Consol
 def balance_figure(
     plans: Sequence[inspect.PlanStatistics], capacity: int | None, unit: str, most_steps: int = 2000
 ) -> Figure:
-    """Draw how several plans fill the ranks, of long epochs the first steps."""
+    """Draw how several plans fill the ranks; of long epochs, the first steps."""
     costs = {each.name: each.plan.costs[:most_steps] for each in plans}
     return plots.batch_balance(costs, capacity, unit)
 
@@ -162,5 +142,5 @@ def _unit(cost: CostModel) -> str:
     if cost == CostModel():
         return "atoms"
     parts = [(cost.nodes, "atoms"), (cost.edges, "edges"), (cost.constant, "")]
-    words = [f"{value:g} {name}".strip() for value, name in parts if value]
-    return " + ".join(words)
+    terms = [f"{value:g} {name}".strip() for value, name in parts if value]
+    return " + ".join(terms)

@@ -1,0 +1,34 @@
+"""What ``bevatron inspect`` shows of a store of structures."""
+
+from bevatron.data.dataset import sizes
+from bevatron.data.store.store import Store
+from bevatron.data.summary import inspect
+from bevatron.train.report import plots
+from bevatron.train.report.page import Report
+
+__all__ = ["describe", "draw", "sizes"]
+
+describe = inspect.describe
+
+
+def draw(report: Report, store: Store) -> None:
+    """Add figures of neighbours and sizes to a report."""
+    report.figure(
+        plots.ranges(
+            {
+                name: plots.Counted(degrees, atoms)
+                for name, (degrees, atoms) in inspect.neighbours_by_file(store).items()
+            },
+            "neighbours of an atom within the cutoff",
+            "Neighbours per atom",
+            counted="atoms",
+        ),
+        "Median, middle half and the range from 1 to 99 % of the atoms of each file.",
+        "neighbours",
+    )
+    for name, field in (("atoms", "atomic_numbers"), ("edges", "edges")):
+        values, counts = inspect.counted(store.lengths(field))
+        figure = plots.histogram(
+            {name: plots.Counted(values, counts)}, f"{name} per structure", f"Sizes in {name}"
+        )
+        report.figure(figure, f"Distribution of {name} per structure.", f"sizes_{name}")
