@@ -1,13 +1,25 @@
-# make demo    train, evaluate and use a small potential on bundled data (about 3 minutes)
-# make test    format, lint, types, import rules and all tests
-# make parity  compare with mace-torch, in an environment of its own
+# make demo       train, evaluate and use a small potential on bundled data (about 3 minutes)
+# make check      format, lint, types, import rules and the tests of what changed since BASE (main)
+# make test       format, lint, types, import rules and all tests
+# make test-long  all tests in random order, with ten times the examples, drawn anew (SEED=...)
+# make test-gpu   all tests that this machine's GPU can run; PYTHON=... takes an interpreter as it
+#                 is, with torch and the test tools in it: no .venv, no pip, no network
+# make parity     compare with mace-torch, in an environment of its own
 # Only Python >= 3.11 and make are needed; everything goes into .venv.
 
 .DELETE_ON_ERROR:
-.PHONY: demo test format lint types imports tests parity clean
+.PHONY: demo check test test-long test-gpu format lint types imports tests parity clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+BASE ?= main
+SEED ?= $(shell date +%s)
+GPU_PYTHON := $(BIN)/python
+GPU_READY := $(VENV)/.test-ready
+ifneq ($(filter command environment,$(firstword $(origin PYTHON))),)
+GPU_PYTHON = $(PYTHON)
+GPU_READY :=
+endif
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 DEMO_OUT ?= demo-run
@@ -47,9 +59,27 @@ imports: $(VENV)/.test-ready
 	@$(BIN)/lint-imports
 
 # One thread a test process: the workers of pytest-xdist share the cores.
+PYTEST = OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest
+PARALLEL = -n $(JOBS) --dist worksteal --durations 20 --durations-min 10
+
 tests: $(VENV)/.test-ready
-	@OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
-		--durations 20 --durations-min 10
+	@$(PYTEST) $(PARALLEL)
+
+check: format lint types imports
+	@files=$$($(BIN)/python tools/changed_tests.py $(BASE)); \
+	if [ -z "$$files" ]; then echo "no test belongs to what changed since $(BASE)"; \
+	else $(PYTEST) $(PARALLEL) -q -m "not slow" $$files; fi
+
+test-long: $(VENV)/.test-ready
+	@echo "SEED=$(SEED)"
+	@$(PYTEST) $(PARALLEL) --timeout 1800 --shuffle $(SEED) \
+		--hypothesis-profile random --hypothesis-seed $(SEED)
+
+test-gpu: $(GPU_READY)
+	@$(GPU_PYTHON) -c 'import sys, torch; \
+		sys.exit(None if torch.cuda.is_available() else "make test-gpu needs a CUDA device")'
+	@PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=1 MPLBACKEND=Agg \
+		$(GPU_PYTHON) -m pytest $(PARALLEL)
 
 parity: $(VENV)/.test-ready
 	@$(BIN)/python tools/parity_mace.py

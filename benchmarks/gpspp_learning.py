@@ -36,7 +36,7 @@ from paper.timed import Budget, fit_within
 from report import RESULTS, add_picture, hardware, versions, write_result
 
 from bevatron.files import write_text_atomically
-from bevatron.models.gpspp.storage import save_model
+from bevatron.models.gpspp import save_model
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
@@ -236,7 +236,7 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
 
 
 def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None) -> None:
-    """Make a table and a picture of what `bevatron bench gpspp-ablation` has run."""
+    """Make a table and a picture of what `benchmarks.paper.gpspp_ablation` has run."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     order = [*ROWS]
     runs.sort(key=lambda run: (order.index(run["row"]), run["seed"]))
@@ -262,7 +262,7 @@ def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None
         molecules=runs[0]["molecules"], steps=max(run["steps"] for run in runs)
     )
     path = write_result(
-        "gpspp_ablation",
+        "gpspp/ablation",
         rows,
         notes=notes,
         extra={"runs": runs},
@@ -366,7 +366,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the trained model")
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
     parser.add_argument("--note", default="", help="more to say under a collected table")
-    parser.add_argument("--name", default="gpspp_learning", help="of a collected result")
+    parser.add_argument("--name", default="gpspp/learning", help="of a collected result")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.collect is not None:

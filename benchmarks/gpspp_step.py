@@ -61,8 +61,8 @@ def draw_batch(path: Path, count: int) -> tuple[MoleculeBatch, Any]:
     samples = load(path)
     picked = np.random.default_rng(0).permutation(np.arange(count) % len(samples))
     batch = collate_molecules([samples[i] for i in picked], picked, [1.0] * count)
-    size = [batch.num_edges, batch.num_atoms, batch.num_graphs, batch.num_pairs]
-    return batch, choose_shapes(np.array([size])).shapes[0]
+    rule = batch.padding
+    return batch, choose_shapes(rule, np.array([rule.size_of(batch.sizes)])).shapes[0]
 
 
 def compare(name: str, batch: MoleculeBatch, shape: Any) -> dict[str, float]:
@@ -212,7 +212,7 @@ def peer_row(peer: str, batch: MoleculeBatch, repeats: int) -> dict[str, Any]:
 
 def collect(folder: Path) -> None:
     """Join the rows of several calls, the fastest first, and write the result."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.rglob("gpspp_step_*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(folder.rglob("gpspp/step.json"))]
     rows = [row for result in found for row in result["rows"]]
     rows.sort(key=lambda row: (row["molecules"], -row["molecules/s"]))
     compiled = {
@@ -223,7 +223,7 @@ def collect(folder: Path) -> None:
             row["times the compiled"] = round(row["molecules/s"] / compiled[row["molecules"]], 2)
     extra = {key: value for result in found for key, value in result.get("extra", {}).items()}
     machine = {key: found[0][key] for key in ("hardware", "versions")}
-    write_result("gpspp_step", rows, __doc__ or "", extra=extra, measured_on=machine)
+    write_result("gpspp/step", rows, __doc__ or "", extra=extra, measured_on=machine)
 
 
 def main() -> None:
@@ -249,7 +249,7 @@ def main() -> None:
 
     def write() -> None:
         options = {} if arguments.out is None else {"folder": arguments.out}
-        write_result("gpspp_step", rows, __doc__ or "", device="cuda", extra=extra, **options)
+        write_result("gpspp/step", rows, __doc__ or "", device="cuda", extra=extra, **options)
 
     small, shape = draw_batch(arguments.data, 256)
     for name in arguments.models:

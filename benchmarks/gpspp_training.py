@@ -35,7 +35,7 @@ from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import make_loader
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
 from bevatron.train.settings import (
@@ -190,7 +190,8 @@ def collect(folder: Path, results: Path = RESULTS) -> None:
             row["efficiency by medians %"] = round(100 * one["median"] / row["median"], 1)
     notes = (__doc__ or "").split("\n\n")[-1]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    write_result("gpspp_training", rows, notes, device=device, folder=results)
+    name = "gpspp/scaling" if any((row["GPUs"] or 0) > 1 for row in rows) else "gpspp/training"
+    write_result(name, rows, notes, device=device, folder=results)
 
 
 def main() -> None:

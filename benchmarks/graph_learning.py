@@ -2,7 +2,7 @@
 
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --seeds 10 --out rows
     python benchmarks/graph_learning.py --data DATA/graphs --runs gat-cora --peer --out rows
-    python benchmarks/graph_learning.py --collect rows --page results/graph_learning_X_DATE.json
+    python benchmarks/graph_learning.py --collect rows --page benchmarks/results/graph/learning.json
 
 Planetoid (public split): GAT with the recipe of its paper and its authors' program (8 heads of 8,
 ELU, dropout 0.6 of inputs, coefficients and projected features, Adam, row-normalised features,
@@ -36,7 +36,7 @@ from bevatron.data.samples import GraphBatch, WholeGraph
 from bevatron.files import write_text_atomically
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.metrics import counted_classes
-from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.report.plots.style import PALETTE, new_axes
 
 BETWEEN = 50
@@ -265,9 +265,9 @@ class Epochs:
         torch.cuda.synchronize(device)
         self._streams = [torch.cuda.Stream(device) for _ in trainings]
         try:
-            self.run = Recorder(device).record(self._side_by_side)
+            self.run = GraphPool(device).capture(self._side_by_side)
             self.recorded = True
-        except NotRecordableError as error:
+        except NotCapturableError as error:
             print(f"not recorded: {error}", flush=True)
         for one, weights in zip(trainings, before, strict=True):
             one.begin_again(weights)
@@ -506,7 +506,7 @@ def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
         "1710.10903), AGNN (1803.03735, standard error), heterophilous-graphs (2302.11640)."
     )
     path = write_result(
-        "graph_learning",
+        "graph/learning",
         [row(cells) for cells in ordered.values()],
         f"{notes} {note}".rstrip(),
         extra={"cells": list(ordered.values())},

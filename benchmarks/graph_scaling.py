@@ -396,7 +396,7 @@ def write_report(folder: Path) -> None:
     shown = [{k: v for k, v in row.items() if k not in {"all ms", "finite"}} for row in rows]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     extra = {"times": [row.get("all ms") for row in rows]}
-    report.write_result("graph_scaling", shown, NOTES, device=device, extra=extra, folder=folder)
+    report.write_result("graph/scaling", shown, NOTES, device=device, extra=extra, folder=folder)
 
 
 def _read(path: Path) -> list[dict[str, object]]:

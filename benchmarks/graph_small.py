@@ -260,14 +260,14 @@ def main() -> None:
     rows = compare("Cora, epoch", cora(args.data, "cuda"), inference=True, fresh=False)
     made = molecules(4096, "cuda")
     rows += compare("4096 molecules, step", made, inference=False, fresh=True)
-    write("graph_small", rows, NOTES)
+    write("graph/small", rows, NOTES)
     eager = {row["work"]: row["PyG ms"] for row in reversed(rows) if row["mode"] == "eager"}
     values = {"preset": "gat-cora", "data": {"train": [str(args.data / "cora.npz")]}}
     rows += trainer("Cora, epoch", values, eager["Cora, epoch"])
     with tempfile.TemporaryDirectory() as folder:
         values = save_molecules(made, folder)
         rows += trainer("4096 molecules, step", values, eager["4096 molecules, step"])
-    write("graph_small", rows, NOTES)
+    write("graph/small", rows, NOTES)
 
 
 if __name__ == "__main__":

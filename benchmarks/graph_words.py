@@ -189,4 +189,4 @@ def run(worlds: tuple[int, ...] = WORLDS) -> None:
         print(f"p = {world} done", flush=True)
     rows.sort(key=lambda row: [name for name, _ in graphs()].index(str(row["graph"])))
     notes = NOTES.format(crossing=crossing(rows))
-    report.write_result("graph_words", rows, notes)
+    report.write_result("graph/words", rows, notes)

@@ -549,12 +549,12 @@ def time_potentials(ops: list[str], options: argparse.Namespace) -> None:
         f"the copy rate ({rates[0] / 1e12:.2f} TB/s) and operations over the rate of an 8192^3 "
         f"float32 matrix product ({rates[1] / 1e12:.1f} TFLOP/s, TF32 off), measured in this run."
     )
-    stem = "-".join(["kernels", *(ops if set(ops) != set(CASES) else [])])
+    result = f"kernels/{'-'.join(ops) if set(ops) != set(CASES) else 'mace'}"
     for op in ops:
         for case in CASES[op](getattr(torch, name)):
             check(case)
             rows += measure(case, rates, not options.no_reference)
-        report.write_result(stem, rows, notes, device="cuda", folder=options.out)
+        report.write_result(result, rows, notes, device="cuda", folder=options.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from report import add_picture, write_result
 
 from bevatron.recipes import recipe
 from bevatron.recipes.mace.run import build
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
 
@@ -116,7 +116,7 @@ def collect(folder: Path, device: str, further: str = "") -> None:
     )
     losses_of = {f"{name}, seed {seed}": v.tolist() for (name, seed), v in found.items()}
     path = write_result(
-        "kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
+        "mace/kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
     )
     add_picture(picture(curves), path)
 

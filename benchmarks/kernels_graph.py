@@ -511,7 +511,7 @@ def main() -> None:
     args = options()
     device = "cuda"
     torch.cuda.init()
-    name, rows = "kernels_graph", []
+    name, rows = "graph/kernels", []
     folder = Path(args.out) if args.out else report.RESULTS
     write = functools.partial(report.write_result, device=device, folder=folder)
     if args.paper_model:
@@ -520,7 +520,7 @@ def main() -> None:
             call()
         torch.cuda.synchronize()
     elif args.sizes:
-        name, rows = "kernels_graph_sizes", sizes(args.sizes, args, device)
+        name, rows = "graph/kernels_sizes", sizes(args.sizes, args, device)
     elif args.paper is not None:
         chosen = args.paper or list(PAPER)
         if args.parallel or args.compile_only:
@@ -528,7 +528,7 @@ def main() -> None:
         if not args.compile_only:
             paper(
                 *(chosen, args.models, device, args.repeat),
-                lambda rows: write("graph_paper", rows, PAPER_NOTES),
+                lambda rows: write("graph/paper", rows, PAPER_NOTES),
             )
         return
     else:

@@ -200,7 +200,7 @@ def main() -> None:
         {"what": "worker killed until its successor is started", "ms per batch": milliseconds}
     )
     write_result(
-        "loader",
+        "data/loader",
         rows,
         notes=(
             f"Batches of {GRAPHS} structures, {NUM_ATOMS} atoms and {NUM_EDGES} edges each. 'ms "

@@ -32,7 +32,7 @@ from bevatron.recipes import recipe
 from bevatron.recipes.mace.run import MaceRun, build
 from bevatron.train.capture.step import CapturedStep
 from bevatron.train.epochs import plan_epoch
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.report import plots
 from bevatron.train.run import Run
@@ -55,7 +55,10 @@ def configuration(
             "algorithm": batching,
             "capacity": arguments.capacity,
             "size": arguments.size,
-            "cost_edges": arguments.cost_edges if batching == "balanced" else 0.0,
+            "cost": {
+                "atoms": 1.0,
+                "edges": arguments.cost_edges if batching == "balanced" else 0.0,
+            },
         },
         "loader": {"workers": arguments.workers},
         "checkpoint": {"every_epochs": None},
@@ -185,7 +188,7 @@ def collect(arguments: argparse.Namespace) -> None:
         rows.append(row)
     notes = f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} {arguments.notes}".strip()
     device = arguments.device if arguments.device == "cpu" else "cuda"
-    path = write_result("mace_batching", rows, notes, device=device, extra={"curves": runs})
+    path = write_result("mace/batching", rows, notes, device=device, extra={"curves": runs})
     add_picture(picture(grouped), path)
 
 

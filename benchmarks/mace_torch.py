@@ -161,7 +161,7 @@ def write_speed(
         f"{before} before and {after} after; the runs themselves make 1 to 2 of it. "
         f"{', '.join(f'{name} {value}' for name, value in versions.items())}."
     )
-    write_result("mace_torch_speed", rows, notes, extra={"peer_versions": versions, **extra})
+    write_result("mace/mace_torch_speed", rows, notes, extra={"peer_versions": versions, **extra})
 
 
 def learn(work: Path, jobs: int) -> None:
@@ -227,7 +227,7 @@ def write_learning(results: list[dict[str, Any]], plan: dict[str, Any]) -> None:
         f"{', '.join(f'{name} {value}' for name, value in peer.items())}."
     )
     extra = {"first_losses": losses, "runs": slim(results), "training": training}
-    write_result("mace_torch_learning", rows, notes, extra=extra)
+    write_result("mace/mace_torch_learning", rows, notes, extra=extra)
     print(json.dumps(losses, indent=1))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from report import write_result
 
 from bevatron.data.packing import pack
+from bevatron.data.padding.atoms import MoleculePadding
 from bevatron.data.padding.size_buckets import choose_shapes
 from bevatron.data.readers.molecules import MoleculeOptions, molecules_in_memory, open_molecules
 from bevatron.data.samples import FEATURE_SETS, collate_molecules
@@ -86,7 +87,7 @@ def filling(store: Store) -> list[dict[str, Any]]:
         capacity = (budget * mean / mean[0] * SLACK).astype(int)
         plan = pack(counts, capacity.tolist(), 1)
         batches = [[*counts[b].sum(axis=0)[[1, 0]], len(b), counts[b, 2].sum()] for b in plan[0]]
-        shapes = choose_shapes(np.array(batches, dtype=np.int64))
+        shapes = choose_shapes(MoleculePadding(), np.array(batches, dtype=np.int64))
         fills = dict(zip(COUNTS, plan.fills.tolist(), strict=True))
         rows.append(
             {
@@ -94,8 +95,8 @@ def filling(store: Store) -> list[dict[str, Any]]:
                 "batches": plan.num_batches,
                 **{f"fill {name} (%)": round(100 * fill, 1) for name, fill in fills.items()},
                 "shapes": len(shapes.shapes),
-                "padding atoms (%)": round(100 * shapes.waste_atoms, 1),
-                "padding edges (%)": round(100 * shapes.waste_edges, 1),
+                "padding atoms (%)": round(100 * shapes.waste["atoms"], 1),
+                "padding edges (%)": round(100 * shapes.waste["edges"], 1),
             }
         )
     return rows
@@ -116,13 +117,13 @@ def main() -> None:
         rows = features(raw, arguments.repeats)
         stored, store = storing(smiles, Path(folder))
         write_result(
-            "molecules_prepare",
+            "data/molecules_prepare",
             rows + stored,
             "Seconds are those of one core in this process (other work ran beside it); of the "
             "features the best of several runs over all molecules.",
         )
         write_result(
-            "molecules_packing",
+            "data/molecules_packing",
             filling(store),
             "Balanced packing of 199,900 molecules (the real ones repeated) by atoms, edges and "
             "squared atoms; then padding to at most four fixed shapes, headroom for other epochs "

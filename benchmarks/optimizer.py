@@ -19,7 +19,7 @@ from report import write_result
 from torch import nn
 
 from bevatron.models.mace import MACE, MaceConfig
-from bevatron.train.capture.cuda_graphs import Recorder
+from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.optim import AveragedWeights, clip_gradients, make_optimizer
@@ -111,7 +111,7 @@ def recorded(model: nn.Module) -> Callable[[], Any]:
     ema = AveragedWeights(model, 0.99)
     update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
     update.set(1e-3, float("inf"))
-    return Recorder(torch.device("cuda")).record(update.run, update.rehearse)
+    return GraphPool(torch.device("cuda")).capture(update.run, update.warm_up)
 
 
 def replay_of(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -261,7 +261,7 @@ def main() -> None:
         "to the end of the device's work, the device idle before; host: until the call returns; "
         f"recorded: replay of a CUDA graph. Copy rate {rate / 1e12:.2f} TB/s; medians."
     )
-    write_result("optimizer", rows, notes, device="cuda")
+    write_result("kernels/optimizer", rows, notes, device="cuda")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def main() -> None:
             "in bfloat16; DDP over NCCL with buckets of 25 MB; clipping, AdamW, moving average. "
             "Norms and weights were first compared with those of one device."
         )
-        write_result("optimizer_ddp", rows, notes, device="cuda", folder=options.out)
+        write_result("kernels/optimizer_ddp", rows, notes, device="cuda", folder=options.out)
     distributed.barrier()
     distributed.destroy_process_group()
 

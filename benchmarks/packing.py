@@ -122,7 +122,7 @@ def main() -> None:
         for name in list(PACKINGS)[:3]
     ]
     write_result(
-        "packing",
+        "data/packing",
         rows,
         notes=(
             "Sizes: tools/paper_mix.py. Imbalance and worst step are max/mean over ranks; 1 is "

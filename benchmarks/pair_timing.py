@@ -262,8 +262,10 @@ def run(
                 torch.cuda.empty_cache()
     finally:
         named_ops = ops if set(ops) != set(CASES) else ["pair"]
-        name = "-".join(["kernels", *named_ops, *(["shapes"] if wanted else [])])
-        report.write_result(name, rows, _notes(dtype, rates), device="cuda", folder=out)
+        name = "-".join([*named_ops, *(["shapes"] if wanted else [])])
+        report.write_result(
+            f"kernels/{name}", rows, _notes(dtype, rates), device="cuda", folder=out
+        )
     if refused:
         raise SystemExit("\n".join(refused))
 

@@ -1,4 +1,9 @@
-"""Writes the result of a benchmark as JSON and as a Markdown table, stamped with what it ran on."""
+"""Writes the result of a benchmark as JSON and as a Markdown page, stamped with what it ran on.
+
+The newest result is ``results/<area>/<name>.json``, with a page and pictures next to it; hardware
+and date are inside. The result it replaces moves to
+``results/history/<area>/<name>_<hardware>_<date>``, unless date and hardware are the same.
+"""
 
 import json
 import os
@@ -16,6 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
+AREAS = ("kernels", "mace", "gpspp", "graph", "data")
+PICTURE = re.compile(r"\]\(([^()/\s]+\.png)\)")
+"""A picture as a page shows it."""
 PACKAGES = (
     *("bevatron", "torch", "triton", "numpy", "pyarrow", "xxhash"),
     *("mace-torch", "e3nn", "cuequivariance-torch"),
@@ -55,12 +63,12 @@ def write_result(
     folder: Path = RESULTS,
     measured_on: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write ``<name>_<hardware>_<date>.json`` and ``.md`` and print the table.
+    """Write ``<area>/<name>.json`` and its page and print the table.
 
     Parameters
     ----------
     name
-        What was measured.
+        ``<area>/<name>``: what was measured, ``mace/train_step``.
     rows
         One mapping per row of the table; columns in the order of first appearance.
     notes
@@ -82,8 +90,7 @@ def write_result(
     now = datetime.now(UTC)
     ran_on = measured_on or {"hardware": hardware(device), "versions": versions()}
     machine = ran_on["hardware"]
-    stem = f"{name}_{machine}_{now:%Y-%m-%d}"
-    folder.mkdir(parents=True, exist_ok=True)
+    path = make_room(name, machine, f"{now:%Y-%m-%d}", folder)
     result = {
         "name": name,
         "hardware": machine,
@@ -93,18 +100,67 @@ def write_result(
         "rows": [dict(row) for row in rows],
         **({"extra": dict(extra)} if extra else {}),
     }
-    path = folder / f"{stem}.json"
     write_text_atomically(path, json.dumps(result, indent=1, default=_plain) + "\n")
     text = markdown(rows)
     listed = ", ".join(f"{package} {number}" for package, number in ran_on["versions"].items())
     page = f"# {name}\n\n{machine}, {now:%Y-%m-%d}, {listed}\n\n{text}\n\n{notes}".rstrip() + "\n"
-    write_text_atomically(folder / f"{stem}.md", page)
+    write_text_atomically(path.with_suffix(".md"), page)
     print(f"{text}\n\n{path}")
     return path
 
 
+def make_room(name: str, machine: str | None, date: str, folder: Path = RESULTS) -> Path:
+    """Move the result that a new one replaces to the history; return the path of the new one.
+
+    Parameters
+    ----------
+    name
+        ``<area>/<name>``.
+    machine, date
+        Of the new result.
+    folder
+        Where the areas are.
+
+    Returns
+    -------
+    Path
+        The JSON file ``<folder>/<area>/<name>.json``; its page has the suffix ``.md``.
+    """
+    area, _, short = name.partition("/")
+    if area not in AREAS or not re.fullmatch(r"[\w-]+", short):
+        raise ValueError(f"{name}: expected AREA/NAME with an area of {', '.join(AREAS)}")
+    path = folder / area / f"{short}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        earlier = json.loads(path.read_text())
+        if (earlier.get("hardware"), earlier["date"]) != (machine, date):
+            _retire(path, folder / "history" / area / history_name(short, earlier))
+    return path
+
+
+def history_name(name: str, result: Mapping[str, Any]) -> str:
+    """Return the name of a result in the history: ``<name>_<hardware>_<date>``."""
+    return "_".join(filter(None, (name, result.get("hardware"), result["date"])))
+
+
+def _retire(path: Path, stem: Path) -> None:
+    """Move a result, its page and the pictures there to a stem in the history."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(stem.with_name(f"{stem.name}.json"))
+    page = path.with_suffix(".md")
+    if not page.exists():  # an interrupted run wrote the numbers alone
+        return
+    text = page.read_text()
+    for picture in PICTURE.findall(text):
+        renamed = picture.replace(path.stem, stem.name, 1)
+        path.with_name(picture).rename(stem.with_name(renamed))
+        text = text.replace(f"]({picture})", f"]({renamed})")
+    write_text_atomically(stem.with_name(f"{stem.name}.md"), text)
+    page.unlink()
+
+
 def add_picture(figure: "Figure", result: Path, name: str = "") -> Path:
-    """Write a figure beside a result and show it on the result's page.
+    """Write a figure next to a result and show it on the result's page.
 
     Parameters
     ----------

@@ -233,7 +233,7 @@ def main() -> None:
         "also of float32)."
     )
     name = "-".join(["rows", *options.op])
-    report.write_result(name, beside(rows), notes, device="cuda", folder=options.out)
+    report.write_result(f"kernels/{name}", beside(rows), notes, device="cuda", folder=options.out)
 
 
 def beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

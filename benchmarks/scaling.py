@@ -174,7 +174,7 @@ def main() -> None:
         f"{arguments.bandwidth / 1e9:g} GB/s, {1e6 * arguments.latency:g} us; costs {costs}. "
         + PAPER
     )
-    path = write_result("scaling_simulation", rows, notes=notes)
+    path = write_result("mace/scaling_simulation", rows, notes=notes)
     add_picture(picture(rows), path)
 
 

@@ -6,7 +6,7 @@
 What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
 ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
 first ten (launched one by one). Shapes of batches may still be recorded at the begin of an epoch:
-"efficiency" counts every step (as run; "recording s" is the part of all of them that went into
+"efficiency" counts every step (as run; "capture s" is the part of all of them that went into
 that), "settled" leaves out the first ten of each epoch. A case is ``batching:kernels``;
 ``reference`` is plain PyTorch with every step launched one by one, which is how e3nn works,
 ``auto`` the fast kernels with captured steps. Batches of a fixed count hold as many structures as
@@ -37,7 +37,7 @@ from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statist
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.mace.data import DataConfig, batch_sizes, load_structures
 from bevatron.recipes.mace.step_cost import TERMS, StepCost, fit_cost
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
 from bevatron.train.run import Run
@@ -91,8 +91,7 @@ def make_run(
             algorithm=batching,  # type: ignore[arg-type]
             capacity=arguments.capacity,
             size=round(arguments.capacity / float(sizes["atoms"].mean())),
-            cost_nodes=1.0,
-            cost_edges=arguments.cost_edges if batching == "balanced" else 0.0,
+            cost={"atoms": 1.0, "edges": arguments.cost_edges if batching == "balanced" else 0.0},
         ),
         loader=LoaderConfig(workers=arguments.workers),
         checkpoint=CheckpointConfig(every_epochs=None),
@@ -124,13 +123,13 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
     if epochs > 1:
         settled = seconds[settled_steps([record["epoch"] for record in steady])]
     waited = sum(r["time"]["seconds"] * r["time"]["wait_share"] for r in steady)
-    recording = sum(r["time"].get("recording", 0.0) for r in steady)
+    capturing = sum(r["time"].get("capture", 0.0) for r in steady)
     atoms = int(run.sizes["atoms"].sum())
     batch = run.settings.batch
-    cost = batch.cost_nodes * run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
+    cost = run.sizes["atoms"] + arguments.cost_edges * run.sizes["edges"]
     plan = pack(
         run.sizes["atoms"],
-        batch.capacities()["atoms"],
+        batch.capacities(run.sizes)["atoms"],
         mesh.world,
         algorithm=batch.algorithm,
         balance=cost,
@@ -151,7 +150,7 @@ def measured(run: Run, case: str, mesh: Mesh, arguments: argparse.Namespace) -> 
         "settled ms": round(1e3 * float(settled.mean()), 2),
         "median": round(1e3 * float(np.median(seconds)), 2),
         "epoch s": round(epoch_seconds, 3),
-        "recording s": round(recording, 2),
+        "capture s": round(capturing, 2),
         "atoms/s": round(atoms / epoch_seconds),
         "waited %": round(100 * waited / float(seconds.sum()), 1),
         "slowest/mean": round(float(plan.imbalance), 3),
@@ -232,7 +231,7 @@ def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> N
     (folder / "costs.json").write_text(json.dumps(costs))
     notes = " ".join([*(__doc__ or "").split("\n\n")[2:4], *sources]).replace("\n", " ")
     written = write_result(
-        "scaling_gpus", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
+        "mace/scaling", rows, notes=notes, device="cuda" if torch.cuda.is_available() else "cpu",
         extra={"costs": costs}, folder=results,
     )  # fmt: skip
     for name, figure in pictures(rows).items():

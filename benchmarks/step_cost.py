@@ -108,7 +108,7 @@ def collect(folder: Path, out: Path) -> None:
         "of five steps, the next launched before one is read, as in training."
     )
     path = write_result(
-        "step_cost",
+        "mace/step_cost",
         rows,
         " ".join([" ".join((__doc__ or "").split("\n\n")[2].split()), *notes]),
         device="cuda",

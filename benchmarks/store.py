@@ -109,7 +109,7 @@ def main() -> None:
         limited = Store(path)
         rows.append(row("random order, at most 512 MiB mapped", times(limited.__getitem__, order)))
     write_result(
-        "store",
+        "data/store",
         rows,
         notes=(
             f"{arguments.samples} samples of {ATOMS} atoms and {EDGES} edges, "

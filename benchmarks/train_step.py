@@ -38,7 +38,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, collate_structures, unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.recipes.mace.potential import PER_ATOM, Potential
+from bevatron.recipes.mace.potential import ROWS, Potential
 from bevatron.train.capture.inference import CapturedInference
 from bevatron.train.capture.step import CapturedStep
 from bevatron.train.loop import begin_state
@@ -187,7 +187,7 @@ def captured_contender(preset: str, batch: StructureBatch, implementation: str) 
 def captured_inference(preset: str, batch: StructureBatch, implementation: str) -> Contender:
     """Infer as a potential does with captured evaluations: one launched before the last is read."""
     model = our_model(preset, batch).cuda().eval().requires_grad_(False)
-    inference = CapturedInference(model, torch.device("cuda"), torch.float32, PER_ATOM, patience=0)
+    inference = CapturedInference(model, torch.device("cuda"), torch.float32, ROWS, patience=0)
     waiting: list[Callable[[], dict[str, torch.Tensor]]] = []
 
     def infer() -> tuple[torch.Tensor, torch.Tensor]:
@@ -509,7 +509,7 @@ def main() -> None:
     parser.add_argument("--mix", choices=sorted(REPEATS), default="crystals")
     parser.add_argument("--start", type=Path, help="measure only once this file is there")
     arguments = parser.parse_args()
-    name = "train_step" if "train" in arguments.what else "inference"
+    name = "mace/train_step" if "train" in arguments.what else "mace/inference"
     name += "_mixed" if arguments.mix == "mixed" else ""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     spent: dict[str, list[dict[str, Any]]] = {}

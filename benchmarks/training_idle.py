@@ -27,7 +27,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import StructureBatch, unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
 from bevatron.recipes.mace.data import DataConfig, batch_sizes, load_structures
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import fit
 from bevatron.train.run import Run
 from bevatron.train.settings import (
@@ -210,7 +210,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 row = train(*made, arguments.workers, captured=captured)
                 rows.append({"model": preset, **row})
                 notes = notes_on(made[0], arguments)
-                write_result("training_idle", rows, notes, device="cuda", folder=arguments.out)
+                write_result("mace/training_idle", rows, notes, device="cuda", folder=arguments.out)
 
 
 def notes_on(data: Dataset, arguments: argparse.Namespace) -> str:

@@ -1,5 +1,7 @@
 """Fixtures for all tests."""
 
+import functools
+import importlib.util
 import os
 import sys
 from importlib.machinery import PathFinder
@@ -7,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
 # Before Triton is imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -15,7 +16,18 @@ if not torch.cuda.is_available():
 
 # Before anything of bevatron is imported.
 sys.path.insert(0, str(Path(__file__).parent))
-install_import_hook("bevatron", "shape_checks.checked")
+if importlib.util.find_spec("beartype"):
+    importlib.import_module("shape_checks").install("bevatron")
+
+# Processes that tests start import the same package, whatever folder they run in.
+SOURCE = str(Path(importlib.util.find_spec("bevatron").origin).parents[1])
+before = os.environ.get("PYTHONPATH")
+os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, before] if before else [SOURCE])
+
+
+def pytest_addoption(pluginmanager):
+    """Take in the options and hooks of ``running``."""
+    pluginmanager.register(importlib.import_module("running"), "running")
 
 
 class KernelSources(PathFinder):
@@ -26,8 +38,15 @@ class KernelSources(PathFinder):
         if fullname.startswith("bevatron.kernels.") and fullname.split(".")[-1].startswith(
             "triton"
         ):
+            cls.prepare_interpreter()
             return super().find_spec(fullname, path, target)
         return None
+
+    @staticmethod
+    @functools.cache
+    def prepare_interpreter():
+        if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+            importlib.import_module("fast_interpreter").install()
 
 
 sys.meta_path.insert(0, KernelSources)

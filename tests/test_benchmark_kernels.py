@@ -19,7 +19,8 @@ def timing(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import kernels
 
-    for name, value in {"ATOMS": ATOMS, "EDGES": EDGES, "CELL": 8, "DEVICE": "cpu"}.items():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, value in {"ATOMS": ATOMS, "EDGES": EDGES, "CELL": 8, "DEVICE": device}.items():
         monkeypatch.setattr(kernels, name, value)
     yield kernels
     for name in set(sys.modules) - before:

@@ -313,7 +313,7 @@ def test_inspect_and_bench_print_tables(shelf, tmp_path, capsys):
 def test_bench_measures_the_steps_of_a_run(shelf, tmp_path, capsys):
     steps = [str(shelf / "store"), "--model", str(shelf / "run"), "--device", "cpu"]
     assert main(["bench", "cost", *steps, "--dtype", "float64", "--most", "200"]) == 0
-    assert "--batch.cost-nodes" in capsys.readouterr().out
+    assert "--batch.cost atoms" in capsys.readouterr().out
     picture = tmp_path / "curve.png"
     assert main(["bench", "capacity", *steps, "--most", "100", "--out", str(picture)]) == 0
     assert picture.exists()

@@ -36,6 +36,9 @@ from bevatron.models.mace import (
 )
 from bevatron.models.mace.mace_torch_layout import pieces
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from report import make_room
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mace-torch==0.3.16", "e3nn==0.4.4")
 R_MAX = 3.5
@@ -321,8 +324,7 @@ def run(names):
 def report(rows):
     """Write the result as JSON and as a table; return whether all is within limits."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    stem = ROOT / "benchmarks" / "results" / f"parity_mace_{today}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    path = make_room("mace/parity", None, today)
     fine = all(worst[name] <= limit for _, _, worst in rows for name, limit in LIMITS.items())
     values = {
         "against": list(PACKAGES),
@@ -333,7 +335,7 @@ def report(rows):
         "passed": fine,
         "cases": [{"case": c, "direction": d, "largest_differences": w} for c, d, w in rows],
     }
-    write_json_atomically(stem.with_suffix(".json"), values)
+    write_json_atomically(path, values)
     names = list(LIMITS)
     lines = [
         f"# MACE against mace-torch, {today}",
@@ -352,7 +354,7 @@ def report(rows):
         f"| {case} | {direction} | " + " | ".join(f"{worst[name]:.1e}" for name in names) + " |"
         for case, direction, worst in rows
     ]
-    write_text_atomically(stem.with_suffix(".md"), "\n".join(lines) + "\n")
+    write_text_atomically(path.with_suffix(".md"), "\n".join(lines) + "\n")
     print("\n".join(lines))
     return fine
 

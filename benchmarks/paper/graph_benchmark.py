@@ -37,6 +37,8 @@ from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
 from bevatron.recipes.arguments import say
 
+from .graph_benchmark_plots import plot_times
+
 Model = Literal["VA", "AGNN", "GAT"]
 Dataset = Literal["kronecker", "uniform", "file"]
 Precision = Literal["float32", "float64", "bfloat16"]
@@ -484,32 +486,6 @@ def chosen_cases(
     ]
 
 
-def check_plot(table: Path | None) -> Path:
-    """Refuse a picture without a CSV file, before anything is timed.
-
-    Raises
-    ------
-    ConfigError
-        If there is no file.
-    """
-    if table is None:
-        raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
-    return table
-
-
-def draw(table: Path | None, out: Path) -> Path:
-    """Draw all rows of a CSV file, see `graph_benchmark_plots`.
-
-    Raises
-    ------
-    ConfigError
-        If there is no file.
-    """
-    from .graph_benchmark_plots import plot_times
-
-    return plot_times(check_plot(table), out)
-
-
 def time_attention(
     model: tuple[Literal["VA", "AGNN", "GAT"], ...] = ("GAT",),
     dataset: Literal["kronecker", "uniform", "file"] = "kronecker",
@@ -584,11 +560,11 @@ def time_attention(
         partition=partition,
     )
     cases = chosen_cases(base, model, features, layers, inference, sweep, shrink)
-    if plot is not None:
-        check_plot(out)
+    if plot is not None and out is None:
+        raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
     run_cases(cases, repeat=repeat, warmup=warmup, device=device, out=out, tell=say)
-    if plot is not None:
-        say(f"picture: {draw(out, plot)}")
+    if plot is not None and out is not None:
+        say(f"picture: {plot_times(out, plot)}")
     return 0
 
 

@@ -28,7 +28,8 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     ----------
     cls
         A frozen dataclass; its fields may be bool, int, float, str, Path, Literal, optional and
-        union types, tuples, dicts with string keys and other such dataclasses.
+        union types, tuples, dicts with string keys and other such dataclasses. An ``InitVar`` is an
+        old key, which it converts.
     values
         What a YAML or JSON file holds.
     path
@@ -53,12 +54,13 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
         )
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
+    old = {name: hint.type for name, hint in hints.items() if isinstance(hint, dataclasses.InitVar)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         where = f"{path}.{key}" if path else str(key)
-        if key not in fields:
+        if key not in fields and key not in old:
             raise ConfigError(f"{where}: unknown key{_suggestion(str(key), fields)}")
-        arguments[key] = _convert(hints[key], value, where)
+        arguments[key] = _convert(old.get(key, hints[key]), value, where)
     for name, field in fields.items():
         required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

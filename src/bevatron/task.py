@@ -1,7 +1,7 @@
 """What the trainer needs to know about a model and its data: the Task protocol.
 
-A task turns samples into a batch, computes the loss and keeps the metrics. The trainer knows
-nothing else of a model. Loss and normalisers are separate so that a loss is one global mean:
+A task collates samples into a batch, computes the loss and keeps the metrics. The trainer knows
+nothing else about a model. Loss and normalisers are separate so that a loss is one global mean:
 the counts of all micro-batches and ranks of a step are summed first, and each part of the loss
 is a sum divided by that total. Unequal batches therefore stay unbiased, and a step over several
 small batches equals the step over one large batch.
@@ -18,7 +18,7 @@ from bevatron.typing import Arrays, IntArray
 
 
 class Batch(Protocol):
-    """Samples put together for one step."""
+    """Samples collated for one step."""
 
     @property
     def sample_indices(self) -> IntArray:
@@ -26,7 +26,10 @@ class Batch(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Counts that describe the batch, for logs: ``{"graphs": 4, "atoms": 93}``."""
+        """Named counts, for logs and messages: ``{"graphs": 4, "atoms": 93, "edges": 3020}``.
+
+        First that of samples, then that of what samples are measured in.
+        """
 
     def to(
         self,
@@ -113,15 +116,26 @@ class Task(Protocol[B_contra]):
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A task whose loss can be recorded as a CUDA graph.
+    """A task whose loss can be captured as a CUDA graph.
 
     Its loss and backward pass do the same on all batches of one shape and never ask the device for
-    a number. Batches of structures or molecules are padded: the loss keeps its digits when they end
-    with empty or unlabelled ones.
+    a number. Its batches can be padded (`bevatron.data.padding.Paddable`), and then the loss does
+    not depend on the padding, or they are `Unchanging`.
     """
 
     def constants(self) -> Hashable:
         """Return what the loss depends on besides tensors, such as the weights of its stage."""
+
+
+@runtime_checkable
+class Unchanging(Protocol):
+    """A batch whose sample gives an equal batch every time, such as one whole graph.
+
+    A run over a single such sample leaves it on the device, and its steps can be captured without
+    padding.
+    """
+
+    unchanging: Literal[True]
 
 
 @runtime_checkable
@@ -133,7 +147,7 @@ class AllowsAutocast(Protocol):
 
 @runtime_checkable
 class ChecksBatches(Protocol):
-    """A model that refuses some batches, which a recorded step cannot."""
+    """A model that refuses some batches, which a captured step cannot."""
 
     def check(self, batch: Any) -> None:
         """Refuse a batch on the CPU that this model cannot work on."""

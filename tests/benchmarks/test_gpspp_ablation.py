@@ -1,9 +1,12 @@
 """Training for a given time, and the ablations that are made of it."""
 
+import itertools
 import json
 import subprocess
+import threading
 import time
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +18,7 @@ from bevatron.errors import BevatronError, ConfigError
 from bevatron.models.gpspp import GPSPlusPlus
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
 TINY = {
@@ -48,11 +51,13 @@ def run_of(folder, store, **changes):
     return build(GpsppRun.from_values(values))
 
 
-def test_a_run_ends_with_its_time_and_its_rate_at_zero(tmp_path, store):
+def test_a_run_ends_with_its_time_and_its_rate_at_zero(tmp_path, store, monkeypatch):
     run = run_of(tmp_path, store)
-    began = time.monotonic()
+    looks = itertools.count(1)  # a clock that goes on when it is looked at: no step is slow
+    clock = SimpleNamespace(monotonic=lambda: 0.02 * next(looks))
+    monkeypatch.setattr("benchmarks.paper.timed.time", clock)
     timed = fit_within(run, Budget(seconds=2.0, warmup=0.2))
-    assert 2.0 <= time.monotonic() - began < 6.0
+    assert 2.0 <= clock.monotonic() < 2.4
     assert timed.result.finished is None or timed.result.finished == "time"
     assert timed.result.stopped_by is None
     steps = [r for r in read_journal(run.folder / "metrics.jsonl") if r["kind"] == "step"]
@@ -147,11 +152,13 @@ def test_a_run_in_a_process_of_its_own_is_the_same(tmp_path, store, base):
 
 
 def test_runs_side_by_side_have_a_gpu_each_and_failures_are_told(tmp_path, store, monkeypatch):
-    used = []
+    used, two_run = [], threading.Event()
 
     def run(words, *, input, env, **_):  # noqa: A002
         used.append((json.loads(input)["cell"][1], env.get("CUDA_VISIBLE_DEVICES")))
-        time.sleep(0.2)
+        if len(used) >= 2:
+            two_run.set()
+        two_run.wait(30)
         failed = len(used) == 4
         return subprocess.CompletedProcess(words, int(failed), "", "Traceback\nError: too hot\n")
 
@@ -169,11 +176,14 @@ def test_runs_side_by_side_have_a_gpu_each_and_failures_are_told(tmp_path, store
 def test_runs_share_a_gpu_only_where_time_does_not_count(
     tmp_path, store, monkeypatch, budget, most
 ):
-    running, found = [], []
+    running, found, enough_run = [], [], threading.Event()
 
     def run(words, *, input, env, **_):  # noqa: A002
         running.append(env["CUDA_VISIBLE_DEVICES"])
-        time.sleep(0.2)
+        if len(running) >= most:
+            enough_run.set()
+        enough_run.wait(30)
+        time.sleep(0.2)  # for one more, if there were no bound
         found.append((len(running), set(running)))
         running.pop()
         cell = gpspp_ablation._file(  # what a run leaves behind

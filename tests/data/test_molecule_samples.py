@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevatron.data.padding import BatchShape, StaticBatch, fill_of, pad_molecules
+from bevatron.data.padding.atoms import MAX_PADDING_MOLECULE, MoleculePadding
 from bevatron.data.padding.size_buckets import choose_shapes, smallest_shape
 from bevatron.data.samples import MoleculeBatch, collate_molecules, molecule_fields
 
@@ -150,10 +151,12 @@ def test_collating_pickles_and_batches_do(batch):
 
 # ---- padding ----
 
+RULE = MoleculePadding()
+
 
 def shape_for(batch, max_molecule=16):
     sizes = [[batch.num_edges, batch.num_atoms, batch.num_graphs, batch.num_pairs]]
-    return choose_shapes(np.array(sizes), 1).shapes[0]
+    return choose_shapes(RULE, np.array(sizes), 1).shapes[0]
 
 
 @settings(max_examples=20, deadline=None)
@@ -215,6 +218,17 @@ def test_fill_is_the_share_in_use(batch):
     assert fill == {"edges": 0.5, "atoms": 0.5, "graphs": 0.5, "pairs": 0.5}
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+def test_a_rounded_shape_of_molecules_holds_them_and_little_more(atoms):
+    size = (2 * sum(atoms), sum(atoms), len(atoms), sum(n**2 for n in atoms))
+    shape = RULE.rounded(size)
+    assert RULE.holds(shape, size)
+    assert shape.edges % 2 == 0
+    assert (shape.atoms - size[1]) / (shape.graphs - size[2]) <= MAX_PADDING_MOLECULE
+    padding = (shape.atoms - size[1]) * MAX_PADDING_MOLECULE
+    assert shape.pairs <= max(128, 1.25 * (size[3] + padding + 128))
+
+
 def test_few_shapes_hold_all_batches_and_waste_little():
     rng = np.random.default_rng(0)
     sizes = []
@@ -222,7 +236,7 @@ def test_few_shapes_hold_all_batches_and_waste_little():
         atoms = rng.integers(8, 20, 500)
         total = int(atoms.sum())
         sizes.append([2 * total + 1000, total, 500, int((atoms**2).sum())])
-    buckets = choose_shapes(np.array(sizes), 3)
+    buckets = choose_shapes(RULE, np.array(sizes), 3)
     assert len(buckets.shapes) <= 3
-    assert all(smallest_shape(buckets.shapes, size) for size in sizes)
-    assert buckets.waste_atoms < 0.03
+    assert all(smallest_shape(RULE, buckets.shapes, size) for size in sizes)
+    assert buckets.waste["atoms"] < 0.03

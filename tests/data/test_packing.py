@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bevatron.data import BalancedBatchSampler
@@ -76,6 +76,7 @@ def chance_to_meet_again(first, second, count):
     seed=st.integers(0, 2**40),
     kind=st.sampled_from(ALGORITHMS),
 )
+@example(costs=[0] * 7, capacity=50, num_ranks=2, seed=0, kind=ALGORITHMS[4])
 def test_every_sample_stands_in_the_plan_once(costs, capacity, num_ranks, seed, kind):
     plan = pack(costs, capacity, num_ranks, seed, **kind)
     check(plan, costs, None if kind["algorithm"] == "fixed_count" else capacity)
@@ -166,10 +167,22 @@ def test_single_atoms_without_edges_spread_over_the_batches():
     assert plan.batch_sizes.tolist() == [[80] * 8]
 
 
-def test_a_million_samples_of_size_one():
+def processor_time(work):
+    """Processor seconds of a call, and what it returns."""
     begin = time.process_time()
-    plan = pack(np.ones(1_000_000, dtype=int), 10, 64)
-    assert time.process_time() - begin < 5
+    result = work()
+    return time.process_time() - begin, result
+
+
+def sorting_time():
+    """Processor seconds that one sort of a million numbers takes: the yardstick of plans."""
+    keys = np.random.default_rng(1).integers(0, 1 << 60, 1_000_000)
+    return processor_time(lambda: np.argsort(keys, kind="stable"))[0]
+
+
+def test_a_million_samples_of_size_one():
+    seconds, plan = processor_time(lambda: pack(np.ones(1_000_000, dtype=int), 10, 64))
+    assert seconds < 50 * sorting_time()
     assert plan.fill > 0.98
     assert (np.bincount(plan.indices) == 1).all()
     assert plan.batch_sizes.max() <= 10
@@ -179,15 +192,15 @@ def test_a_million_samples_of_size_one():
 
 def test_a_million_graphs_are_planned_in_a_second_at_most():
     sizes = np.random.default_rng(0).integers(1, 60, 1_000_000)
-    times = []
+    ratios = []
     for epoch in range(3):
-        begin = time.process_time()
-        plan = pack(sizes, 310, 64, epoch=epoch)
-        times.append(time.process_time() - begin)
+        before = sorting_time()
+        seconds, plan = processor_time(lambda epoch=epoch: pack(sizes, 310, 64, epoch=epoch))
+        ratios.append(seconds / max(before, sorting_time()))
     assert 90_000 < plan.num_batches < 110_000
     assert plan.fill > 0.98
-    # Measured 0.25 s on an idle core (benchmarks/packing.py); processor time, with room.
-    assert min(times) < 1.0
+    # Measured on a busy core: 11 to 14. Both slow down alike where others share the cache.
+    assert min(ratios) < 25
 
 
 @pytest.fixture(scope="module")
@@ -326,6 +339,23 @@ def test_fixed_count_drops_nothing_and_keeps_the_count():
     assert plan.num_steps == 4
     assert (plan.batch_sizes[:-1] == 8).all()
     assert np.isnan(plan.fill)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), st.integers(0, 2**40))
+@example(num_samples=7, num_ranks=2, batch_size=3, seed=0)
+def test_fixed_count_leaves_no_rank_without_a_batch(num_samples, num_ranks, batch_size, seed):
+    arguments = {"algorithm": "fixed_count", "batch_size": batch_size}
+    plan = pack(np.zeros(num_samples), None, num_ranks, seed, **arguments)
+    check(plan, np.zeros(num_samples), None)
+    assert plan.num_steps == -(-num_samples // (num_ranks * batch_size))
+    assert plan.num_repeats == max(plan.num_batches - num_samples, 0)
+    assert plan.batch_sizes.max() <= batch_size
+    if num_samples >= plan.num_batches:
+        # A full batch gives at most the one sample that the last batch of its rank needs.
+        sizes = plan.batch_sizes
+        assert (sizes[:-2] == batch_size).all()
+        assert (sizes[-2:-1] >= np.where(sizes[-1] == 1, batch_size - 1, batch_size)).all()
 
 
 def test_streaming_fills_batches_until_one_limit_is_passed():

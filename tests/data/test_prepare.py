@@ -208,7 +208,7 @@ def test_workers_of_a_killed_preparation_leave(tmp_path):
     time.sleep(0.15)
     process.kill()
     process.join()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while set(psutil.Process().children(recursive=True)) - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not set(psutil.Process().children(recursive=True)) - before

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 print("script runs")
+import os, signal
+from multiprocessing import forkserver
 from pathlib import Path
 from bevatron.recipes.mace.data import prepare_structures
 
@@ -12,18 +16,34 @@ frame = "2\\nenergy={} Properties=species:S:1:pos:R:3\\nH 0 0 0\\nH 0 0 {}\\n"
 Path("two.xyz").write_text("".join(frame.format(-31.0 - i, 0.7 + 0.001 * i) for i in range(64)))
 store = prepare_structures(["two.xyz"], Path("store"), 3.0, workers=2, samples_per_shard=16)
 print(len(store))
+server = forkserver._forkserver._forkserver_pid
+status = Path(f"/proc/{server}/status").read_text().splitlines()
+(blocked,) = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk")]
+print(*(bool(blocked >> number - 1 & 1) for number in (signal.SIGUSR1, signal.SIGUSR2)))
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """
 
 
-def test_a_script_without_a_guard_prepares_in_worker_processes(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What the script prints, line by line."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "script.py"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["script runs", "64"]
+    return done.stdout.split("\n")
+
+
+def test_a_script_without_a_guard_prepares_in_worker_processes(printed):
+    assert printed[:2] == ["script runs", "64"]
+
+
+def test_a_schedulers_signals_do_not_end_the_server_that_a_preparation_starts(printed):
+    assert printed[2:4] == ["True True", "set()"]

@@ -274,15 +274,23 @@ def test_what_is_no_store_is_one_sentence(tmp_path):
 
 WALK = """
 import sys, time
+import numpy as np
 from bevatron.data.store.store import Store
 store = Store(sys.argv[1])
-best = float("inf")
-for _ in range(20):
-    begin = time.perf_counter()
+fields = len(store[0])
+buffer = bytes(100_000)
+
+def seconds(work):
+    begin = time.process_time()
     for i in range(len(store)):
-        store[i]
-    best = min(best, (time.perf_counter() - begin) / len(store))
-print(best)
+        work(i)
+    return (time.process_time() - begin) / len(store)
+
+def views(i):
+    return [np.frombuffer(buffer, np.float64, 600, 8 * i).reshape(-1, 3) for _ in range(fields)]
+
+pairs = [(seconds(store.__getitem__), seconds(views)) for _ in range(40)]
+print(min(reading for reading, _ in pairs), min(making for _, making in pairs))
 """
 
 
@@ -303,7 +311,13 @@ def test_sample_of_100_atoms_takes_microseconds(tmp_path):
     write_store(tmp_path / "s", STRUCTURE_FIELDS, [Columns(n, arrays, offsets)])
     command = [sys.executable, "-c", WALK, str(tmp_path / "s")]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert float(told) < 60e-6
+    reading, making_views = map(float, told.split())
+    assert reading < 4 * making_views
+
+
+# What takes space; a checksum goes over every field of every sample.
+LARGE = {"atomic_numbers", "positions", "forces", "edges", "edge_shifts", "source"}
+MILLION_FIELDS = [field for field in STRUCTURE_FIELDS if field.name in LARGE]
 
 
 def million_samples(num_shards=100, per_shard=10_000):
@@ -317,10 +331,9 @@ def million_samples(num_shards=100, per_shard=10_000):
             "forces": atoms,
             "edges": 2 * atoms,
             "edge_shifts": 2 * atoms,
-            "group": np.zeros(per_shard, dtype=np.int64),
         }
         arrays = {}
-        for f in STRUCTURE_FIELDS:
+        for f in MILLION_FIELDS:
             lead = counts[f.name].sum() if f.ragged else per_shard
             arrays[f.name] = np.ones((lead, *f.shape), dtype=f.dtype)
         first = np.repeat(np.cumsum(atoms) - atoms, atoms)
@@ -336,15 +349,15 @@ def million_samples(num_shards=100, per_shard=10_000):
 
 @pytest.mark.slow
 def test_a_million_samples_open_plan_and_stay_small(tmp_path):
-    path = write_store(tmp_path / "s", STRUCTURE_FIELDS, million_samples(), sources=["m.xyz"]).path
+    path = write_store(tmp_path / "s", MILLION_FIELDS, million_samples(), sources=["m.xyz"]).path
     process = psutil.Process()
     before = process.memory_info().rss
-    begin = time.perf_counter()
+    begin = time.process_time()
     store = Store(path, resident_limit=256 * 2**20)
     num_atoms = store.lengths("atomic_numbers")
     num_edges = store.lengths("edges")
     plan = pack(num_atoms, 64, num_ranks=8)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert num_edges.sum() == 2 * num_atoms.sum()
     grown = []
     for step in range(60):

@@ -14,7 +14,8 @@ from graph_data_sets import write
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.capture import step as captured_step
-from bevatron.train.capture.cuda_graphs import Recorder
+from bevatron.train.capture import step_graphs
+from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.loop import begin_state, fit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,9 +53,9 @@ def capturing(monkeypatch):
     made = []
     if DEVICE == "cpu":
         monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
-    standing = captured_step.StandingFeed
+    standing = step_graphs.StandingFeed
     monkeypatch.setattr(
-        captured_step, "StandingFeed", lambda *given: made.append(given) or standing(*given)
+        step_graphs, "StandingFeed", lambda *given: made.append(given) or standing(*given)
     )
     return made
 
@@ -71,9 +72,9 @@ def test_recorded_steps_have_the_losses_of_launched_ones(tmp_path, capturing):
 
 def test_recorded_validations_have_the_metrics_of_launched_ones(tmp_path, capturing, monkeypatch):
     recorded = []
-    record = Recorder.record
+    capture = GraphPool.capture
     monkeypatch.setattr(
-        Recorder, "record", lambda self, *work: recorded.append(work) or record(self, *work)
+        GraphPool, "capture", lambda self, *work: recorded.append(work) or capture(self, *work)
     )
     fit(make(tmp_path / "launched", cuda_graphs=False))
     assert not recorded
@@ -107,18 +108,18 @@ def test_one_small_graph_is_captured(tmp_path):
 def test_several_graphs_are_not(tmp_path):
     run = make(tmp_path / "many", graphs=3)
     why = captured_step.obstacle(run, begin_state(run, Mesh(), None), ON_GPU)
-    assert why == "batches of graphs cannot be padded to one shape"
+    assert why == "batches of this kind cannot be padded to one shape"
 
 
 def test_a_graph_cut_over_processes_is_not(tmp_path):
     run = make(tmp_path / "cut")
     mesh = Mesh(rank=0, world=2, device=torch.device("cuda"))
     why = captured_step.obstacle(run, begin_state(run, Mesh(), None), mesh)
-    assert why == "the graph is cut over several processes"
+    assert why == "several processes share one sample"
 
 
 def test_a_large_graph_is_captured_only_if_asked_for(tmp_path, capturing, monkeypatch):
-    monkeypatch.setattr(captured_step, "LARGE_GRAPH", 10)
+    monkeypatch.setattr(captured_step, "LARGE_BATCH", 10)
     fit(make(tmp_path / "large"))
     assert not capturing
     fit(make(tmp_path / "asked", cuda_graphs=True))

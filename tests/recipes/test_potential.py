@@ -16,7 +16,7 @@ from bevatron.data.samples import collate_structures, unlabelled_structure
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig
 from bevatron.recipes.mace import potential as potential_module
-from bevatron.recipes.mace.potential import PER_ATOM, PER_STRUCTURE, Potential
+from bevatron.recipes.mace.potential import PER_ATOM, PER_STRUCTURE, ROWS, Potential
 from bevatron.recipes.mace.relax import relax
 from bevatron.train.capture.inference import CapturedInference
 
@@ -149,7 +149,7 @@ def test_capturing_on_a_cpu_can_only_be_left_out(model):
 
 
 def capturing(model, **settings):
-    return CapturedInference(model, torch.device("cpu"), torch.float64, PER_ATOM, **settings)
+    return CapturedInference(model, torch.device("cpu"), torch.float64, ROWS, **settings)
 
 
 def batch_of(*atoms):
@@ -159,7 +159,7 @@ def batch_of(*atoms):
 def test_outputs_have_the_rows_of_the_batch(model):
     batch = batch_of(*structures())
     expected = model(batch, compute=EVERYTHING)
-    found = capturing(model).launch(batch, EVERYTHING)()
+    found = capturing(model).launch(batch, compute=EVERYTHING)()
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name].shape == values.shape
@@ -170,16 +170,16 @@ def test_a_shape_is_recorded_once_it_has_come_again(model):
     inference, batch = capturing(model, patience=2), batch_of(crystal(0))
     for recorded in (0, 0, 1, 1):
         inference.launch(batch)()
-        assert inference.num_recorded == recorded
-    inference.launch(batch, ("energy", "stress"))()
-    assert inference.num_recorded == 1
+        assert inference.num_captured == recorded
+    inference.launch(batch, compute=("energy", "stress"))()
+    assert inference.num_captured == 1
     other = capturing(model, patience=0)
     other.launch(batch)()
-    assert other.num_recorded == 1
+    assert other.num_captured == 1
 
 
 def test_what_was_not_used_for_longest_is_dropped(model):
-    inference = capturing(model, max_recordings=2)
+    inference = capturing(model, max_graphs=2)
     small, medium, large = batch_of(molecule("O")), batch_of(crystal(0, 3)), batch_of(crystal(0, 9))
     for batch in (small, medium, small, large):
         inference.launch(batch)()
@@ -194,7 +194,7 @@ def test_a_change_of_kernels_is_recorded_anew(model):
     inference.launch(batch)()
     with kernels.use("reference"):
         inference.launch(batch)()
-    assert inference.num_recorded == 2
+    assert inference.num_captured == 2
 
 
 GPU = [

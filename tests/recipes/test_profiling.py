@@ -185,13 +185,13 @@ def test_all_shapes_of_batches_are_recorded_before_steps_are_timed(run, monkeypa
     class Watched(ProfiledTrainer):
         def _now(self):
             if self._phase == "warm":
-                recorded.append((set(self.captured._recordings._graphs), self.captured.buckets))
+                recorded.append((set(self.captured._graphs._replays), self.captured.buckets))
             return super()._now()
 
-    def one_that_few_batches_fit_and_one_for_all(sizes):
+    def one_that_few_batches_fit_and_one_for_all(rule, sizes):
         edges, atoms, graphs = sizes[np.argmin(sizes[:, 0])].tolist()
-        shapes = BatchShape(edges, atoms + 1, graphs + 1), BatchShape(256, 32, 16)
-        return SizeBuckets(shapes, 0.0, 0.0)
+        smallest = BatchShape(edges=edges, atoms=atoms + 1, graphs=graphs + 1)
+        return SizeBuckets((smallest, BatchShape(edges=256, atoms=32, graphs=16)))
 
     monkeypatch.setattr(captured_step, "choose_shapes", one_that_few_batches_fit_and_one_for_all)
     monkeypatch.setattr(

@@ -19,7 +19,7 @@ from bevatron.recipes.mace.step_cost import (
     saturation,
 )
 from bevatron.task import Loss
-from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.settings import TrainConfig
 
 
@@ -182,7 +182,7 @@ def test_steps_are_recorded_as_those_of_training_are(meter, recording):
 
 def test_steps_that_wait_are_launched(recording, monkeypatch):
     def waits(*args, **kwargs):
-        raise NotRecordableError("it waits")
+        raise NotCapturableError("it waits")
 
     monkeypatch.setattr(step_cost.CapturedStep, "__call__", waits)
     assert recording.measure(np.array([1])).sizes["atoms"] == 8

@@ -18,7 +18,7 @@ from bevatron import kernels
 from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import LossConfig, MaceTask
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder
+from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import fit
 
@@ -29,24 +29,24 @@ pytestmark = [
 
 
 def test_work_is_replayed_on_new_numbers():
-    recorder = Recorder(torch.device("cuda"))
+    pool = GraphPool(torch.device("cuda"))
     source, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
 
     def work() -> None:
         total.copy_(source * 2)
 
-    replay = recorder.record(work)
+    replay = pool.capture(work)
     source.fill_(5.0)
     replay()
     assert total.tolist() == [10.0] * 3
 
 
 def test_work_that_waits_is_refused_and_harms_nothing():
-    recorder = Recorder(torch.device("cuda"))
+    pool = GraphPool(torch.device("cuda"))
     values = torch.ones(3, device="cuda")
-    with pytest.raises(NotRecordableError, match="it waits for the GPU in"):
-        recorder.record(lambda: values.sum().item())
-    assert recorder.record(lambda: values.add_(1)) is not None
+    with pytest.raises(NotCapturableError, match="it waits for the GPU in"):
+        pool.capture(lambda: values.sum().item())
+    assert pool.capture(lambda: values.add_(1)) is not None
 
 
 MESH = Mesh(device=torch.device("cuda"))

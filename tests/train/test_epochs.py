@@ -109,12 +109,36 @@ def test_a_sample_above_capacity_is_named_or_packed_alone():
 
 
 def test_another_cost_model_balances_otherwise():
-    by_edges = plan(world=4, cost_nodes=0.0, cost_edges=1.0)
+    by_edges = plan(world=4, cost={"edges": 1.0})
     assert by_edges.plan.costs.sum() == SIZES["edges"].sum()
 
 
+def test_a_cost_of_something_that_is_not_counted_is_refused():
+    with pytest.raises(ConfigError, match=r"batch.cost: 'bonds' is not counted here"):
+        plan(cost={"bonds": 1.0})
+
+
+def test_a_constant_cost_counts_samples():
+    assert plan(cost={"constant": 2.0}).plan.costs.sum() == 2 * len(SIZES["edges"])
+
+
+def test_costs_under_old_keys_go_on_with_the_plan_of_an_old_checkpoint():
+    old = {"cost_nodes": 0.5, "cost_edges": 0.25, "cost_constant": 0.0}
+    new = {"cost": {"atoms": 0.5, "edges": 0.25}}
+    begun = plan(**new)
+    begun.segments[0].done = 2
+    stored = [asdict(segment) for segment in begun.segments]
+    del stored[0]["batch"]["cost"]
+    stored[0]["batch"].update(old)
+    for keys in (old, new):
+        resumed = plan(segments_from_json(stored), **keys)
+        assert not resumed.changed
+        for one, other in zip(resumed.batches, begun.batches[2:], strict=True):
+            assert np.array_equal(one[0], other[0])
+
+
 def test_segments_are_plain_numbers():
-    segments = [Segment({"capacity": 3}, 2, 5, [[1], []], [[5], []])]
+    segments = [Segment({"capacity": 3, "cost": None}, 2, 5, [[1], []], [[5], []])]
     assert segments_from_json([asdict(segment) for segment in segments]) == segments
 
 

@@ -14,7 +14,9 @@ import tiny
 import torch
 
 from bevatron import files
+from bevatron.config import to_dict
 from bevatron.errors import CheckpointError, ConfigError
+from bevatron.train.identity import flatten
 from bevatron.train.loop import fit
 from bevatron.train.state import random_state, restore_random_state
 
@@ -293,7 +295,7 @@ def stopped_run(folder: Path, after: int, **groups) -> tiny.TinyTask:
         {"batch": {"capacity": 11}},
         {"batch": {"capacity": 40, "algorithm": "streaming"}},
         {"batch": {"algorithm": "fixed_count", "size": 3}},
-        {"batch": {"cost_edges": 0.5}},
+        {"batch": {"cost": {"atoms": 1.0, "edges": 0.5}}},
         {"optim": {"accumulate": 3}},
     ],
 )
@@ -307,9 +309,28 @@ def test_resumed_with_other_batches_every_sample_is_seen_once(tmp_path, change):
     seen = Counter(index for batch in first.seen + second.seen for index in batch)
     assert seen == dict.fromkeys(range(30), 1)
     told = [record for record in tiny.records(tmp_path) if record["kind"] == "resume"]
-    group, values = next(iter(change.items()))
-    assert set(told[0]["changes"]) == {f"{group}.{name}" for name in values}
+    before, now = (flatten(to_dict(tiny.settings(**groups))) for groups in ({}, change))
+    changed = {key for key in before | now if before.get(key, "") != now.get(key, "")}
+    assert set(told[0]["changes"]) == changed
     assert tiny.records(tmp_path)[-1]["samples"] == 30
+
+
+def test_a_checkpoint_with_old_keys_of_the_cost_goes_on_to_the_last_bit(tmp_path):
+    groups = {"train": {"epochs": 2}, "batch": {"cost": {"atoms": 1.0, "edges": 0.5}}}
+    fit(tiny.make_run(tmp_path / "whole", **groups))
+    stopped_run(tmp_path / "cut", 3, **groups)
+    (path,) = (tmp_path / "cut" / "checkpoints").glob("*/state.json")
+    state = json.loads(path.read_text())
+    old = {"cost_nodes": 1.0, "cost_edges": 0.5, "cost_constant": 0.0}
+    assert state["settings"].pop("batch.cost.atoms") == 1.0
+    assert state["settings"].pop("batch.cost.edges") == 0.5
+    state["settings"] |= {f"batch.{key}": value for key, value in old.items()}
+    for segment in state["progress"]["segments"]:
+        del segment["batch"]["cost"]
+        segment["batch"] |= old
+    path.write_text(json.dumps(state))
+    fit(tiny.make_run(tmp_path / "cut", resume=True, train=groups["train"], batch=old))
+    assert tiny.records(tmp_path / "cut") == tiny.records(tmp_path / "whole")
 
 
 def test_two_changes_of_batches_in_one_epoch(tmp_path):
@@ -516,7 +537,7 @@ def test_quick_epochs_that_improve_wait_in_memory_and_end_alike(tmp_path):
 def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch):
     """Also where the epochs after them do not improve."""
     now = [0.0]
-    monkeypatch.setattr("bevatron.train.saving.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bevatron.train.run_folder.time.monotonic", lambda: now[0])
     found = []
 
     class OnceBetter(tiny.TinyTask):

@@ -1,10 +1,13 @@
 """Settings out of range are refused in one form: the key, what was expected, what was found."""
 
+from dataclasses import replace
+
 import pytest
 
-from bevatron.config import from_dict
+from bevatron.arguments import parse
+from bevatron.config import from_dict, to_dict
 from bevatron.errors import ConfigError
-from bevatron.train.settings import Settings
+from bevatron.train.settings import BatchConfig, Settings
 
 WRONG = [
     ("optim.lr", 0.0, "a number above 0"),
@@ -23,8 +26,9 @@ WRONG = [
     ("schedule.warmup_epochs", -0.5, "0 or more"),
     ("schedule.stage_two_lr", 0.0, "a number above 0"),
     ("schedule.stage_two_start", -1, "an epoch from 0"),
-    ("batch.capacity", 0, "more than 0 atoms"),
-    ("batch.capacity", {}, "a number of atoms"),
+    ("batch.capacity", 0, "more than 0"),
+    ("batch.capacity", {"atoms": 0}, "more than 0"),
+    ("batch.capacity", {}, "a number"),
     ("batch.size", 0, "1 or more"),
     ("loader.workers", -1, "0 or more"),
     ("loader.window", 0, "1 or more"),
@@ -51,6 +55,40 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(key, value, expect
     with pytest.raises(ConfigError) as caught:
         from_dict(Settings, {group: {name: value}})
     assert str(caught.value) == f"{key}: expected {expected}, got {value}"
+
+
+def test_a_negative_cost_is_named():
+    with pytest.raises(ConfigError, match=r"^batch.cost.edges: expected 0 or more, got -0.5$"):
+        from_dict(Settings, {"batch": {"cost": {"edges": -0.5}}})
+
+
+def test_old_keys_of_the_cost_are_converted_with_a_word(caplog):
+    old = {"cost_nodes": 0.338, "cost_edges": 0.0967, "cost_constant": 0.0}
+    found = from_dict(Settings, {"batch": old}).batch
+    assert found == BatchConfig(**old)
+    assert found.cost == {"nodes": 0.338, "edges": 0.0967}
+    assert found.costs(["atoms", "edges"]) == {"atoms": 0.338, "edges": 0.0967}
+    assert found.costs(["edges", "nodes"]) == {"nodes": 0.338, "edges": 0.0967}
+    assert "batch.cost: {'nodes': 0.338, 'edges': 0.0967}" in caplog.text
+    assert to_dict(found)["cost"] == found.cost
+    assert not any(name.startswith("cost_") for name in to_dict(found))
+
+
+def test_old_keys_of_the_cost_are_options_too(caplog):
+    found = parse(BatchConfig, ["--cost-nodes", "0.5", "--cost-edges", "0.1"], "bevatron train")
+    assert found.cost == {"nodes": 0.5, "edges": 0.1}
+    assert "batch.cost: {" in caplog.text
+    found = parse(BatchConfig, ["--cost", "atoms", "0.5", "edges", "0.1"], "bevatron train")
+    assert found.cost == {"atoms": 0.5, "edges": 0.1}
+
+
+def test_old_keys_change_what_they_are_given_for(caplog):
+    config = BatchConfig(cost={"atoms": 1.0, "edges": 0.5}, cost_edges=0.25)
+    assert config.cost == {"atoms": 1.0, "edges": 0.25}
+    caplog.clear()
+    assert replace(config, size=3).cost == config.cost
+    assert BatchConfig(cost_nodes=1.0, cost_edges=0.0, cost_constant=0.0) == BatchConfig()
+    assert not caplog.text
 
 
 def test_no_number_at_all_is_out_of_every_range():

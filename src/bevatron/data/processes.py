@@ -1,6 +1,7 @@
 """How many worker processes suit, and starting them without running the user's script again."""
 
 import os
+import signal
 from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -25,6 +26,10 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     are sent there come from it. That costs a second or more, and a script without a guard around
     its main part would run again.
 
+    Schedulers announce the end of a job by SIGUSR1 or SIGUSR2 to all its processes, and the main
+    process decides what to do. The new process, and the fork server where this starts it, inherit
+    a mask that blocks both signals.
+
     Parameters
     ----------
     process
@@ -41,8 +46,10 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
             data.pop("init_main_from_path", None)
         return data
 
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     spawn.get_preparation_data = reduced
     try:
         process.start()
     finally:
         spawn.get_preparation_data = original
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

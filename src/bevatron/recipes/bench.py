@@ -185,10 +185,10 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
     lines = [
         "microseconds: " + ", ".join(f"{v * 1e6:.3g} a {k}" for k, v in factors.items()),
         f"root mean square of the relative error: {error:.1%}",
-        "use it: "
+        "use it: --batch.cost "
         + " ".join(
-            f"--batch.cost-{name} {factors[key] * 1e6:.4g}"
-            for name, key in (("nodes", "atoms"), ("edges", "edges"), ("constant", "graphs"))
+            f"{name} {factors[key] * 1e6:.4g}"
+            for name, key in (("atoms", "atoms"), ("edges", "edges"), ("constant", "graphs"))
         ),
     ]
     return rows, lines

@@ -141,6 +141,7 @@ def balance_figure(
 def _unit(cost: CostModel) -> str:
     if cost == CostModel():
         return "atoms"
-    parts = [(cost.nodes, "atoms"), (cost.edges, "edges"), (cost.constant, "")]
+    weights = dict(cost.weights)
+    parts = [(weights["nodes"], "atoms"), (weights["edges"], "edges"), (cost.constant, "")]
     terms = [f"{value:g} {name}".strip() for value, name in parts if value]
     return " + ".join(terms)

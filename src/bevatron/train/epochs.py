@@ -8,7 +8,7 @@ also has a cost model of its own and knows of batches that overtook others in th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -17,7 +17,7 @@ from bevatron.config import to_dict
 from bevatron.data.packing import CostModel, Plan, pack
 from bevatron.errors import ConfigError
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.settings import BatchConfig
+from bevatron.train.settings import BatchConfig, with_named_costs
 from bevatron.typing import FloatArray, IntArray
 
 IndexedBatch = tuple[IntArray, FloatArray]
@@ -127,7 +127,7 @@ def plan_epoch(
     for number, segment in enumerate(segments):
         batch = BatchConfig(**segment.batch)
         plan = pack_samples(sizes, samples, batch, segment.num_ranks, seed, epoch, describe)
-        same = segment.batch == to_dict(config) and segment.num_ranks == mesh.world
+        same = _named(batch, sizes) == _named(config, sizes) and segment.num_ranks == mesh.world
         if number == len(segments) - 1 and same and segment.in_order:
             batches = SampleBatches(plan.flat(mesh.rank, segment.done), samples)
             whole = walked + plan.num_steps
@@ -148,6 +148,11 @@ def plan_epoch(
     )
 
 
+def _named(config: BatchConfig, counted: Mapping[str, IntArray]) -> BatchConfig:
+    """Write out what is left to the names of what is counted."""
+    return replace(config, capacity=config.capacities(counted), cost=config.costs(counted))
+
+
 def pack_samples(
     sizes: Mapping[str, IntArray],
     samples: IntArray | None,
@@ -161,19 +166,15 @@ def pack_samples(
 
     The plan's indices are places in ``samples`` if those are given.
     """
-    capacities = config.capacities()
-    for name in capacities:
-        if name not in sizes:
-            raise ConfigError(
-                f"batch.capacity: '{name}' is not counted here (known: {', '.join(sizes)})"
-            )
+    capacities, costs = config.capacities(sizes), config.costs(sizes)
+    for key, names in (("capacity", capacities), ("cost", costs)):
+        for name in names:
+            if name not in sizes and (key, name) != ("cost", "constant"):
+                known = ", ".join(sizes)
+                raise ConfigError(f"batch.{key}: '{name}' is not counted here (known: {known})")
     chosen = {
         name: values if samples is None else values[samples] for name, values in sizes.items()
     }
-    first = next(iter(chosen.values()))
-    nodes = chosen.get("atoms", chosen.get("nodes", first))
-    edges = chosen.get("edges", np.zeros_like(first))
-    cost = CostModel(config.cost_nodes, config.cost_edges, config.cost_constant)
 
     def tell(place: int) -> str:
         index = place if samples is None else int(samples[place])
@@ -187,7 +188,7 @@ def pack_samples(
         seed=seed,
         epoch=epoch,
         algorithm=config.algorithm,
-        balance=cost(nodes, edges),
+        balance=CostModel(weights=costs)(chosen),
         batch_size=config.size if fixed_count else None,
         order=config.order,
         oversized=config.oversized,
@@ -240,4 +241,4 @@ def _counted(plan: Plan, rank: int, step: int) -> IntArray:
 
 def segments_from_json(values: Sequence[Mapping[str, Any]]) -> list[Segment]:
     """Turn the plain values of a checkpoint (`dataclasses.asdict`) into segments."""
-    return [Segment(**value) for value in values]
+    return [Segment(**{**value, "batch": with_named_costs(value["batch"])}) for value in values]

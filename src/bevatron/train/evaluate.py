@@ -127,7 +127,7 @@ def predict(
         ones = np.ones(len(dataset), dtype=np.int64)
         batches = ordered_batches({"samples": ones}, {"samples": config.size})
     else:
-        batches = ordered_batches(sizes, config.capacities())
+        batches = ordered_batches(sizes, config.capacities(sizes))
     made = make_loader(dataset, batches, task.collate, strict, mesh)
     with in_eval_mode(model), made as loaded_batches:
         for loaded in loaded_batches:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -13,13 +14,12 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import BevatronError
 from bevatron.files import write_bytes_atomically
 from bevatron.parallel.mesh import Mesh
-from bevatron.task import Task
+from bevatron.task import Task, Unchanging
 from bevatron.train.epochs import plan_epoch
 from bevatron.train.evaluate import ordered_batches
 from bevatron.train.precision import dtype_of
 from bevatron.train.profiling.autograd_memory import saved_bytes
 from bevatron.train.settings import Settings
-from bevatron.train.sharing import SamplesApart, Sharing
 from bevatron.typing import IntArray
 
 WEIGHTS = "weights.safetensors"
@@ -36,9 +36,47 @@ def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
     write_bytes_atomically(folder / WEIGHTS, save(tensors))
 
 
+class Sharing(Protocol):
+    """Decides among which ranks an epoch's samples are divided.
+
+    Losses and gradients are sums over ranks divided by counts over all ranks, whatever a rank
+    holds. So ranks may divide the samples, or each sample into parts; only who takes which batches
+    differs.
+    """
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return this rank among those that have batches of their own."""
+
+
+@dataclass(frozen=True)
+class SamplesApart:
+    """Data parallelism: each rank has batches of its own."""
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return the mesh itself."""
+        return mesh
+
+
+@dataclass(frozen=True)
+class SamplesTogether:
+    """Every rank takes every batch and holds a part of each sample, such as a block of a graph.
+
+    The data set gives each rank its part; model and task exchange what parts need of each other.
+
+    Examples
+    --------
+    >>> SamplesTogether().planner(Mesh(rank=3, world=8)).world
+    1
+    """
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return a mesh of one."""
+        return Mesh(device=mesh.device)
+
+
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes
     ----------
@@ -87,7 +125,8 @@ class Run:
     model, task
         What is trained and by which loss.
     train, sizes
-        Samples and what each uses of a batch's capacity: ``{"atoms": [n], "edges": [n]}``.
+        Samples and their named counts, [n] each. The first is what samples are measured in: a
+        plain ``batch.capacity`` and ``batch.cost`` mean it.
     folder
         Where the run writes.
     settings
@@ -109,7 +148,7 @@ class Run:
     save_model
         Writes a model folder.
     shown_metrics
-        Validation metrics that the console tells of after an epoch; none given: all.
+        Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the beginning of the log: what was found in the data.
     sharing
@@ -139,6 +178,16 @@ class Run:
     sharing: Sharing = field(default_factory=SamplesApart)
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], None] | None = None
+
+
+def example_batch(run: Run) -> Any:
+    """Collate the first training sample by itself."""
+    return run.task.collate([run.train[0]], np.zeros(1, dtype=np.int64), [1.0])
+
+
+def one_unchanging_batch(run: Run) -> bool:
+    """Whether every step is over the same batch, which can stay on the device."""
+    return len(run.train) == 1 and isinstance(example_batch(run), Unchanging)
 
 
 def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
@@ -172,7 +221,7 @@ def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
     copies = 1 + moments + (settings.optim.ema is not None)
     width = torch.finfo(dtype).bits // 8
     state_bytes = (sum(p.numel() for p in parameters) + trained * copies) * width
-    unit = next(iter(settings.batch.capacities()))
+    unit = next(iter(settings.batch.capacities(run.sizes)))
     loads = [int(run.sizes[unit][indices].sum()) for indices, _ in epoch.batches]
     largest = max(loads)
     probe, _ = next(iter(ordered_batches(run.sizes, {unit: max(1, min(largest, 200))})))

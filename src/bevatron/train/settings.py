@@ -3,11 +3,15 @@
 Every optimisation has a switch of its own, so that an ablation is a sweep over configurations.
 """
 
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bevatron.errors import ConfigError
+
+log = logging.getLogger("bevatron.settings")
 
 
 def _expect(fine: bool, key: str, what: str, found: object) -> None:
@@ -133,6 +137,31 @@ class ScheduleConfig:
         _expect(fine, "schedule.stage_two_start", "an epoch from 0", start)
 
 
+OLD_UNIT = "nodes"
+"""Name of what samples are measured in, whatever it is, in the old key ``batch.cost_nodes``."""
+
+
+def with_named_costs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert plain values of ``batch`` that have old keys for the cost.
+
+    Examples
+    --------
+    >>> with_named_costs({"size": 3, "cost_nodes": 1.0, "cost_edges": 0.5, "cost_constant": 0.0})
+    {'size': 3, 'cost': {'nodes': 1.0, 'edges': 0.5}}
+    >>> with_named_costs({"cost_nodes": 1.0, "cost_edges": 0.0, "cost_constant": 0.0})
+    {'cost': None}
+    """
+    values = dict(batch)
+    old = {name: values.pop(f"cost_{name}", None) for name in (OLD_UNIT, "edges", "constant")}
+    given = {name: float(weight) for name, weight in old.items() if weight is not None}
+    cost = values.get("cost")
+    if given:
+        before = {OLD_UNIT: 1.0} if cost is None else cost
+        cost = {name: weight for name, weight in {**before, **given}.items() if weight}
+        cost = None if cost == {OLD_UNIT: 1.0} else cost
+    return {**values, "cost": cost}
+
+
 @dataclass(frozen=True)
 class BatchConfig:
     """How samples are put together.
@@ -143,43 +172,59 @@ class BatchConfig:
         ``balanced`` (full batches of equal cost), ``algorithm1`` (Firoz et al. 2025),
         ``streaming`` (greedy, in random order) or ``fixed_count`` (``size`` samples each).
     capacity
-        Largest batch of one rank: a number of atoms, or numbers by name, such as
-        ``{atoms: 1024, edges: 60000}``; ``auto``: as many atoms and edges as fit into the GPU's
+        Largest batch of one rank: a number of what the samples are measured in (atoms, nodes), or
+        numbers by name, such as ``{atoms: 1024, edges: 60000}``; ``auto``: what fits into the GPU's
         memory, measured when the run begins.
     size
         Samples per batch of ``fixed_count``.
-    cost_nodes
-        What is balanced over ranks is cost_nodes * nodes + cost_edges * edges + cost_constant.
-    cost_edges
-        See cost_nodes.
-    cost_constant
-        See cost_nodes.
+    cost
+        What is balanced over ranks: weights by name, such as ``{atoms: 1.0, edges: 0.29}``, and
+        ``constant`` for a sample by itself. None = what the samples are measured in.
     order
         Which batch ``algorithm1`` serves first.
     oversized
         A sample above capacity: ``refuse`` stops and names it, ``alone`` gives it a batch of its
         own.
+    cost_nodes, cost_edges, cost_constant
+        Old keys, which become ``cost``.
     """
 
     algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
     capacity: int | dict[str, int] | Literal["auto"] = 256
     size: int = 10
-    cost_nodes: float = 1.0
-    cost_edges: float = 0.0
-    cost_constant: float = 0.0
+    cost: dict[str, float] | None = None
     order: Literal["emptiest", "fullest"] = "emptiest"
     oversized: Literal["refuse", "alone"] = "refuse"
+    cost_nodes: InitVar[float | None] = None
+    cost_edges: InitVar[float | None] = None
+    cost_constant: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.capacity != "auto":
-            for name, value in self.capacities().items():
-                _expect(value > 0, "batch.capacity", f"more than 0 {name}", value)
-            _expect(bool(self.capacities()), "batch.capacity", "a number of atoms", self.capacity)
+    def __post_init__(
+        self, cost_nodes: float | None, cost_edges: float | None, cost_constant: float | None
+    ) -> None:
+        """Refuse values out of range; convert old keys."""
+        given = {"cost_nodes": cost_nodes, "cost_edges": cost_edges, "cost_constant": cost_constant}
+        cost = with_named_costs({"cost": self.cost, **given})["cost"]
+        if cost != self.cost:
+            object.__setattr__(self, "cost", cost)
+            log.warning("batch.cost_nodes and its like are now written batch.cost: %s", cost)
+        capacity = self.capacity
+        values = capacity.values() if isinstance(capacity, dict) else [capacity]
+        fine = all(value == "auto" or value > 0 for value in values)
+        _expect(fine, "batch.capacity", "more than 0", capacity)
+        _expect(capacity != {}, "batch.capacity", "a number", capacity)
+        for name, weight in (self.cost or {}).items():
+            _expect(weight >= 0, f"batch.cost.{name}", "0 or more", weight)
         _expect(self.size >= 1, "batch.size", "1 or more", self.size)
 
-    def capacities(self) -> dict[str, int]:
-        """Return the capacity by name of what is counted.
+    def capacities(self, counted: Iterable[str] = ()) -> dict[str, int]:
+        """Return the capacity by name.
+
+        Parameters
+        ----------
+        counted
+            Names of what is counted; the first, which a plain number needs, is what samples are
+            measured in.
 
         Raises
         ------
@@ -188,9 +233,17 @@ class BatchConfig:
         """
         if isinstance(self.capacity, dict):
             return dict(self.capacity)
-        if isinstance(self.capacity, int):
-            return {"atoms": self.capacity}
+        names = list(counted)
+        if isinstance(self.capacity, int) and names:
+            return {names[0]: self.capacity}
         raise ConfigError("batch.capacity: 'auto' is measured by a recipe; give a number here")
+
+    def costs(self, counted: Iterable[str]) -> dict[str, float]:
+        """Return the weights of a sample's cost by name; see `capacities`."""
+        names = list(counted)
+        weights = {OLD_UNIT: 1.0} if self.cost is None else self.cost
+        old = OLD_UNIT not in names
+        return {names[0] if old and n == OLD_UNIT else n: weight for n, weight in weights.items()}
 
 
 @dataclass(frozen=True)
@@ -206,7 +259,7 @@ class LoaderConfig:
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
     prefetch
-        Batches under way or ready at most; None = two per worker.
+        Upper bound of batches in preparation or ready; None = two per worker.
     sample_timeout
         Seconds after which a sample counts as hanging; None = never.
     pin
@@ -283,7 +336,7 @@ class TrainConfig:
     Attributes
     ----------
     epochs
-        How often every sample is seen.
+        Number of passes over the samples.
     seed
         Of weights, plans and random numbers.
     dtype
@@ -306,15 +359,15 @@ class TrainConfig:
     deterministic
         Only algorithms of torch that repeat to the last bit (slower on a GPU).
     tf32
-        Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
+        Matmuls of float32 on a GPU in TF32: faster, 10 bits of mantissa.
     autocast
-        Matrix products of float32 in this type, weights and sums staying float32, for models that
-        are made for it; None = in float32. With float16 the loss is scaled, see
-        `bevatron.train.loss_scale`, and steps are not captured as CUDA graphs.
+        Matmuls of float32 in this type, weights and sums staying float32, for models that allow it;
+        None = in float32. With float16 the loss is scaled, see
+        `bevatron.train.precision.LossScale`, and steps are not captured as CUDA graphs.
     compile
         Pass the model through torch.compile.
     cuda_graphs
-        Record whole steps as CUDA graphs over a few padded shapes of batches and replay them, so
+        Capture whole steps as CUDA graphs over a few padded shapes of batches and replay them, so
         that launching costs nothing; a step's figures are then read one step later. None = on a
         GPU where model and task allow it.
     collect_every
@@ -376,16 +429,3 @@ class Settings:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-
-
-HARMLESS = frozenset(
-    {
-        "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
-        "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
-        "train.patience", "train.evaluate_every", "train.threads", "train.explode_factor",
-        "train.deterministic", "train.tf32", "train.autocast", "train.compile",
-        "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
-        "train.wandb", "train.wandb_project", "train.timeout_minutes",
-    }
-)  # fmt: skip
-"""Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bevatron.data.padding import BatchShape, pad_structures
-from bevatron.data.padding import structures as padding
+from bevatron.data.samples import structures as padding
 from bevatron.models.mace import LossConfig, MaceTask
 
 SHAPE = BatchShape(edges=400, atoms=40, graphs=9)

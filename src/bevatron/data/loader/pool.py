@@ -10,7 +10,6 @@ import contextlib
 import logging
 import multiprocessing
 import pickle
-import signal
 import threading
 import time
 from collections import deque
@@ -179,9 +178,6 @@ class Pool:
     # What follows runs in the watching thread.
 
     def _watch(self) -> None:
-        # Schedulers announce the end of a job by signals to all its processes. The main process
-        # decides what to do; what this thread starts (also the fork server) inherits the mask.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)

@@ -11,19 +11,25 @@ def fixed_count(problem: Problem, batch_size: int) -> tuple[IntArray, int]:
     """Give every batch ``batch_size`` shuffled samples, as mace-torch and PyG do.
 
     The shuffled samples are dealt to the ranks in turn, as torch's DistributedSampler does, and
-    cut into batches on each. The last batch of a rank may be smaller, and nothing is dropped.
+    cut into batches on each. The last batch of a rank may be smaller, and nothing is dropped. A
+    rank whose samples fill all its batches but the last leaves the last sample to that one.
 
     Returns
     -------
     batch_of : [n] batch of each sample; batch ``step * num_ranks + rank``
     num_batches
-        A batch at the end may be empty where a rank has one sample fewer than another.
+        Batches of the last step are empty only if there are fewer samples than batches.
     """
+    num_ranks = problem.num_ranks
     place = np.empty(problem.num_samples, dtype=np.int64)
     place[problem.stream.permutation(problem.num_samples)] = np.arange(problem.num_samples)
-    rank, turn = place % problem.num_ranks, place // problem.num_ranks
-    steps = -(-problem.num_samples // (problem.num_ranks * batch_size))
-    return (turn // batch_size) * problem.num_ranks + rank, steps * problem.num_ranks
+    rank, turn = place % num_ranks, place // num_ranks
+    last_step = (problem.num_samples - 1) // (num_ranks * batch_size)
+    step = turn // batch_size
+    if last_step and batch_size > 1:
+        is_last_of_rank = place + num_ranks >= problem.num_samples
+        step[is_last_of_rank] = last_step
+    return step * num_ranks + rank, (last_step + 1) * num_ranks
 
 
 def streaming(problem: Problem) -> tuple[IntArray, int]:

@@ -1,6 +1,6 @@
 """What samples cost, and the packing problem in whole numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,36 +21,64 @@ _RESOLUTION_BITS = 32
 """Fractional costs are rounded to this many bits below the largest."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CostModel:
-    """Time or memory of a graph: ``nodes * num_nodes + edges * num_edges + constant``.
+    """Time or memory of a sample: weights times named counts, plus a constant.
+
+    Parameters
+    ----------
+    nodes, edges
+        Weights of the two counts of a graph, if ``weights`` are not given.
+    constant
+        What a sample costs by itself.
+    weights
+        By the name of a count; one called ``constant`` is the constant.
 
     Examples
     --------
     >>> CostModel(nodes=1.0, edges=0.5, constant=2.0)(np.array([3]), np.array([4]))
     array([7.])
+    >>> CostModel(weights={"tokens": 0.5, "constant": 2.0})({"tokens": np.array([4])})
+    array([4.])
     """
 
-    nodes: float = 1.0
-    edges: float = 0.0
-    constant: float = 0.0
+    weights: tuple[tuple[str, float], ...]
+    constant: float
 
-    def __call__(self, num_nodes: Numbers, num_edges: Numbers = 0.0) -> FloatArray:
-        """Compute the cost of each graph.
+    def __init__(
+        self,
+        nodes: float = 1.0,
+        edges: float = 0.0,
+        constant: float = 0.0,
+        *,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        by_name = dict({"nodes": nodes, "edges": edges} if weights is None else weights)
+        object.__setattr__(self, "constant", by_name.pop("constant", constant))
+        object.__setattr__(self, "weights", tuple(by_name.items()))
+
+    def __call__(
+        self, counts: Mapping[str, Numbers] | Numbers, num_edges: Numbers = 0.0
+    ) -> FloatArray:
+        """Compute the cost of each sample.
 
         Parameters
         ----------
-        num_nodes, num_edges
-            Sizes, [n].
+        counts
+            By name, [n] each; or the numbers of nodes alone.
+        num_edges
+            Numbers of edges, [n], if ``counts`` are those of nodes.
 
         Returns
         -------
         FloatArray
             Costs, [n].
         """
-        nodes = np.asarray(num_nodes, dtype=np.float64)
-        edges = np.asarray(num_edges, dtype=np.float64)
-        return self.nodes * nodes + self.edges * edges + self.constant
+        given = counts if isinstance(counts, Mapping) else {"nodes": counts, "edges": num_edges}
+        total = np.zeros(np.shape(next(iter(given.values()))))
+        for name, weight in self.weights:
+            total = total + weight * np.asarray(given[name], dtype=np.float64)
+        return total + self.constant
 
 
 @dataclass(frozen=True)

@@ -1,76 +1,216 @@
-"""The sizes that a padded batch has."""
+"""Which shapes a kind of batch can be padded to: named axes and the rule that goes with them.
 
-from dataclasses import dataclass
-from typing import Protocol
+A batch is ragged along a few named axes, such as edges, atoms and graphs. A `BatchShape` gives each
+of them a fixed length. A `PaddingRule` knows what a kind of batch asks of a shape: how long an axis
+must be so that a batch and its padding fit. The batch itself says which of its tensors run along
+which axis and what its padding rows hold, see `Paddable`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
+
+from torch import Tensor
+
+from bevatron.task import Batch
+from bevatron.typing import IntArray
+
+Rows: TypeAlias = Tensor | float | bool | int
+"""Values of padding rows; what broadcasts to all of them."""
+
+_OLD_ORDER = ("edges", "atoms", "graphs", "pairs")
+"""Names of the lengths of a `BatchShape` that is made without any."""
 
 
-class Sized(Protocol):
-    """A batch as far as its sizes go."""
-
-    @property
-    def num_edges(self) -> int:
-        """Number of directed edges."""
-
-    @property
-    def num_atoms(self) -> int:
-        """Number of atoms."""
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of structures or molecules."""
-
-
-@dataclass(frozen=True, order=True)
-class BatchShape:
-    """How many edges, atoms and graphs a padded batch has.
+@dataclass(frozen=True)
+class Axis:
+    """A named axis along which batches are ragged.
 
     Attributes
     ----------
-    edges, atoms, graphs
-        Graphs are structures or molecules.
-    pairs
-        Pairs of atoms of one molecule, sum of n^2; 0 for structures, which have no such arrays.
+    name
+        As in the ``sizes`` of the batch.
+    multiple
+        Shapes are multiples of it along this axis.
+    spare
+        Padding rows that a padded batch has at least.
+    headroom
+        How much headroom it gets, relative to other axes.
+    counts_work
+        Whether the time of a step grows with it; shapes are chosen to waste little of these.
     """
 
-    edges: int
-    atoms: int
-    graphs: int
-    pairs: int = 0
-
-    def fits(self, batch: Sized) -> bool:
-        """Whether a batch can be padded to this shape.
-
-        One graph and one atom are always padding.
-        """
-        pairs = getattr(batch, "num_pairs", 0)
-        return self.holds((batch.num_edges, batch.num_atoms, batch.num_graphs, pairs))
-
-    def holds(self, size: tuple[int, ...]) -> bool:
-        """Whether (edges, atoms, graphs[, pairs]) can be padded to this shape."""
-        edges, atoms, graphs, *pairs = size
-        if edges > self.edges or atoms >= self.atoms or graphs >= self.graphs:
-            return False
-        if not self.pairs:
-            return True
-        spare = squares_of_even(self.atoms - atoms, self.graphs - graphs)
-        return sum(pairs) + spare <= self.pairs
-
-    def __str__(self) -> str:
-        if self.pairs:
-            return (
-                f"{self.atoms} atoms, {self.edges} edges, {self.graphs} molecules, "
-                f"{self.pairs} pairs"
-            )
-        return f"{self.atoms} atoms, {self.edges} edges, {self.graphs} structures"
+    name: str
+    multiple: int = 8
+    spare: int = 0
+    headroom: float = 1.0
+    counts_work: bool = True
 
 
-def squares_of_even(atoms: int, graphs: int) -> int:
-    """Sum of n^2 if atoms are spread evenly over so many graphs.
+@dataclass(frozen=True, order=True, init=False)
+class BatchShape:
+    """Length of every ragged axis of a padded batch, by name.
+
+    Shapes of one kind of batch are ordered by their first axis, then by the second and so on.
+
+    Parameters
+    ----------
+    **lengths
+        In the order of the kind's axes.
 
     Examples
     --------
-    >>> squares_of_even(5, 2)
-    13
+    >>> shape = BatchShape(edges=120, atoms=24, graphs=7)
+    >>> shape.atoms, shape["graphs"], str(shape)
+    (24, 7, '120 edges, 24 atoms, 7 graphs')
     """
-    size, larger = divmod(atoms, graphs)
-    return larger * (size + 1) ** 2 + (graphs - larger) * size**2
+
+    lengths: tuple[tuple[str, int], ...]
+    _by_name: dict[str, int] = field(compare=False, repr=False)
+
+    def __init__(self, *unnamed: int, **lengths: int) -> None:
+        named = {**dict(zip(_OLD_ORDER, unnamed, strict=False)), **lengths}
+        object.__setattr__(self, "lengths", tuple(named.items()))
+        object.__setattr__(self, "_by_name", named)
+
+    def __getitem__(self, name: str) -> int:
+        return self._by_name[name]
+
+    def __getattr__(self, name: str) -> int:
+        if not name.startswith("_") and name in self._by_name:
+            return self._by_name[name]
+        raise AttributeError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.lengths)
+
+    def fits(self, batch: "Paddable") -> bool:
+        """Whether a batch can be padded to this shape."""
+        return batch.padding.holds(self, batch.padding.size_of(batch.sizes))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{length} {name}" for name, length in self.lengths)
+
+
+@dataclass(frozen=True)
+class PaddingRule:
+    """What a kind of batch asks of a shape; this one treats every axis by itself.
+
+    A kind of batch whose axes depend on each other, such as edges that need an atom to point to,
+    has a subclass. Sizes are lengths in the order of ``axes``.
+
+    Attributes
+    ----------
+    axes
+        The one that most of the work depends on comes first.
+    samples
+        Name of the axis that counts samples.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rule = PaddingRule((Axis("tokens", 128), Axis("samples", spare=1)), samples="samples")
+    >>> str(rule.covering(np.array([[300, 2], [210, 5]]), headroom=0.01))
+    '384 tokens, 8 samples'
+    """
+
+    axes: tuple[Axis, ...]
+    samples: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(axis.name for axis in self.axes)
+
+    def size_of(self, counts: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the lengths of the axes from named counts, such as those of a batch."""
+        return tuple(counts[name] for name in self.names)
+
+    def holds(self, shape: BatchShape, size: Sequence[int]) -> bool:
+        """Whether a batch of this size can be padded to a shape."""
+        return all(
+            length + axis.spare <= shape[axis.name]
+            for axis, length in zip(self.axes, size, strict=True)
+        )
+
+    def crowded(self, shape: BatchShape, size: Sequence[int]) -> bool:  # noqa: ARG002
+        """Whether padding to a shape it fits would slow the batch down; a last resort."""
+        return False
+
+    def covering(self, sizes: IntArray, headroom: float) -> BatchShape:
+        """Return the shape that holds all batches of these sizes, [B, axes], with headroom."""
+        largest = sizes.max(axis=0).tolist()
+        return BatchShape(
+            **{
+                axis.name: round_up(
+                    int(length * (1.0 + axis.headroom * headroom)) + axis.spare, axis.multiple
+                )
+                for axis, length in zip(self.axes, largest, strict=True)
+            }
+        )
+
+    def rounded(self, size: Sequence[int]) -> BatchShape:
+        """Round the size of one batch up to one of few shapes, four per doubling of each axis."""
+        return BatchShape(
+            **{
+                axis.name: round_geometrically(length + axis.spare, axis.multiple)
+                for axis, length in zip(self.axes, size, strict=True)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Along which axis a tensor of a batch is ragged.
+
+    Attributes
+    ----------
+    axis
+        Name of the axis.
+    dim
+        Dimension of the tensor.
+    extra
+        Entries beyond the axis's length: 1 for offsets.
+    """
+
+    axis: str
+    dim: int = 0
+    extra: int = 0
+
+
+@runtime_checkable
+class Paddable(Batch, Protocol):
+    """A batch that can be padded to a shape: a frozen dataclass of tensors.
+
+    Loss, gradients and metrics of the real samples must not depend on the padding: it carries
+    neither labels nor weights, and no real row refers to a padding row. Fields that `to` leaves in
+    the type they have are listed in ``keeps_dtype``, if there are any.
+    """
+
+    padding: ClassVar[PaddingRule]
+    ragged: ClassVar[Mapping[str, Ragged]]
+    """Every tensor of the batch by its field's name."""
+
+    def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:
+        """Return what follows the real rows of each field, its ragged axis first; 0 if left out."""
+
+    def over(self, tensors: Mapping[str, Any]) -> Self:
+        """Return a batch of these tensors that knows of no samples and was checked already."""
+
+
+def round_up(value: float, multiple: int) -> int:
+    """Round up to a multiple."""
+    return int(-(-value // multiple) * multiple)
+
+
+def round_geometrically(value: int, least: int, fine_from: int = 65536) -> int:
+    """Round up to four steps per doubling, from ``fine_from`` on to sixteen.
+
+    Examples
+    --------
+    >>> [round_geometrically(value, 16) for value in (3, 33, 41, 65)]
+    [16, 40, 48, 80]
+    """
+    steps = 4 if value < fine_from else 16
+    below = 1 << max(value - 1, 1).bit_length() - 1  # the power of two below, or 1
+    return max(round_up(value, max(below // steps, 1)), least)

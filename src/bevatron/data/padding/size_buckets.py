@@ -2,31 +2,26 @@
 
 A captured step works on one shape. With shapes s_1 .. s_k and every batch padded to the cheapest
 that holds it, the work of an epoch grows from the sum of the batches' costs to the sum of their
-shapes' costs. Batches are sorted by cost and cut into runs; a run's shape is the largest number of
-edges, atoms and structures in it. Dynamic programming finds the best cuts.
+shapes' costs. Batches are sorted by cost and cut into runs; a run's shape is the one that covers
+it (`PaddingRule.covering`). Dynamic programming finds the best cuts. Cost is the sum of the axes
+that count as work, each relative to its mean.
 
-Where nobody knows which batches will come, as in inference, `geometric_shape` rounds each up.
+Sizes are lengths of a batch along the axes of its kind, in the rule's order. Where nobody knows
+which batches will come, as in inference, `PaddingRule.rounded` rounds each up.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from bevatron.data.padding import BatchShape
-from bevatron.data.padding.shape import squares_of_even
+from bevatron.data.padding.shape import BatchShape, PaddingRule
 from bevatron.typing import FloatArray, IntArray
 
 MAX_SHAPES = 4
-MAX_NEIGHBOURS = 128
-"""Padding edges per padding atom, where they can be kept so few: a kernel that walks an atom's
-edges one after the other would wait for an atom with thousands."""
-LARGE = {"edges": 65536, "atoms": 2048}
-"""Sizes from which on inference pays for every padded edge or atom: below, launches take longer."""
-MAX_PADDING_MOLECULE = 16
-"""Atoms of a padding molecule: kernels are made for molecules of about this size."""
 TOLERATED_WASTE = 0.01
-"""Share of padding by which shapes may be worse than the best so that fewer are new."""
+"""Share of padding of each axis by which shapes may be worse than the best so that fewer are new.
+"""
 CANDIDATES = 256
 """Places where sorted batches may be cut; more would cost time and gain little."""
 
@@ -39,33 +34,32 @@ class SizeBuckets:
     ----------
     shapes
         At most `MAX_SHAPES`.
-    waste_edges, waste_atoms
-        Shares of edges and atoms that are padding.
+    waste
+        By axis the share that is padding.
     """
 
     shapes: tuple[BatchShape, ...]
-    waste_edges: float
-    waste_atoms: float
+    waste: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         listed = "; ".join(str(shape) for shape in self.shapes)
-        return (
-            f"padded to {listed} ({self.waste_edges:.1%} of edges and {self.waste_atoms:.1%} of "
-            "atoms are padding)"
-        )
+        wasted = " and ".join(f"{share:.1%} of {name}" for name, share in self.waste.items())
+        return f"padded to {listed} ({wasted} are padding)"
 
 
 def choose_shapes(
-    sizes: IntArray, max_shapes: int = MAX_SHAPES, headroom: float = 0.01
+    rule: PaddingRule, sizes: IntArray, max_shapes: int = MAX_SHAPES, headroom: float = 0.01
 ) -> SizeBuckets:
     """Choose the shapes that waste least.
 
     Parameters
     ----------
+    rule
+        Of the kind of batch.
     sizes
-        [B, 3]: edges, atoms and structures of every batch; of molecules [B, 4], with their pairs.
+        Of every batch, [B, axes].
     max_shapes
-        So many at most.
+        Upper bound of their number.
     headroom
         Share by which shapes are larger than need be, so that the batches of another epoch,
         which are much alike, fit too.
@@ -82,22 +76,25 @@ def choose_shapes(
 
     Examples
     --------
+    >>> from bevatron.data.padding.atoms import AtomPadding
     >>> sizes = np.array([[100, 10, 2], [96, 9, 3], [900, 60, 2], [880, 64, 4]])
-    >>> [shape.edges for shape in choose_shapes(sizes, 2, headroom=0.0).shapes]
+    >>> [shape.edges for shape in choose_shapes(AtomPadding(), sizes, 2, headroom=0.0).shapes]
     [128, 1024]
     """
     if not len(sizes):
         raise ValueError("there are no batches to choose shapes for")
     sizes = np.asarray(sizes, dtype=np.int64)
-    scale = np.maximum(sizes[:, :2].mean(axis=0), 1.0)
-    ordered = sizes[np.argsort((sizes[:, :2] / scale).sum(axis=1), kind="stable")]
-    cuts = _best_cuts(ordered, scale, max_shapes)
-    unique = tuple(sorted({_shape_of(ordered[start:stop], headroom) for start, stop in cuts}))
-    return SizeBuckets(unique, *waste(sizes, unique))
+    work = sizes[:, _work(rule)]
+    scale = np.maximum(work.mean(axis=0), 1.0)
+    order = np.argsort((work / scale).sum(axis=1), kind="stable")
+    cuts = _best_cuts(work[order], scale, max_shapes)
+    unique = {rule.covering(sizes[order][start:stop], headroom) for start, stop in cuts}
+    shapes = tuple(sorted(unique))
+    return SizeBuckets(shapes, waste(rule, sizes, shapes))
 
 
-def grow_shapes(shapes: Sequence[BatchShape], sizes: IntArray) -> SizeBuckets:
-    """Change as few shapes as possible so that all batches fit: what is recorded for others stays.
+def grow_shapes(rule: PaddingRule, shapes: Sequence[BatchShape], sizes: IntArray) -> SizeBuckets:
+    """Change as few shapes as possible so that all batches fit: graphs of the others are kept.
 
     One shape becomes large enough for what fits nowhere, or takes the place of the largest if there
     are `MAX_SHAPES`. If that pads much more than the best shapes do, those are taken.
@@ -106,126 +103,78 @@ def grow_shapes(shapes: Sequence[BatchShape], sizes: IntArray) -> SizeBuckets:
     ----------
     shapes
         Those in use, at least one.
-    sizes
+    rule, sizes
         As of `choose_shapes`.
 
     Examples
     --------
-    >>> shapes = choose_shapes(np.array([[100, 10, 2], [900, 60, 2]]), 2, headroom=0.0).shapes
+    >>> from bevatron.data.padding.atoms import AtomPadding
+    >>> rule, sizes = AtomPadding(), np.array([[100, 10, 2], [900, 60, 2]])
+    >>> shapes = choose_shapes(rule, sizes, 2, headroom=0.0).shapes
     >>> larger = np.array([[100, 10, 2], [900, 60, 2], [1100, 60, 2]])
-    >>> [shape.edges for shape in grow_shapes(shapes, larger).shapes]
+    >>> [shape.edges for shape in grow_shapes(rule, shapes, larger).shapes]
     [128, 1024, 1152]
     """
-    best = choose_shapes(sizes)
+    best = choose_shapes(rule, sizes)
     kept = sorted(shapes)[: MAX_SHAPES - 1]
-    left = np.array([size for size in sizes.tolist() if smallest_shape(kept, size) is None])
+    left = np.array([size for size in sizes.tolist() if smallest_shape(rule, kept, size) is None])
     if not len(left):
-        return SizeBuckets(tuple(kept), *waste(sizes, kept))
-    grown = tuple(sorted({*kept, *choose_shapes(left, 1).shapes}))
-    wasted = waste(sizes, grown)
-    found = SizeBuckets(grown, *wasted)
-    worse = sum(wasted) - (best.waste_edges + best.waste_atoms)
-    return found if worse <= 2 * TOLERATED_WASTE else best
+        return SizeBuckets(tuple(kept), waste(rule, sizes, kept))
+    grown = tuple(sorted({*kept, *choose_shapes(rule, left, 1).shapes}))
+    found = SizeBuckets(grown, waste(rule, sizes, grown))
+    worse = sum(found.waste.values()) - sum(best.waste.values())
+    return found if worse <= len(found.waste) * TOLERATED_WASTE else best
 
 
-def geometric_shape(size: Sequence[int]) -> BatchShape:
-    """Round (edges, atoms, structures) of a batch up to a shape that depends on nothing else.
+def smallest_shape(
+    rule: PaddingRule, shapes: Sequence[BatchShape], size: Sequence[int]
+) -> BatchShape | None:
+    """Return the cheapest shape for a batch, None if all are too small.
 
-    Edges and atoms are rounded to four steps per doubling, large ones (`LARGE`) to sixteen, so that
-    structures whose edges come and go as they move share a shape.
-
-    Examples
-    --------
-    >>> str(geometric_shape((119_372, 3072, 12)))
-    '3200 atoms, 122880 edges, 16 structures'
-    >>> geometric_shape((119_001, 3072, 12)) == geometric_shape((122_500, 3072, 15))
-    True
+    One in which the batch would be crowded is a last resort.
     """
-    edges, atoms, graphs = size
-    most_edges = _geometric(edges, 128, LARGE["edges"])
-    spare = 1 + -(-(most_edges - edges) // MAX_NEIGHBOURS)
-    most_graphs = max(8, 1 << graphs.bit_length())
-    return BatchShape(most_edges, _geometric(atoms + spare, 16, LARGE["atoms"]), most_graphs)
+    holding = [shape for shape in sorted(shapes) if rule.holds(shape, size)]
+    roomy = (shape for shape in holding if not rule.crowded(shape, size))
+    return next(roomy, holding[0] if holding else None)
 
 
-def smallest_shape(shapes: Sequence[BatchShape], size: Sequence[int]) -> BatchShape | None:
-    """Return the cheapest shape for (edges, atoms, graphs[, pairs]), None if all are too small.
-
-    One in which few padding atoms would carry all padding edges is a last resort.
-    """
-    edges, atoms = size[:2]
-    crowded = None
-    for shape in sorted(shapes):
-        spare_edges, spare_atoms = shape.edges - edges, shape.atoms - atoms
-        if not shape.holds(tuple(size)):
-            continue
-        if spare_edges <= MAX_NEIGHBOURS * spare_atoms:
-            return shape
-        crowded = crowded or shape
-    return crowded
-
-
-def waste(sizes: IntArray, shapes: Sequence[BatchShape]) -> tuple[float, float]:
-    """Return the shares of edges and atoms that are padding; batches that fit nowhere are not."""
-    real, padded = np.zeros(2), np.zeros(2)
+def waste(rule: PaddingRule, sizes: IntArray, shapes: Sequence[BatchShape]) -> dict[str, float]:
+    """Return by axis the share that is padding; batches that fit nowhere are not padded."""
+    columns = _work(rule)
+    names = [rule.names[column] for column in columns]
+    real, padded = np.zeros(len(names)), np.zeros(len(names))
     for size in np.asarray(sizes).tolist():
-        shape = smallest_shape(shapes, size)
-        real += size[:2]
-        padded += size[:2] if shape is None else (shape.edges, shape.atoms)
-    share = 1.0 - real / np.maximum(padded, 1.0)
-    return float(share[0]), float(share[1])
+        shape = smallest_shape(rule, shapes, size)
+        own = [size[column] for column in columns]
+        real += own
+        padded += own if shape is None else [shape[name] for name in names]
+    shares = 1.0 - real / np.maximum(padded, 1.0)
+    return dict(zip(names, shares.tolist(), strict=True))
 
 
-def _shape_of(sizes: IntArray, headroom: float) -> BatchShape:
-    """Return the shape that holds all of these batches, with headroom and in round numbers."""
-    edges = _rounded(sizes[:, 0].max() * (1.0 + headroom), 128)
-    spare = 1 + -(-(edges - sizes[:, 0]) // MAX_NEIGHBOURS)
-    most = int(sizes[:, 1].max())
-    atoms = max(int((sizes[:, 1] + spare).max()), most + 1 + int(most * headroom))
-    atoms = _rounded(atoms, 16)
-    graphs = int(sizes[:, 2].max() * (1.0 + 4 * headroom)) + 1
-    if sizes.shape[1] < 4:
-        return BatchShape(edges, atoms, _rounded(graphs, 8))
-    # What a batch lacks in atoms becomes molecules of common size, which have pairs too.
-    fewest = int((sizes[:, 2] + -(-(atoms - sizes[:, 1]) // MAX_PADDING_MOLECULE)).max())
-    graphs = _rounded(max(graphs, fewest), 8)
-    padded = [
-        pairs + squares_of_even(atoms - num_atoms, graphs - num_graphs)
-        for _, num_atoms, num_graphs, pairs in sizes.tolist()
-    ]
-    largest = max(int(sizes[:, 3].max() * (1.0 + headroom)), *padded)
-    return BatchShape(edges, atoms, graphs, _rounded(largest, 128))
+def _work(rule: PaddingRule) -> list[int]:
+    """Return the columns of sizes on which the time of a step depends."""
+    return [column for column, axis in enumerate(rule.axes) if axis.counts_work]
 
 
-def _geometric(value: int, least: int, large: int) -> int:
-    """Round up to four steps per doubling, from ``large`` on to sixteen."""
-    steps = 4 if value < large else 16
-    below = 1 << max(value - 1, 1).bit_length() - 1  # the power of two below, or 1
-    return max(_rounded(value, max(below // steps, 1)), least)
-
-
-def _rounded(value: float, multiple: int) -> int:
-    return int(-(-value // multiple) * multiple)
-
-
-def _best_cuts(ordered: IntArray, scale: FloatArray, max_shapes: int) -> list[tuple[int, int]]:
-    """Cut sorted batches into at most so many runs, the sum of their shapes' costs being least."""
-    num = len(ordered)
+def _best_cuts(work: IntArray, scale: FloatArray, max_shapes: int) -> list[tuple[int, int]]:
+    """Cut sorted batches into at most ``max_shapes`` runs of which the shapes cost least."""
+    num = len(work)
     places = np.unique(np.linspace(0, num, min(num, CANDIDATES) + 1).round().astype(np.int64))
-    ends = len(places)
-    largest = np.maximum.reduceat(ordered[:, :2], places[:-1])
-    cost = np.full((ends, ends), np.inf)
-    for last in range(1, ends):
+    num_places = len(places)
+    largest = np.maximum.reduceat(work, places[:-1])
+    cost = np.full((num_places, num_places), np.inf)
+    for last in range(1, num_places):
         shapes = np.maximum.accumulate(largest[last - 1 :: -1])[::-1]
         cost[:last, last] = (places[last] - places[:last]) * (shapes / scale).sum(axis=1)
-    best = np.full((max_shapes + 1, ends), np.inf)
+    best = np.full((max_shapes + 1, num_places), np.inf)
     best[0, 0] = 0.0
-    came = np.zeros((max_shapes + 1, ends), dtype=np.int64)
+    came = np.zeros((max_shapes + 1, num_places), dtype=np.int64)
     for used in range(1, max_shapes + 1):
         totals = best[used - 1][:, None] + cost
         came[used], best[used] = totals.argmin(axis=0), totals.min(axis=0)
     used = int(best[:, -1].argmin())
-    runs, last = [], ends - 1
+    runs, last = [], num_places - 1
     for number in range(used, 0, -1):
         first = int(came[number, last])
         runs.append((int(places[first]), int(places[last])))

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bevatron.data.padding.shape import BatchShape
 from bevatron.typing import IntArray
 
 
@@ -80,6 +82,17 @@ class AtomBatch:
     def pin_memory(self) -> Self:
         """Copy to page-locked memory."""
         return self._map(lambda _, value: value.pin_memory())
+
+    def over(self, tensors: Mapping[str, Tensor]) -> Self:
+        """Return a batch of these tensors that knows of no samples and was checked already."""
+        none = np.zeros(0, dtype=np.int64)
+        changes: dict[str, Any] = {**tensors, "indices": none, "checked": True}
+        return replace(self, **changes)
+
+    def _spread(self, shape: BatchShape, number: int) -> Tensor:
+        """Spread a number of edges or bonds evenly over the padding atoms, ascending."""
+        spare = shape.atoms - self.num_atoms
+        return torch.arange(number) * spare // max(number, 1)
 
     def _map(self, function: Callable[[str, Tensor], Tensor]) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -9,7 +9,7 @@ builds from the edges, so that no step copies or sorts them again.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -191,6 +191,9 @@ class GraphBatch:
     graph_ptr: Tensor
     indices: IntArray
     _copies: dict[Any, Self] = field(default_factory=dict, repr=False)
+
+    unchanging: ClassVar[Literal[True]] = True
+    """See `bevatron.task.Unchanging`."""
 
     @property
     def num_nodes(self) -> int:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bevatron.data.padding.atoms import MoleculePadding
+from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, Rows
 from bevatron.data.samples.feature_sets import feature_set
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
@@ -118,6 +121,20 @@ class MoleculeBatch(AtomBatch):
     graph_weight: Tensor
     checked: bool = False
 
+    padding: ClassVar[PaddingRule] = MoleculePadding()
+    ragged: ClassVar[Mapping[str, Ragged]] = {
+        "edges": Ragged("edges", dim=1),
+        **{n: Ragged("atoms") for n in ("atom_features", "graph", "degree", "random_walk")},
+        **{n: Ragged("atoms") for n in ("laplacian_vectors", "positions")},
+        **{n: Ragged("edges") for n in ("bond_features", "edge_graph", "reverse_edge")},
+        **{n: Ragged("edges") for n in ("incoming", "neighbours")},
+        "incoming_ptr": Ragged("atoms", extra=1),
+        "shortest_paths": Ragged("pairs"),
+        **{n: Ragged("graphs", extra=1) for n in ("graph_ptr", "pair_ptr")},
+        **{n: Ragged("graphs") for n in ("laplacian_values", "has_positions", "targets")},
+        **{n: Ragged("graphs") for n in ("target_weight", "graph_weight")},
+    }
+
     @property
     def num_pairs(self) -> int:
         """Number of pairs of atoms of the same molecule."""
@@ -128,6 +145,34 @@ class MoleculeBatch(AtomBatch):
         """Counts for logs."""
         return {**super().sizes, "pairs": self.num_pairs}
 
+    def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:
+        """Return what follows the real rows of each field; 0 if left out.
+
+        Padding atoms form molecules of their own, spread evenly over all of them, so that none is
+        larger than a molecule may be, and attend to nobody else. Padding bonds join a padding atom
+        with itself, evenly spread too. Pairs that are left over belong to no molecule: ``pair_ptr``
+        ends before them.
+        """
+        atoms, edges, graphs = self.num_atoms, self.num_edges, self.num_graphs
+        spare, missing = shape.atoms - atoms, shape.edges - edges
+        if shape.edges % 2:
+            raise ValueError(f"edges of molecules come in pairs, {shape.edges} is odd")
+        sizes = _even(spare, shape.graphs - graphs)
+        owner = graphs + torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        # Both directions of a padding bond leave and reach one atom.
+        place = self._spread(shape, missing // 2).repeat_interleave(2)
+        return {
+            "edges": (atoms + place)[:, None],
+            "graph": owner,
+            "graph_ptr": atoms + sizes.cumsum(0),
+            "edge_graph": owner[place],
+            "reverse_edge": torch.arange(edges, shape.edges) ^ 1,
+            "incoming": torch.arange(edges, shape.edges),
+            "incoming_ptr": edges + torch.bincount(place, minlength=spare).cumsum(0),
+            "neighbours": atoms + place,
+            "pair_ptr": self.num_pairs + (sizes**2).cumsum(0),
+        }
+
     def pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Name the atoms of every pair, on the batch's device and of static shape.
 
@@ -135,7 +180,7 @@ class MoleculeBatch(AtomBatch):
         -------
         first, second, graph : [P] int64
             Atoms of the batch (row and column of the molecule's matrix) and their molecule. Pairs
-            behind the last molecule's, which only padding has, are those of the last atom.
+            beyond the last molecule's, which only padding has, are those of the last atom.
         """
         place = torch.arange(self.num_pairs, device=self.pair_ptr.device)
         graph = torch.searchsorted(self.pair_ptr, place, right=True) - 1
@@ -211,6 +256,13 @@ def collate_molecules(
         graph_weight=_tensor(graph_weight),
         indices=np.asarray(indices, dtype=np.int64),
     )
+
+
+def _even(total: int, parts: int) -> Tensor:
+    """Whole numbers that differ by one at most and add up to ``total``."""
+    sizes = torch.full((parts,), total // parts)
+    sizes[: total % parts] += 1
+    return sizes
 
 
 def _positions(samples: Sequence[Arrays], present: Array, num_atoms: IntArray) -> Array:

@@ -1,6 +1,6 @@
 """Structures of atoms: the fields of a sample and the batch that a potential is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bevatron.data.padding.atoms import AtomPadding
+from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, Rows
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
 from bevatron.typing import Arrays, IntArray
@@ -37,6 +39,10 @@ EDGE_FIELDS: tuple[Field, ...] = (
 """What the neighbour list adds."""
 
 STRUCTURE_FIELDS: tuple[Field, ...] = RAW_STRUCTURE_FIELDS + EDGE_FIELDS
+
+PADDING_LENGTH = 100.0
+"""Length of padding edges in Å. Any length above zero would do; beyond every model's cutoff their
+messages are zero, so nothing can overflow."""
 
 
 def unlabelled_structure(
@@ -119,6 +125,41 @@ class StructureBatch(AtomBatch):
 
     keeps_dtype: ClassVar[tuple[str, ...]] = ("energy",)
     """Energies stay in float64: of 10 keV in float32 only 1 meV would be left."""
+    padding: ClassVar[PaddingRule] = AtomPadding()
+    ragged: ClassVar[Mapping[str, Ragged]] = {
+        **{n: Ragged("atoms") for n in ("positions", "atomic_numbers", "graph", "forces")},
+        "edges": Ragged("edges", dim=1),
+        "edge_shifts": Ragged("edges"),
+        "graph_ptr": Ragged("graphs", extra=1),
+        **{n: Ragged("graphs") for n in ("cell", "pbc", "head", "energy", "stress")},
+        **{n: Ragged("graphs") for n in ("energy_weight", "forces_weight", "stress_weight")},
+        **{n: Ragged("graphs") for n in ("has_energy", "has_forces", "has_stress")},
+    }
+
+    def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:
+        """Return what follows the real rows of each field; 0 if left out.
+
+        The first padding structure holds all padding atoms, the others are empty. Padding edges
+        join padding atoms with their own periodic images, so the forces on these cancel, and no
+        real atom has a padding neighbour.
+        """
+        receiver = self.num_atoms + self._spread(shape, shape.edges - self.num_edges)
+        return {
+            "edges": receiver[:, None],
+            "edge_shifts": torch.tensor([1.0, 0.0, 0.0], dtype=self.edge_shifts.dtype),
+            "cell": PADDING_LENGTH * torch.eye(3, dtype=self.cell.dtype),
+            # An element of the batch is one that the model knows.
+            "atomic_numbers": self.atomic_numbers[:1],
+            "graph": self.num_graphs,
+            "graph_ptr": shape.atoms,
+        }
+
+
+def no_structures() -> StructureBatch:
+    """Make a batch of one atom without a label, as an example of its kind."""
+    sample = unlabelled_structure([1], [[0.0, 0.0, 0.0]])
+    none = {field.name: np.zeros((0, *field.shape), dtype=field.dtype) for field in EDGE_FIELDS}
+    return collate_structures([{**sample, **none}], np.zeros(1, dtype=np.int64), [0.0])
 
 
 def collate_structures(

@@ -1,1 +1,4 @@
-"""Operators of the optimiser."""
+"""Operators of the optimiser.
+
+Dimensions: P parameters (tensors) of a model, n elements of a flat tensor that holds all of them.
+"""

@@ -6,6 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.rows import indexable_by_32_bits
+
 CHUNK_BYTES = 128 * 2**20
 """Of all buffers of one chunk together."""
 CHUNK_MULTIPLE = 1024
@@ -41,6 +43,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute ``x weight^T + bias`` of matrices of one type."""
+    x = indexable_by_32_bits(x)
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
@@ -48,6 +51,7 @@ def linear(
 
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
+    a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
     plain = a.dtype == torch.float32 or a.device.type != "cuda"
     if onto is None:
         return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
@@ -162,6 +166,7 @@ class Linear:
 
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
+        dy = indexable_by_32_bits(dy)
         if out is not None and add:
             return torch.addmm(out, dy, self._matrix, out=out)
         return torch.mm(dy, self._matrix, out=out)

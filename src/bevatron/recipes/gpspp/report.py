@@ -16,7 +16,7 @@ from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
-from bevatron.train.journal import column, epochs_of, read_journal
+from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
 from bevatron.train.report.page import Cell, Report
 from bevatron.train.report.plots import Curve, Panel

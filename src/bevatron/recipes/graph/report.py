@@ -17,7 +17,7 @@ from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
-from bevatron.train.journal import column, epochs_of, read_journal
+from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.precision import dtype_of
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel, curves

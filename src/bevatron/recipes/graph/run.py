@@ -30,7 +30,7 @@ from bevatron.recipes.graph.data import (
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
 from bevatron.recipes.run_config import RunConfig, SaveModel
 from bevatron.train.precision import dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
@@ -39,7 +39,6 @@ from bevatron.train.settings import (
     Settings,
     TrainConfig,
 )
-from bevatron.train.sharing import SamplesApart, SamplesTogether
 
 if TYPE_CHECKING:
     from bevatron.recipes.graph.report import Measured

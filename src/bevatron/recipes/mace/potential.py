@@ -21,7 +21,7 @@ from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, load_model
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
-from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.inference import CapturedInference, Outputs, obstacle
 from bevatron.typing import Arrays
 
@@ -30,6 +30,8 @@ log = logging.getLogger("bevatron.inference")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 PER_ATOM = ("forces", "node_energy", "descriptors")
+ROWS = dict.fromkeys(PER_ATOM, "atoms")
+"""Outputs whose rows run along the atoms of a batch."""
 PER_STRUCTURE = ("energy", "stress", "virials")
 
 Results = dict[str, npt.NDArray[np.float64]]
@@ -52,7 +54,7 @@ class Potential:
     head
         Which read-out of a multi-head model; not needed where there is one.
     capture
-        Whether evaluations are recorded as CUDA graphs over padded shapes, which saves launching
+        Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
         some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
         possible the log says why; True = at once, and it is an error if it is not possible. The
         numbers are the same. Weights must then stay where they are.
@@ -90,7 +92,7 @@ class Potential:
 
     @property
     def captured(self) -> bool:
-        """Whether evaluations are recorded and replayed, as far as is known by now."""
+        """Whether evaluations are captured and replayed, as far as is known by now."""
         return self._captured is not None
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
@@ -143,11 +145,11 @@ class Potential:
             yield from _results(*last)
 
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
-        """Return what gives the outputs: of a replayed recording, or of the model called then."""
+        """Return what gives the outputs: of a replayed graph, or of the model called then."""
         if self._captured is not None and batch.num_atoms:
             try:
-                return self._captured.launch(batch, compute)
-            except NotRecordableError as error:
+                return self._captured.launch(batch, compute=tuple(sorted({*compute})))
+            except NotCapturableError as error:
                 why = str(error)
             except torch.OutOfMemoryError:
                 why = f"{batch.num_atoms} atoms with {batch.num_edges} edges take too much memory"
@@ -161,7 +163,7 @@ class Potential:
             self._refuse(why)
             return None
         patience = {"patience": 0} if self._insists else {}
-        return CapturedInference(self.model, self.device, self.dtype, PER_ATOM, **patience)
+        return CapturedInference(self.model, self.device, self.dtype, ROWS, **patience)
 
     def _refuse(self, why: str) -> None:
         """Say, once in a process, why nothing is captured; an error if somebody insists."""

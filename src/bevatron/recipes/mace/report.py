@@ -27,7 +27,7 @@ from bevatron.recipes.mace.report_training import (
     show_timing,
 )
 from bevatron.train.epochs import pack_samples
-from bevatron.train.journal import epochs_of, read_journal
+from bevatron.train.logger import epochs_of, read_journal
 from bevatron.train.report.page import Cell, Report
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
@@ -79,7 +79,7 @@ def report_of_run(
     some = np.sort(np.random.default_rng(0).permutation(trained)[:number])
     name = "training" if number == len(trained) else f"training ({number} of {len(trained)})"
     chosen[name] = Subset(data.train, some)
-    capacity = max(batch.capacities().get("atoms", 0), 512)
+    capacity = max(batch.capacities(["atoms"]).get("atoms", 0), 512)
     evaluations = {
         name: evaluate_dataset(potential, dataset, capacity) for name, dataset in chosen.items()
     }

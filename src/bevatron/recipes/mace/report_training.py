@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.packing import Plan
-from bevatron.train.journal import column
+from bevatron.train.logger import column
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.train.report.plots import Curve, Panel
@@ -105,7 +105,7 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig | None) -> None:
         ]],
         "The first epoch",
     )  # fmt: skip
-    atoms = batch is None or (batch.cost_nodes, batch.cost_edges, batch.cost_constant) == (1, 0, 0)
+    atoms = batch is None or batch.costs(["atoms"]) == {"atoms": 1.0}
     unit = "atoms" if atoms else "cost"
     if plan.num_ranks > 1:
         figure = plots.batch_balance({algorithm: plan.costs}, capacity if atoms else None, unit)

@@ -1,7 +1,7 @@
 """What a training step costs on this device: its time by size, and the largest batch that fits.
 
 The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
-balances over ranks (batch.cost_*); the saturation curve (atoms per second by atoms of a batch, the
+balances over ranks (batch.cost); the saturation curve (atoms per second by atoms of a batch, the
 paper's Figure 11) says from which capacity on a device is busy.
 
 Steps are those of `bevatron.train.fit`: recorded as CUDA graphs where training records them.
@@ -27,7 +27,7 @@ from bevatron.parallel.collectives import broadcast_json, gather_json
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.task import Task
-from bevatron.train.capture.cuda_graphs import NotRecordableError
+from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import CapturedStep, obstacle
 from bevatron.train.loop import begin_state
 from bevatron.train.run import Run
@@ -125,7 +125,7 @@ class StepMeter:
             if self.captured:
                 try:
                     return self._recorded(batch, repeats)
-                except NotRecordableError:
+                except NotCapturableError:
                     self.captured = False
             return self._launched(batch, repeats)
         except (torch.OutOfMemoryError, OutOfMemoryError):

@@ -1,7 +1,7 @@
-"""Work recorded once as a CUDA graph and replayed, so that launching it costs nothing.
+"""Work captured once as a CUDA graph and replayed, so that launching it costs nothing.
 
 A step of an equivariant network is some thousands of short kernels; launched one by one from Python
-they leave the GPU waiting. A graph launches them all at once. What is recorded must read and write
+they leave the GPU idle. A graph launches them all at once. What is captured must read and write
 fixed memory, never ask the device for a number and always do the same.
 """
 
@@ -15,20 +15,20 @@ from bevatron.errors import BevatronError
 Work = Callable[[], None]
 
 
-class NotRecordableError(BevatronError):
-    """Work waits for the device, so it cannot be recorded."""
+class NotCapturableError(BevatronError):
+    """Work waits for the device, so it cannot be captured."""
 
 
 def same_draws(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Put the random numbers back behind what is only a rehearsal: a resumed run has another."""
+    """Restore the random state after what is only a warm-up: a resumed run warms up elsewhere."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-class Recorder:
-    """Records work as CUDA graphs that share one pool of memory.
+class GraphPool:
+    """Captures work as CUDA graphs that share one memory pool.
 
-    They share it because they are replayed one after the other and hand nothing to each other but
-    through memory from outside. On a CPU the record of some work is the work itself.
+    They can share it because they are replayed one after the other and pass data to each other only
+    through memory from outside of it. On a CPU nothing is captured: to replay work is to run it.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Recorder:
     Examples
     --------
     >>> total = torch.zeros(())
-    >>> replay = Recorder(torch.device("cpu")).record(lambda: total.add_(1))
+    >>> replay = GraphPool(torch.device("cpu")).capture(lambda: total.add_(1))
     >>> replay(), float(total)
     (tensor(1.), 1.0)
     """
@@ -50,14 +50,14 @@ class Recorder:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
-    def record(self, work: Work, rehearsal: Work | None = None) -> Work:
-        """Warm up twice, then record some work without running it; no random number is used up.
+    def capture(self, work: Work, warm_up: Work | None = None) -> Work:
+        """Warm up twice, then capture some work without running it; no random number is used up.
 
         Parameters
         ----------
         work
             Without arguments or results.
-        rehearsal
+        warm_up
             What runs twice to warm up if the work itself must not: the same kernels.
 
         Returns
@@ -67,20 +67,20 @@ class Recorder:
 
         Raises
         ------
-        NotRecordableError
+        NotCapturableError
             If the work waits for the device; the sentence says where.
         """
         if not self._on_gpu:
             return work
         with same_draws(self.device):
-            return self._record(work, rehearsal or work)
+            return self._capture(work, warm_up or work)
 
-    def _record(self, work: Work, rehearsal: Work) -> Work:
+    def _capture(self, work: Work, warm_up: Work) -> Work:
         present = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(present)
         with torch.cuda.stream(self._stream):
-            rehearsal()  # loads modules, compiles kernels, fills caches: it may wait
-            self._try_without_waiting(rehearsal)
+            warm_up()  # loads modules, compiles kernels, fills caches: it may wait
+            self._try_without_waiting(warm_up)
         present.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that pins memory, may go on meanwhile.
@@ -92,7 +92,7 @@ class Recorder:
 
     @staticmethod
     def _try_without_waiting(work: Work) -> None:
-        """Find out before recording whether the work waits: a recording that breaks off leaks."""
+        """Find out beforehand whether the work waits: a capture that breaks off leaks memory."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -100,7 +100,7 @@ class Recorder:
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
-            raise NotRecordableError(f"it waits for the GPU in {_place(error)}") from error
+            raise NotCapturableError(f"it waits for the GPU in {_place(error)}") from error
         finally:
             torch.cuda.set_sync_debug_mode(before)
 

@@ -1,4 +1,4 @@
-"""Predictions for a batch that is the same every time, such as one whole graph, recorded."""
+"""Predictions for a batch that is the same every time, captured as a CUDA graph."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from bevatron.task import Task
-from bevatron.train.capture.cuda_graphs import NotRecordableError, Recorder, Work
+from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError, Work
 
 
-class RecordedPrediction:
+class CapturedPrediction:
     """Predicts as a task does; from the second time on that a batch comes, by a CUDA graph.
 
-    What is returned is valid until the next call. On a CPU nothing is recorded.
+    What is returned is valid until the next call. On a CPU nothing is captured.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class RecordedPrediction:
     """
 
     def __init__(self, task: Task[Any], device: torch.device) -> None:
-        self._task, self._recorder = task, Recorder(device)
+        self._task, self._pool = task, GraphPool(device)
         self._batch: Any = None
         self._replay: Work | None = None
         self._waits = False
@@ -35,17 +35,17 @@ class RecordedPrediction:
             self._batch, self._replay = batch, None
             return self._task.predict(model, batch)
         if self._replay is None:
-            self._record(model, batch)
+            self._capture(model, batch)
         if self._replay is None:
             return self._task.predict(model, batch)
         self._replay()
         return self._outputs
 
-    def _record(self, model: nn.Module, batch: Any) -> None:
+    def _capture(self, model: nn.Module, batch: Any) -> None:
         def predict() -> None:
             self._outputs = self._task.predict(model, batch)
 
         try:
-            self._replay = self._recorder.record(predict)
-        except NotRecordableError:
+            self._replay = self._pool.capture(predict)
+        except NotCapturableError:
             self._waits = True

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for, through memory that never moves."""
+"""Asynchronous copies between host and device through buffers at fixed addresses."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -6,33 +6,33 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bevatron.data.padding import Batch, BatchShape, StaticBatch
+from bevatron.data.padding import BatchShape, Paddable, StaticBatch
 
 
 class Moment:
-    """A point in the device's work that the host can wait for; on a CPU it is always past."""
+    """A point in the device's work that the host can wait for; on a CPU it is always reached."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def mark(self) -> None:
-        """Set it behind everything launched so far."""
+        """Set it after everything launched so far."""
         if self._event is not None:
             self._event.record()
 
     def wait(self) -> None:
-        """Wait until the device has come there."""
+        """Wait until the device has reached it."""
         if self._event is not None:
             self._event.synchronize()
 
 
 class Reading:
-    """Brings a tensor to the host in two steps: launch the copy, and later wait for it.
+    """Copies a tensor to the host in two steps: launch the copy, and later wait for it.
 
     Parameters
     ----------
     source
-        What is copied, at the same place for ever.
+        What is copied; its address is fixed.
     """
 
     def __init__(self, source: Tensor) -> None:
@@ -81,7 +81,7 @@ class NumberFeed:
 
 
 class Feed(Protocol):
-    """What a recording reads, at the same place for ever, and how it is replaced."""
+    """What a captured graph reads, at a fixed address, and how it is replaced."""
 
     batch: Any
 
@@ -90,7 +90,7 @@ class Feed(Protocol):
 
 
 class StandingFeed:
-    """A batch that is the same in every step, such as one whole graph: it stays on the device.
+    """A batch that is the same in every step and stays on the device.
 
     Attributes
     ----------
@@ -107,11 +107,16 @@ class StandingFeed:
 
 
 class BatchFeed:
-    """The padded batch that a recording reads, filled from the host while the device works.
+    """The padded batch that a captured graph reads, filled from the host while the device works.
 
-    Two batches on the host take turns. On a GPU the copy goes to a place beside the batch, on a
-    stream of its own, while the last step still reads the batch; only a copy within the device
-    comes between two steps.
+    Two batches on the host take turns. On a GPU the copy goes to a second buffer, on a stream of
+    its own, while the last step still reads the batch; only a copy within the device comes between
+    two steps.
+
+    Parameters
+    ----------
+    shape, dtype, device, like
+        As of `StaticBatch`.
 
     Attributes
     ----------
@@ -124,7 +129,7 @@ class BatchFeed:
         shape: BatchShape,
         dtype: torch.dtype,
         device: torch.device,
-        like: Batch | None = None,
+        like: Paddable,
     ) -> None:
         self._static = StaticBatch(shape, dtype, device, like=like)
         self.batch: Any = self._static.batch
@@ -132,26 +137,26 @@ class BatchFeed:
         self._hosts = [
             (StaticBatch(shape, dtype, pin=on_gpu, like=like), Moment(device)) for _ in range(2)
         ]
-        self._beside = StaticBatch(shape, dtype, device, like=like) if on_gpu else None
+        self._staging = StaticBatch(shape, dtype, device, like=like) if on_gpu else None
         self._stream = torch.cuda.Stream(device) if on_gpu else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # zeroes what it writes to
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: Paddable) -> None:
         """Replace the batch for all work launched from now on."""
         host, copied = self._hosts[0]
         self._hosts.reverse()
         copied.wait()
         host.fill(batch)
-        if self._beside is None or self._stream is None:
+        if self._staging is None or self._stream is None:
             self._static.copy_from(host)
             return
         present = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
-            self._beside.copy_from(host)
+            self._staging.copy_from(host)
             copied.mark()
         present.wait_stream(self._stream)
-        self._static.copy_from(self._beside)
+        self._static.copy_from(self._staging)
         taken = torch.cuda.Event()
         taken.record(present)
         self._stream.wait_event(taken)

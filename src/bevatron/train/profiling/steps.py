@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bevatron.data.dataset import Concatenated
 from bevatron.data.loader import LoadedBatch, Loader
+from bevatron.data.padding import Paddable
 from bevatron.errors import BevatronError
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.train.epochs import EpochPlan, plan_epoch
@@ -28,7 +29,7 @@ from bevatron.train.precision import dtype_of
 from bevatron.train.profiling.autograd_memory import SavedBytes, saved_bytes_by_module
 from bevatron.train.profiling.timeline import HOST, Span, classify, clipped, innermost
 from bevatron.train.profiling.trace import DATA, WINDOW, read_trace
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, example_batch, one_unchanging_batch
 from bevatron.train.step import LaunchedStep, out_of_memory
 
 LEAD_IN = 2
@@ -65,8 +66,8 @@ class Memory:
 
 
 @dataclass
-class Recording:
-    """What one rank saw.
+class Profile:
+    """What one rank measured.
 
     Attributes
     ----------
@@ -89,7 +90,7 @@ class Recording:
     captured
         Whether the steps were replayed CUDA graphs.
     sizes
-        Mean sizes of this rank's traced steps: graphs, atoms, edges.
+        Mean sizes of this rank's traced steps, as its batches name them.
     memory
         See there.
     """
@@ -108,8 +109,8 @@ class Recording:
     memory: Memory = field(default_factory=Memory)
 
 
-def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
-    """Walk a run for some steps under the profiler; nothing is written to its folder.
+def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
+    """Run some steps under the profiler; nothing is written to the run's folder.
 
     All steps are of one epoch, for which the data are repeated if need be; none is validated.
 
@@ -118,16 +119,16 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
     run
         What to walk, from new weights; under torchrun every process calls this.
     steps
-        To time, and then to trace.
+        Number to time, and then to trace.
     warm
-        Steps before; the first records all shapes of batches where steps are CUDA graphs.
+        Warm-up steps; the first captures all shapes of batches where steps are CUDA graphs.
 
     Raises
     ------
     BevatronError
         If it was stopped on the way, or whatever training itself raises.
     """
-    recording = Recording(steps=steps)
+    found = Profile(steps=steps)
     with TemporaryDirectory(prefix="bevatron-profile-") as folder:
         config = replace(run.settings.train, tensorboard=False, wandb=False)
         config = replace(config, epochs=max(config.epochs, 1))
@@ -141,13 +142,13 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
             checkpoint=None,
             on_end=None,
         )
-        fit(alone, partial(ProfiledTrainer, recording, warm))
-    return recording
+        fit(alone, partial(ProfiledTrainer, found, warm))
+    return found
 
 
 def _repeated(run: Run, steps: int) -> Run:
-    """Repeat the data until an epoch has so many steps; one whole graph stays one."""
-    if _is_one_graph(run):
+    """Repeat the data until an epoch has that many steps; one unchanging batch stays one."""
+    if one_unchanging_batch(run):
         return run
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
     epoch = plan_epoch(
@@ -167,30 +168,25 @@ def _repeated(run: Run, steps: int) -> Run:
     return replace(run, train=Concatenated([run.train] * times), sizes=sizes)
 
 
-def _is_one_graph(run: Run) -> bool:
-    """Whether every step is over the same graph, and recorded for that one sample."""
-    return "nodes" in run.sizes and len(run.train) == 1
-
-
 class _Enough(Exception):  # noqa: N818  no error
     """All steps are done."""
 
 
 class ProfiledTrainer(Trainer):
-    """Walks a run until enough steps are recorded.
+    """Runs until enough steps are profiled.
 
     Parameters
     ----------
-    recording
+    found
         Is filled in.
     warm
-        Steps to warm up.
+        Warm-up steps.
     """
 
-    def __init__(self, recording: Recording, warm: int, *parts: Any) -> None:
+    def __init__(self, found: Profile, warm: int, *parts: Any) -> None:
         super().__init__(*parts)
         self.loader = _WatchedLoader(self.loader)  # type: ignore[assignment]
-        self._recording, self._warm = recording, warm
+        self._found, self._warm = found, warm
         self._phase, self._taken, self._began = "warm", 0, 0.0
         self._totals: dict[str, float] = {}
         self._profiler = profile(activities=self._activities())
@@ -198,21 +194,21 @@ class ProfiledTrainer(Trainer):
 
     def walk(self) -> FitResult:
         """Measure the memory of a step, then walk; stops by itself."""
-        recording, state = self._recording, self.state
-        recording.mesh = self.mesh
-        recording.memory = self._probe_memory()
+        found, state = self._found, self.state
+        found.mesh = self.mesh
+        found.memory = self._probe_memory()
         if self._on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.mesh.device)
         try:
             super().walk()
         except _Enough:
-            self.records.console.end_epoch()
+            self.logger.console.end_epoch()
         else:
             why = f"by {self.stopped_by} " if self.stopped_by else ""
             raise BevatronError(f"stopped {why}before enough steps were profiled")
-        recording.captured = self.captured is not None
-        memory, moments = recording.memory, state.optimizer.state.values()
+        found.captured = self.captured is not None
+        memory, moments = found.memory, state.optimizer.state.values()
         memory.optimizer = _bytes(v for m in moments for v in m.values() if torch.is_tensor(v))
         memory.averages = 0 if state.ema is None else _bytes(state.ema.averages.values())
         if self._on_gpu:
@@ -221,11 +217,11 @@ class ProfiledTrainer(Trainer):
         return self.saver.result(None, {})
 
     def _plan_epoch(self) -> EpochPlan:
-        """Walk one whole graph as often as there are steps."""
+        """Walk one unchanging batch as often as there are steps."""
         epoch = super()._plan_epoch()
-        if not _is_one_graph(self.run):
+        if not one_unchanging_batch(self.run):
             return epoch
-        steps = self._warm + 2 * self._recording.steps + LEAD_IN + 1
+        steps = self._warm + 2 * self._found.steps + LEAD_IN + 1
         batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
         return replace(epoch, batches=batches, num_batches=len(batches))
 
@@ -239,11 +235,11 @@ class ProfiledTrainer(Trainer):
 
     def _next_phase(self) -> None:
         """Decide before a step whether another phase begins; all ranks decide alike."""
-        steps = self._recording.steps
+        steps = self._found.steps
         if self._phase == "warm" and self._taken >= self._warm:
             self._began, self._taken, self._phase = self._now(), 0, "timed"
         elif self._phase == "timed" and self._taken == steps:
-            self._recording.untraced = (self._now() - self._began) / steps * 1e9
+            self._found.untraced = (self._now() - self._began) / steps * 1e9
             self._profiler.start()
             self._taken, self._phase = 0, "lead-in"
         elif self._phase == "lead-in" and self._taken == LEAD_IN:
@@ -303,17 +299,17 @@ class ProfiledTrainer(Trainer):
         return memory
 
     def _read_trace(self) -> None:
-        recording, read = self._recording, read_trace(self._profiler)
-        recording.window = window = read.window
+        found, read = self._found, read_trace(self._profiler)
+        found.window = window = read.window
         on_device = read.device if self._on_gpu else innermost(read.operators)
         calls = read.device if self._on_gpu else read.operators
-        recording.spans = _work(clipped(on_device, window))
-        recording.calls = _work(call for call in calls if window[0] <= call.start < window[1])
-        recording.data = clipped(read.data, window)
-        recording.ranks = clipped(read.ranks, window) if self._on_gpu else []
-        recording.launches = sum(window[0] <= start < window[1] for start in read.launches)
-        steps = max(recording.steps, 1)
-        recording.sizes = {name: total / steps for name, total in self._totals.items()}
+        found.spans = _work(clipped(on_device, window))
+        found.calls = _work(call for call in calls if window[0] <= call.start < window[1])
+        found.data = clipped(read.data, window)
+        found.ranks = clipped(read.ranks, window) if self._on_gpu else []
+        found.launches = sum(window[0] <= start < window[1] for start in read.launches)
+        steps = max(found.steps, 1)
+        found.sizes = {name: total / steps for name, total in self._totals.items()}
 
 
 class _WatchedLoader:
@@ -343,12 +339,14 @@ def _bytes(tensors: Any) -> int:
 
 
 def _largest_batch(run: Run, mesh: Mesh) -> Any:
-    """Collate the batch of the first epoch with most of what takes most memory: edges, if any."""
+    """Collate the batch of the first epoch that is longest on the axis with most of the work."""
     settings, seed = run.settings.batch, run.settings.train.seed
     epoch = plan_epoch(
         run.sizes, settings, mesh, seed=seed, epoch=0, describe=run.train.describe
     )  # fmt: skip
-    counted = run.sizes.get("edges", next(iter(run.sizes.values())))
+    example = example_batch(run)
+    axis = example.padding.names[0] if isinstance(example, Paddable) else next(iter(run.sizes))
+    counted = run.sizes[axis]
     indices, weights = max(epoch.batches, key=lambda batch: int(counted[batch[0]].sum()))
     samples = [run.train[int(i)] for i in indices]
     return run.task.collate(samples, indices, [float(weight) for weight in weights])

@@ -7,8 +7,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import Path, PathTable
+from bevatron.kernels.equivariant.edge_order import EdgeOrder
 from bevatron.maths.irreps import Irreps, Layout
 from bevatron.maths.so3 import wigner_3j
 

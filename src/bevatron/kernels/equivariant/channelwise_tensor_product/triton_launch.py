@@ -1,5 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Compiles and launches the generated kernels; sums what edges give to their senders."""
+"""Compiles and launches the generated kernels; sums gradients of edges over their senders.
+
+`_sum_by_sender`: a program owns BLOCK columns of one node's row, adds the rows of the edges the
+node sends in a fixed order and writes the row once.
+"""
 
 import linecache
 import os
@@ -13,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Product
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source import (
     Variant,
     argument_names,
@@ -21,6 +24,8 @@ from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source impor
     num_blocks,
     write_source,
 )
+from bevatron.kernels.equivariant.edge_order import EdgeOrder
+from bevatron.kernels.shared.triton_math import accumulator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Python: then few large programs are best."""
@@ -166,7 +171,7 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
     num_nodes, dim = out.shape
     block = triton.next_power_of_2(dim) if INTERPRETED else min(triton.next_power_of_2(dim), 128)
     grid = (num_nodes * triton.cdiv(dim, block),)
-    dtype = tl.float64 if out.dtype == torch.float64 else tl.float32
+    dtype = accumulator(out)
     constants = {"DIM": dim, "BLOCK": block, "DTYPE": dtype, "num_warps": 1}
     tensors = (rows, index.by_sender, index.sender_ptr, out)
     runs = (index.sender_ptr.shape[0] - 1) // num_nodes
@@ -186,16 +191,18 @@ def _sum_by_sender(
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
+    """Add the rows of one chunk's edges to the rows of their senders."""
     pid = tl.program_id(0).to(tl.int64)
-    parts = (DIM + BLOCK - 1) // BLOCK
-    node = pid // parts
-    column = pid % parts * BLOCK + tl.arange(0, BLOCK)
+    blocks = (DIM + BLOCK - 1) // BLOCK
+    node = pid // blocks
+    column = pid % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = column < DIM
-    begin = tl.load(ptr_ptr + node * runs + run)
-    end = tl.load(ptr_ptr + node * runs + run + 1)
+    begin = tl.load(ptr_ptr + node * runs + run)  # []
+    end = tl.load(ptr_ptr + node * runs + run + 1)  # []
     if begin < end:
-        total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)
+        total = tl.load(out_ptr + node * DIM + column, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         for i in range(begin, end):
-            row = tl.load(permutation_ptr + i) - first
-            total += tl.load(rows_ptr + row * DIM + column, mask=mask, other=0.0).to(DTYPE)
+            row = tl.load(permutation_ptr + i) - first  # []
+            row_ptr = rows_ptr + row * DIM + column
+            total += tl.load(row_ptr, mask=mask, other=0.0).to(DTYPE)  # [BLOCK]
         tl.store(out_ptr + node * DIM + column, total, mask=mask)

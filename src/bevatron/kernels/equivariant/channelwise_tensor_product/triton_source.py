@@ -1,18 +1,23 @@
-"""Writes the source of the Triton kernels of one channelwise product, its coefficients unrolled.
+"""Generates the Triton kernels of one channelwise tensor product, its coefficients unrolled.
 
 The product couples x [m1] of an edge's sender, harmonics Y [m2] and weights w [p] to
 
     T(x, Y, w)[p, m3] = w[p] sum of C[p, m1, m2, m3] x[m1] Y[m2]
 
-for every channel. A program owns a block of channels of one receiver and walks its edges in order:
-what is summed over them stays in registers and nothing needs an atomic addition.
+for every channel. A program owns a block of channels of one receiver and walks its edges in order,
+prefetching the next edges while it computes the current ones. Sums over edges stay in registers;
+gradients of edges are written as they are computed. There are no atomics.
 
 - forward: out += T(x, Y, w)
-- backward, from the gradient g of out: of each edge gx, gy, gw with
-  <gx, .> = <g, T(., Y, w)> and so on; gy is a sum over channels, so each block gives its part.
-- double backward, from gradients ax, ay, aw of gx, gy, gw: those of
-  <g, T(ax, Y, w) + T(x, ay, w) + T(x, Y, aw)> by g (dg, summed over edges), x, y and w; and gw
-  again, for who did not keep it.
+- backward, from the gradient g of out: gx, gy and gw of each edge, with
+  <gx, .> = <g, T(., Y, w)> and so on; gy is a sum over channels, so each block of channels writes
+  a partial sum.
+- double backward, from gradients ax, ay, aw of gx, gy, gw: the gradients of
+  <g, T(ax, Y, w) + T(x, ay, w) + T(x, Y, aw)> with respect to g (dg, summed over edges), x, Y and
+  w; and gw again for callers that did not keep it.
+
+In a generated kernel a variable with channels is a block [EDGES, BLOCK] (written out, such as
+[1, 32]), one without, such as a harmonic, [EDGES, 1], or a scalar [] where EDGES is 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,25 +28,25 @@ from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Co
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is to compute and how.
+    """What a kernel computes and how.
 
     Attributes
     ----------
     kind
         ``forward``, ``backward`` or ``double_backward``.
     given
-        In a double backward those of ax, ay, aw that there are.
+        The gradients among ax, ay, aw that a double backward receives.
     wanted
-        ``out`` of a forward; of a backward any of gx, gy, gw; of a double backward any of dg, dx,
-        dy, dw, gw.
+        The results: ``out`` of a forward, any of gx, gy, gw of a backward, any of dg, dx, dy, dw,
+        gw of a double backward.
     dtype
         ``float32`` or ``float64``.
     block, edges
-        Channels of a program and edges that it computes at once, powers of two.
+        Channels of a program and number of edges it computes at once; powers of two.
     pieces
-        Programs that share the edges of one receiver; only one may sum over them.
+        Number of programs that share the edges of a receiver; 1 if the kernel sums over edges.
     permuted
-        Whether rows of the edges' tensors are found through a permutation; otherwise they are
+        Whether rows of the edges' tensors are gathered through a permutation; otherwise they are
         sorted by receiver.
     """
 
@@ -56,16 +61,16 @@ class Variant:
 
 
 def write_source(product: Product, variant: Variant) -> str:
-    """Return a module's text that defines the function `kernel_name` for `triton.jit`."""
+    """Return the source of a module that defines the function `kernel_name` for `triton.jit`."""
     return _Writer(product, variant).text()
 
 
 class _Writer:
-    """Collects the lines of one kernel; every method adds those of one step.
+    """Collects the lines of one kernel; every method adds the lines of one step.
 
     Names in the kernel: ``x_i_m`` component m of block i of x, ``y_j_m`` of the harmonics, ``w_p``
-    the weights of path p, ``g_p_m`` the gradient of the result; ``ax_i_m`` and so on likewise. What
-    belongs to edges has a row for each of those computed at once.
+    the weights of path p, ``g_p_m`` the gradient of the result; ``ax_i_m`` and so on likewise.
+    Variables of edges have one row per edge computed at once.
     """
 
     def __init__(self, product: Product, variant: Variant) -> None:
@@ -73,15 +78,18 @@ class _Writer:
         self.lines: list[str] = []
         self.depth = 0
         self.inputs = ["x", "y", "w", *(n for n in ("ax", "ay", "aw") if n in variant.given)]
-        # What the sum over edges and the gradients by x and by Y are called, if they are wanted.
+        # Names of the sum over edges and of the gradients of x, Y and w, if they are wanted.
         self.sums = next((n for n in ("out", "dg") if n in variant.wanted), "")
         self.by_x = next((n for n in ("gx", "dx") if n in variant.wanted), "")
         self.by_y = next((n for n in ("gy", "dy") if n in variant.wanted), "")
-        self._there = "there" if variant.edges > 1 else ""
         self.by_w = [name for name in ("gw", "dw") if name in variant.wanted]
+        # The mask of edges, and the shapes of a block of channels and of one number per edge.
+        self._valid = "valid" if variant.edges > 1 else ""
+        self._channels_shape = f"[{variant.edges}, {variant.block}]"
+        self._edges_shape = f"[{variant.edges}, 1]" if variant.edges > 1 else "[]"
 
     def text(self) -> str:
-        """Write the kernel."""
+        """Write the whole kernel."""
         self._header()
         for c, m in self._rows():
             if self.variant.kind != "forward":
@@ -92,7 +100,7 @@ class _Writer:
         self._load_edges("begin", "")
         self._add(f"for i in range(begin, end, {edges}):")
         self.depth += 1
-        # The next edges are under way while these are computed.
+        # Prefetch the next edges while the current ones are computed.
         after = f"i + {edges}" if edges > 1 else "tl.minimum(i + 1, end - 1)"
         loaded = self._load_edges(after, "next_")
         self._compute()
@@ -100,13 +108,14 @@ class _Writer:
             self._add(f"{name} = next_{name}")
         self.depth -= 1
         for c, m in self._rows() if self.sums else ():
-            self._load_node("before", self.sums, c, m, "carry")
-            total = f"before + tl.sum(sum_{c.number}_{m}, axis=0)[None, :]"
-            self._store(f"{self.sums}_ptr + {self._place(c, m)}", total, self._mask(c.path.x))
+            self._load_node("previous", self.sums, c, m, "carry")
+            total = f"previous + tl.sum(sum_{c.number}_{m}, axis=0)[None, :]"
+            where, shape = f"{self.sums}_ptr + {self._offset(c, m)}", f"[1, {self.variant.block}]"
+            self._store(where, total, self._mask(c.path.x), shape)
         return "\n".join(self.lines) + "\n"
 
     def _header(self) -> None:
-        """Find this program's receiver, its edges in first..stop and its channels."""
+        """Write the signature; find the program's receiver, channels and edges in first..stop."""
         block, parts = self.variant.block, num_blocks(self.product, self.variant)
         names = [f"{name}_ptr" for name in argument_names(self.variant)]
         names += ["senders_ptr", "receiver_ptr"]
@@ -122,9 +131,9 @@ class _Writer:
         for i, irrep in enumerate(self.product.irreps_in):
             if self._mask(i):
                 self._add(f"mask_{i} = k < {irrep.mul}")
-        self._add("origin = tl.load(receiver_ptr + node)")
+        self._add("origin = tl.load(receiver_ptr + node)  # []")
         self._add("begin = tl.maximum(origin, first)")
-        self._add("end = tl.minimum(tl.load(receiver_ptr + node + 1), stop)")
+        self._add("end = tl.minimum(tl.load(receiver_ptr + node + 1), stop)  # []")
         if pieces > 1:
             self._add(f"piece = pid // {parts} % {pieces}")
             self._add("count = tl.maximum(end - begin, 0)")
@@ -133,11 +142,11 @@ class _Writer:
         self._add("if begin < end:")
         self.depth = 2
         if self.sums:
-            # A launch before this one has summed the edges before first.
+            # An earlier launch has already summed the edges before first.
             self._add("carry = origin < begin")
 
     def _compute(self) -> None:
-        """Compute what the loaded edges give."""
+        """Compute the contributions of the loaded edges."""
         for name in self.by_w:
             for c in self._ordered():
                 self._add(f"{name}_{c.number} = {self._zeros()}")
@@ -145,8 +154,8 @@ class _Writer:
             for m in range(irrep.dim):
                 self._add(f"{self.by_x}_{i}_{m} = {self._zeros()}")
         harmonics = self.product.irreps_harmonics
-        self.halfway: list[tuple[int, str]] = []
-        self.summed = 0
+        self.pending: list[tuple[int, str]] = []
+        self.num_merged = 0
         for number in range(-(-harmonics.dim // self.variant.block)) if self.by_y else ():
             self._add(f"{self.by_y}_{number} = {self._zeros()}")
         for j, irrep in enumerate(harmonics):
@@ -162,106 +171,111 @@ class _Writer:
         self._store_edges()
 
     def _store_edges(self) -> None:
-        """Store gradients by weights and by x."""
+        """Store the gradients of the weights and of x."""
         irreps, num_weights = self.product.irreps_in, self.product.num_weights
         for name in self.by_w:
             for c in self._ordered():
                 where = f"{name}_ptr + row * {num_weights} + {c.path.weights.start} + k"
-                self._store(where, f"{name}_{c.number}", self._mask(c.path.x, self._there))
+                self._store(where, f"{name}_{c.number}", self._mask(c.path.x, self._valid))
         for i, irrep in enumerate(irreps) if self.by_x else ():
             for m in range(irrep.dim):
                 where = f"{self.by_x}_ptr + (edge - first) * {irreps.dim} + "
                 where += self.product.column(irreps.slices[i].start, irrep, m)
-                self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, self._there))
+                self._store(where, f"{self.by_x}_{i}_{m}", self._mask(i, self._valid))
 
     def _store_harmonics(self) -> None:
-        """Store the gradient by the harmonics, summed over channels: lane s component s."""
+        """Store the gradient of the harmonics, summed over channels: lane s holds component s."""
         dim, block = self.product.irreps_harmonics.dim, self.variant.block
         for start in range(0, dim, block):
             where = f"{self.by_y}_ptr + (part * num_rows + row) * {dim} + {start} + lane"
             mask = f"lane < {dim - start}"
-            mask = f"{self._there} & ({mask})" if self._there else mask
+            mask = f"{self._valid} & ({mask})" if self._valid else mask
             self._store(where, f"{self.by_y}_{start // block}", mask)
 
     def _sum_harmonics(self, j: int, m: int) -> None:
-        """Put a component's sum over channels into its lane."""
+        """Reduce a component over channels into its lane."""
         place = self.product.irreps_harmonics.slices[j].start + m
         number, lane = divmod(place, self.variant.block)
         name = f"{self.by_y}_{number}"
         if self.variant.edges == 1:
-            self._halve(f"{self.by_y}_{j}_{m}")
+            self._reduce(f"{self.by_y}_{j}_{m}")
             if lane == self.variant.block - 1 or place == self.product.irreps_harmonics.dim - 1:
-                self._add(f"{name} = {self._last_sum()}")
+                self._add(f"{name} = {self._finish_reduction()}")
             return
         total = f"tl.sum({self.by_y}_{j}_{m}, axis=1)[:, None]"
-        self._add(f"{name} = tl.where(lane == {lane}, {total}, {name})")
+        where = f"tl.where(lane == {lane}, {total}, {name})"
+        self._add(f"{name} = {where}  # {self._channels_shape}")
 
-    def _halve(self, name: str) -> None:
-        """Take one more value to be summed over lanes.
+    def _reduce(self, name: str) -> None:
+        """Add one more value to a butterfly reduction over lanes that all values share.
 
-        Two values become one whose even lanes sum pairs of lanes of the first and whose odd lanes
-        those of the second; two such become one of which every fourth lane has a sum over four; and
-        so on. In the end lane s has all of value s: n values take about n exchanges between lanes,
-        of which each by itself would take five.
+        Merging two values gives one whose even lanes hold sums over pairs of lanes of the first
+        value and whose odd lanes those of the second; merging two of these gives sums over four
+        lanes in every fourth lane, and so on. In the end lane s holds the whole sum of value s: n
+        values take about n shuffles, where separate reductions would take five each.
         """
         level = 0
-        while self.halfway and self.halfway[-1][0] == level:
-            _, first = self.halfway.pop()
+        while self.pending and self.pending[-1][0] == level:
+            _, first = self.pending.pop()
             name = self._merge(level, first, name)
             level += 1
-        self.halfway.append((level, name))
+        self.pending.append((level, name))
 
     def _merge(self, level: int, first: str, second: str) -> str:
+        """Write one step of the butterfly: exchange lanes that are 2^level apart."""
         step = 1 << level
         self._add(f"odd = (lane & {step}) != 0")
-        self._add(f"given = tl.where(odd, {first}, {second})")
+        self._add(f"sent = tl.where(odd, {first}, {second})")
         self._add(f"kept = tl.where(odd, {second}, {first})")
-        self.summed += 1
-        name = f"half_{self.summed}"
-        self._add(f"{name} = kept + tl.gather(given, lane ^ {step}, 1)")
+        self.num_merged += 1
+        name = f"merged_{self.num_merged}"
+        self._add(f"{name} = kept + tl.gather(sent, lane ^ {step}, 1)  # {self._channels_shape}")
         return name
 
-    def _last_sum(self) -> str:
-        """Complete what `_halve` began; return the sums' name."""
-        level, name = self.halfway.pop()
-        while self.halfway:
-            if self.halfway[-1][0] > level:
+    def _finish_reduction(self) -> str:
+        """Merge what `_reduce` left pending; return the name of the sums."""
+        level, name = self.pending.pop()
+        while self.pending:
+            if self.pending[-1][0] > level:
                 name = self._merge(level, name, self._zeros())
             else:
-                name = self._merge(level, self.halfway.pop()[1], name)
+                name = self._merge(level, self.pending.pop()[1], name)
             level += 1
         while 1 << level < self.variant.block:
-            self._add(f"{name} += tl.gather({name}, lane ^ {1 << level}, 1)")
+            gathered = f"tl.gather({name}, lane ^ {1 << level}, 1)"
+            self._add(f"{name} += {gathered}  # {self._channels_shape}")
             level += 1
         return name
 
     def _load_edges(self, first: str, prefix: str) -> list[str]:
-        """Load all of some edges; return the names of what was loaded."""
-        loaded = ["edge", "there", "row"]
-        there, masked = "", ""
+        """Load all inputs of the next edges; return the names of what was loaded."""
+        loaded = ["edge", "valid", "row"]
+        valid, masked = "", ""
         if self.variant.edges > 1:
             self._add(f"{prefix}edge = {first} + tl.arange(0, {self.variant.edges})[:, None]")
-            there, masked = f"{prefix}there", f", mask={prefix}there, other=0"
-            self._add(f"{there} = {prefix}edge < end")
+            valid, masked = f"{prefix}valid", f", mask={prefix}valid, other=0"
+            self._add(f"{valid} = {prefix}edge < end")
         else:
-            # Loads without a mask are scheduled much better.
-            loaded.remove("there")
+            # The compiler schedules loads without a mask much better.
+            loaded.remove("valid")
             self._add(f"{prefix}edge = {first}")
-        self._add(f"{prefix}sender = tl.load(senders_ptr + {prefix}edge{masked})")
+        sender = f"tl.load(senders_ptr + {prefix}edge{masked})"
+        self._add(f"{prefix}sender = {sender}  # {self._edges_shape}")
         row = f"{prefix}edge - first"
         if self.variant.permuted:
-            row = f"tl.load(permutation_ptr + {prefix}edge{masked})"
+            row = f"tl.load(permutation_ptr + {prefix}edge{masked})  # {self._edges_shape}"
         self._add(f"{prefix}row = {row}")
         for name in self.inputs:
             for own, rows, column, block in self._columns(name):
                 loaded.append(own)
                 where = f"{name}_ptr + {prefix}{rows} + {column}"
-                mask = there if block is None else self._mask(block, there)
-                self._load(prefix + own, where, mask)
+                mask = valid if block is None else self._mask(block, valid)
+                shape = self._edges_shape if name.endswith("y") else self._channels_shape
+                self._load(prefix + own, where, mask, shape)
         return loaded
 
     def _columns(self, name: str) -> list[tuple[str, str, str, int | None]]:
-        """List each component of an input of edges: its name, row, column and block of x."""
+        """List the components of an edge input as (name, row offset, column, block of x)."""
         if name.endswith("x"):
             irreps = self.product.irreps_in
             return [
@@ -291,7 +305,7 @@ class _Writer:
         """Couple block i of x with block j of the harmonics."""
         given, wanted = self.variant.given, self.variant.wanted
         used = sorted({(m1, m2) for c in couplings for row in c.rows for m1, m2, _ in row})
-        # u couples as T(ax, Y, .) + T(x, ay, .) does; v as T(x, Y, .).
+        # u are the products of T(ax, Y, .) + T(x, ay, .); v those of T(x, Y, .).
         first = {"ax": "ax_{i}_{a} * y_{j}_{b}", "ay": "x_{i}_{a} * ay_{j}_{b}"}
         with_u = [first[name] for name in ("ax", "ay") if name in given]
         with_v = wanted & {"out", "gw"} or ("aw" in given and self.sums)
@@ -310,7 +324,7 @@ class _Writer:
     def _row(
         self, c: Coupling, m3: int, row: Sequence[tuple[int, int, float]], u: bool, v: bool
     ) -> None:
-        """Add one component of a path's result to what is summed along it."""
+        """Accumulate the terms of one component of a path's result."""
         wanted, p = self.variant.wanted, c.number
         g = f"g_{p}_{m3}"
         if u and wanted & {"dg", "dw"}:
@@ -335,7 +349,7 @@ class _Writer:
     def _edge_gradients(
         self, i: int, j: int, a: int, b: int, couplings: Sequence[Coupling]
     ) -> None:
-        """Add to the gradients by x and Y what component a of x and b of Y have in common."""
+        """Accumulate the gradients of component a of x and component b of Y."""
         if not (self.by_x or self.by_y):
             return
         given = self.variant.given
@@ -363,50 +377,51 @@ class _Writer:
                 self._add(f"{by_y}_{j}_{b} += {q} * {x}_{i}_{a}")
 
     def _ordered(self) -> list[Coupling]:
-        """List the couplings as their paths are numbered."""
+        """List the couplings in the order of their paths."""
         return sorted(self.product.couplings, key=lambda c: c.number)
 
     def _rows(self) -> list[tuple[Coupling, int]]:
         """List all components of the result."""
         return [(c, m) for c in self._ordered() for m in range(c.path.out.dim)]
 
-    def _place(self, c: Coupling, m: int) -> str:
-        """Where a component of a path's result lies."""
+    def _offset(self, c: Coupling, m: int) -> str:
+        """Return the offset of a component of a path's result."""
         column = self.product.column(c.start, c.path.out, m)
         return f"node * {self.product.dim_out} + {column}"
 
     def _load_node(self, name: str, tensor: str, c: Coupling, m: int, also: str = "") -> None:
-        self._load(name, f"{tensor}_ptr + {self._place(c, m)}", self._mask(c.path.x, also))
+        where, shape = f"{tensor}_ptr + {self._offset(c, m)}", f"[1, {self.variant.block}]"
+        self._load(name, where, self._mask(c.path.x, also), shape)
 
-    def _load(self, name: str, where: str, mask: str) -> None:
+    def _load(self, name: str, where: str, mask: str, shape: str) -> None:
         masked = f", mask={mask}, other=0.0" if mask else ""
-        self._add(f"{name} = tl.load({where}{masked}).to(tl.{self.variant.dtype})")
+        self._add(f"{name} = tl.load({where}{masked}).to(tl.{self.variant.dtype})  # {shape}")
 
-    def _store(self, where: str, value: str, mask: str) -> None:
-        self._add(f"tl.store({where}, {value}{f', mask={mask}' if mask else ''})")
+    def _store(self, where: str, value: str, mask: str, shape: str = "") -> None:
+        masked = f", mask={mask}" if mask else ""
+        self._add(f"tl.store({where}, {value}{masked}){f'  # {shape}' if shape else ''}")
 
     def _mask(self, block: int, also: str = "") -> str:
-        """Write the mask of a block of x whose channels do not fill the programs'."""
+        """Return the mask of a block of x; none is needed if its channels fill all programs."""
         channels = num_blocks(self.product, self.variant) * self.variant.block
         if self.product.irreps_in[block].mul == channels:
             return also
         return f"mask_{block} & {also}" if also else f"mask_{block}"
 
     def _zeros(self) -> str:
-        shape = f"[{self.variant.edges}, {self.variant.block}]"
-        return f"tl.zeros({shape}, dtype=tl.{self.variant.dtype})"
+        return f"tl.zeros({self._channels_shape}, dtype=tl.{self.variant.dtype})"
 
     def _add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
 
 
 def kernel_name(variant: Variant) -> str:
-    """Name a kernel as traces are to show it: by its kind and what it computes."""
+    """Return the name of a kernel in traces: its kind and its results."""
     return "_".join(["channelwise", variant.kind, *sorted(variant.wanted)])
 
 
 def argument_names(variant: Variant) -> list[str]:
-    """Name the tensors that a kernel takes, before those of the order."""
+    """Name the tensors that a kernel takes, before those of the edge order."""
     names = ["x", "y", "w", *(["g"] if variant.kind != "forward" else [])]
     names += [name for name in ("ax", "ay", "aw") if name in variant.given]
     results = ("out", "dg", "gx", "gy", "gw", "dx", "dy", "dw")
@@ -414,12 +429,12 @@ def argument_names(variant: Variant) -> list[str]:
 
 
 def num_blocks(product: Product, variant: Variant) -> int:
-    """Count the programs that share the channels of one receiver."""
+    """Return the number of programs that share the channels of a receiver."""
     return max(-(-product.channels // variant.block), 1)
 
 
 def _combine(terms: Iterable[tuple[str, float]]) -> str:
-    """Write a linear combination; factors of one vanish."""
+    """Write a linear combination; factors of one are left out."""
     text = ""
     for name, factor in terms:
         sign = "-" if factor < 0 else "+"

@@ -4,17 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, only_32_and_64_bit
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.shared import support
 
 __all__ = ["edge_vectors"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "edge_vectors",
-        _name,
-        f"bevatron.kernels.equivariant.edge_vectors.{_name}:edge_vectors",
-        _obstacle,
-    )
+_operator = registry.operator("edge_vectors", __name__, takes=support.float32_or_float64)
 
 
 def edge_vectors(
@@ -67,6 +62,6 @@ def edge_vectors(
             f"edge_vectors: shifts {tuple(shifts.shape)} and structures {tuple(structures.shape)} "
             f"of {order.num_edges} edges and {len(positions)} nodes"
         )
-    run = registry.dispatch("edge_vectors", positions)
+    run = _operator.dispatch(positions)
     result: Tensor = run(positions, order, shifts, cells, structures)
     return result

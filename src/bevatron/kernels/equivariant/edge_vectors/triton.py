@@ -1,12 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Edge vectors in Triton: the map and its transpose, each the derivative of the other.
+"""Edge vectors in Triton: a linear map and its transpose, each the derivative of the other.
 
-``difference`` takes two rows of positions per edge, and a shift if it is given the cells, by which
-it has no derivative: cells that need one are multiplied outside. ``totals`` gives every node the
-sum of what belongs to the edges it receives minus that of those it sends, one after the other.
+``difference``: one program per ``BLOCK`` edges loads the positions of both ends and writes one
+vector per edge; given the cells it adds the periodic shift, with respect to which it has no
+derivative: cells that need a gradient are multiplied outside.
+
+``totals``: one warp per node walks its edges ``LANES`` at a time, adding those it receives and
+subtracting those it sends in a fixed order, and writes one row; no atomics.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.equivariant.edge_vectors.reference import offsets
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -35,7 +38,7 @@ def edge_vectors(
     return result
 
 
-@torch.library.custom_op("bevatron::edge_vectors", mutates_args=())
+@custom_op("edge_vectors", fake=lambda positions, edges: positions.new_empty(edges.shape[1], 3))
 def difference(
     positions: Tensor,
     edges: Tensor,
@@ -64,13 +67,16 @@ def difference(
                 vectors,
                 count,
                 SHIFTED=shifted,
-                WIDE=_wide(positions),
+                WIDE=accumulator(positions),
                 BLOCK=block,
             )
     return vectors
 
 
-@torch.library.custom_op("bevatron::edge_vectors_backward", mutates_args=())
+@difference.backward(
+    "positions",
+    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+)
 def totals(
     vectors: Tensor,
     edges: Tensor,
@@ -94,40 +100,27 @@ def totals(
                 sender_ptr,
                 sums,
                 PERMUTED=permutation is not None,
-                WIDE=_wide(vectors),
+                WIDE=accumulator(vectors),
                 LANES=LANES,
                 num_warps=1,
             )
     return sums
 
 
-@difference.register_fake
-def _(positions: Tensor, edges: Tensor, *_: Any) -> Tensor:
-    return positions.new_empty(edges.shape[1], 3)
+def _gradient(
+    dsums: Tensor,
+    edges: Tensor,
+    receiver_ptr: Tensor,
+    permutation: Tensor | None,
+    by_sender: Tensor,
+    sender_ptr: Tensor,
+) -> Tensor:
+    order = (edges, receiver_ptr, permutation, by_sender, sender_ptr)
+    dvectors: Tensor = difference(dsums, *order, None, None, None)
+    return dvectors
 
 
-@totals.register_fake
-def _(vectors: Tensor, edges: Tensor, receiver_ptr: Tensor, *_: Any) -> Tensor:
-    del edges
-    return vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:6])
-
-
-difference.register_autograd(
-    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 8), setup_context=_keep
-)
-totals.register_autograd(
-    lambda ctx, g: (difference(g, *ctx.saved_tensors, *(None,) * 3), *(None,) * 5),
-    setup_context=_keep,
-)
-
-
-def _wide(x: Tensor) -> Any:
-    return tl.float64 if x.dtype == torch.float64 else tl.float32
+totals.gradients("vectors", _gradient)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -135,24 +128,28 @@ def edge_difference(
     positions_ptr, edges_ptr, shifts_ptr, cells_ptr, structures_ptr, vectors_ptr, count,
     SHIFTED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract the sender's position, shifted by cells, from the receiver's."""
+    """Subtract the sender's position from the receiver's and add the shift by cell vectors."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = edge < count
-    sender = tl.load(edges_ptr + edge, mask=inside, other=0).to(tl.int64)
-    receiver = tl.load(edges_ptr + count + edge, mask=inside, other=0).to(tl.int64)
+    mask = edge < count
+    sender = tl.load(edges_ptr + edge, mask=mask, other=0).to(tl.int64)  # [BLOCK]
+    receiver = tl.load(edges_ptr + count + edge, mask=mask, other=0).to(tl.int64)  # [BLOCK]
     cell = edge
     if SHIFTED:
-        cell = tl.load(structures_ptr + sender, mask=inside, other=0).to(tl.int64) * 9
+        cell = tl.load(structures_ptr + sender, mask=mask, other=0).to(tl.int64) * 9  # [BLOCK]
     for axis in tl.static_range(3):
-        end = tl.load(positions_ptr + receiver * 3 + axis, mask=inside, other=0.0).to(WIDE)
-        begin = tl.load(positions_ptr + sender * 3 + axis, mask=inside, other=0.0).to(WIDE)
-        vector = end - begin
+        to_ptr = positions_ptr + receiver * 3 + axis
+        receiver_x = tl.load(to_ptr, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+        from_ptr = positions_ptr + sender * 3 + axis
+        sender_x = tl.load(from_ptr, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+        vector = receiver_x - sender_x
         if SHIFTED:
             for i in tl.static_range(3):
-                shift = tl.load(shifts_ptr + edge * 3 + i, mask=inside, other=0.0).to(WIDE)
-                step = tl.load(cells_ptr + cell + (3 * i + axis), mask=inside, other=0.0).to(WIDE)
-                vector += shift * step
-        tl.store(vectors_ptr + edge * 3 + axis, vector, mask=inside)
+                shift_ptr = shifts_ptr + edge * 3 + i
+                shift = tl.load(shift_ptr, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+                cell_ptr = cells_ptr + cell + (3 * i + axis)
+                cell_vector = tl.load(cell_ptr, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+                vector += shift * cell_vector
+        tl.store(vectors_ptr + edge * 3 + axis, vector, mask=mask)
 
 
 @triton.jit
@@ -160,30 +157,30 @@ def edge_totals(
     vectors_ptr, receiver_ptr, permutation_ptr, by_sender_ptr, sender_ptr, sums_ptr,
     PERMUTED: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the edges of one node, received ones first."""
+    """Sum over the edges of one node: received edges minus sent edges."""
     node = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     x = tl.zeros([LANES], WIDE)
     y = tl.zeros([LANES], WIDE)
     z = tl.zeros([LANES], WIDE)
-    begin, end = tl.load(receiver_ptr + node), tl.load(receiver_ptr + node + 1)
+    begin, end = tl.load(receiver_ptr + node), tl.load(receiver_ptr + node + 1)  # [], []
     for first in range(begin, end, LANES):
-        place = first + lane
-        row = place.to(tl.int64)
+        slot = first + lane
+        row = slot.to(tl.int64)
         if PERMUTED:
-            row = tl.load(permutation_ptr + place, mask=place < end, other=0).to(tl.int64)
-        x += tl.load(vectors_ptr + row * 3, mask=place < end, other=0.0).to(WIDE)
-        y += tl.load(vectors_ptr + row * 3 + 1, mask=place < end, other=0.0).to(WIDE)
-        z += tl.load(vectors_ptr + row * 3 + 2, mask=place < end, other=0.0).to(WIDE)
-    begin, end = tl.load(sender_ptr + node), tl.load(sender_ptr + node + 1)
+            row = tl.load(permutation_ptr + slot, mask=slot < end, other=0).to(tl.int64)  # [LANES]
+        x += tl.load(vectors_ptr + row * 3, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+        y += tl.load(vectors_ptr + row * 3 + 1, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+        z += tl.load(vectors_ptr + row * 3 + 2, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+    begin, end = tl.load(sender_ptr + node), tl.load(sender_ptr + node + 1)  # [], []
     for first in range(begin, end, LANES):
-        place = first + lane
-        row = tl.load(by_sender_ptr + place, mask=place < end, other=0).to(tl.int64)
+        slot = first + lane
+        row = tl.load(by_sender_ptr + slot, mask=slot < end, other=0).to(tl.int64)  # [LANES]
         if PERMUTED:
-            row = tl.load(permutation_ptr + row, mask=place < end, other=0).to(tl.int64)
-        x -= tl.load(vectors_ptr + row * 3, mask=place < end, other=0.0).to(WIDE)
-        y -= tl.load(vectors_ptr + row * 3 + 1, mask=place < end, other=0.0).to(WIDE)
-        z -= tl.load(vectors_ptr + row * 3 + 2, mask=place < end, other=0.0).to(WIDE)
-    tl.store(sums_ptr + node * 3, tl.sum(x, 0))
-    tl.store(sums_ptr + node * 3 + 1, tl.sum(y, 0))
-    tl.store(sums_ptr + node * 3 + 2, tl.sum(z, 0))
+            row = tl.load(permutation_ptr + row, mask=slot < end, other=0).to(tl.int64)  # [LANES]
+        x -= tl.load(vectors_ptr + row * 3, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+        y -= tl.load(vectors_ptr + row * 3 + 1, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+        z -= tl.load(vectors_ptr + row * 3 + 2, mask=slot < end, other=0.0).to(WIDE)  # [LANES]
+    tl.store(sums_ptr + node * 3, tl.sum(x, 0))  # []
+    tl.store(sums_ptr + node * 3 + 1, tl.sum(y, 0))  # []
+    tl.store(sums_ptr + node * 3 + 2, tl.sum(z, 0))  # []

@@ -6,18 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 
 __all__ = ["equivariant_linear"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "equivariant_linear",
-        _name,
-        f"bevatron.kernels.equivariant.equivariant_linear.{_name}:equivariant_linear",
-        _obstacle,
-    )
+_operator = registry.operator("equivariant_linear", __name__, takes=support.float32_or_float64)
 
 
 def equivariant_linear(
@@ -77,6 +71,6 @@ def equivariant_linear(
             f"{blocks} equal blocks"
         )
     check_one_type("equivariant_linear", {"x": x, "weights": weights})
-    run = registry.dispatch("equivariant_linear", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, list(weights), blocks, scale)
     return result

@@ -1,15 +1,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""The equivariant linear map in Triton: the matrix products of all degrees in one launch.
+"""The equivariant linear map in Triton: the matmuls of all degrees in one launch.
 
-A row of a product is a component of an atom. Two operators are closed under differentiation, as
-each is bilinear:
+A row of a matmul is one component of one atom. Two operators are closed under differentiation,
+since each is bilinear:
 
     mix(x, W):   y[n, l, m, j] = s_l * sum_k x[n, l, m, k] W_l[k, j]
     outer(x, g): W_l[k, j] = s_l * sum over n and m of x[n, l, m, k] g[n, l, m, j]
 
-the gradient of ``mix`` by x is ``mix`` the other way, that by W is ``outer``; the gradients of
-``outer`` are two ``mix``. ``outer`` sums some parts of the rows apart, then the parts in their
-order. Float32 products are split into TF32 (3xTF32), as in `radial_tensor_product`.
+The gradient of ``mix`` with respect to x is ``mix`` with W transposed, that of W is ``outer``; the
+gradients of ``outer`` are two ``mix``.
+
+A program of ``mix`` computes one [ROWS, COLUMNS] tile of one degree, accumulated in registers over
+blocks of ``DEPTH`` input channels. A program of ``outer`` sums one part of the rows into a 64 x 64
+tile of one weight's gradient; the parts are then summed in order: no atomics. Float32 matmuls use
+3xTF32, as in `radial_tensor_product`.
 """
 
 import linecache
@@ -25,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.shared.autograd import is_wanted
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import multiply, precision
 
 ROWS = {torch.float32: 128, torch.float64: 64}
@@ -87,7 +91,10 @@ def sides(spec: str) -> tuple[Side, Side]:
     return Side.of(width_in, blocks), Side.of(width_out, [1] * len(shapes))
 
 
-@torch.library.custom_op("bevatron::equivariant_linear", mutates_args=())
+@custom_op(
+    "equivariant_linear",
+    fake=lambda x, spec, back: x.new_empty(x.shape[0], sides(spec)[not back].row),
+)
 def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
     """[N, D_out] from [N, D_in] and all weights one after the other; ``back`` is transposed."""
     made = sides(spec)[not back]
@@ -107,11 +114,11 @@ def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::equivariant_linear_outer", mutates_args=())
+@custom_op("equivariant_linear_outer", fake=lambda x, spec: x.new_empty(_num_weights(spec)))
 def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
     """Sum [N, D_in] times [N, D_out] over atoms and components; all matrices in a row."""
     given, made = sides(spec)
-    size = sum(k * j for k, j in zip(given.width, made.width, strict=True))
+    size = _num_weights(spec)
     parts = PARTS if x.is_cuda else 2
     sums = x.new_empty(parts, size)
     if size:
@@ -128,62 +135,47 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
     return torch.sum(sums, 0)
 
 
-@mix.register_fake
-def _(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
-    del weights
-    return x.new_empty(x.shape[0], sides(spec)[not back].row)
-
-
-@outer.register_fake
-def _(x: Tensor, g: Tensor, spec: str) -> Tensor:
-    del g
+def _num_weights(spec: str) -> int:
+    """Count the numbers of all matrices."""
     given, made = sides(spec)
-    return x.new_empty(sum(k * j for k, j in zip(given.width, made.width, strict=True)))
+    return sum(k * j for k, j in zip(given.width, made.width, strict=True))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[:2])
-    ctx.spec, *ctx.back = inputs[2:]
+def _mix_gradients(
+    g: Tensor, x: Tensor, weights: Tensor, spec: str, back: bool, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    dx = mix(g, weights, spec, not back) if needs[0] else None
+    factors = (g, x) if back else (x, g)
+    return dx, outer(*factors, spec) if needs[1] else None
 
 
-def _mix_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, weights = ctx.saved_tensors
-    (back,) = ctx.back
-    dx = mix(g, weights, ctx.spec, not back) if is_wanted(ctx, 0) else None
-    dw = None
-    if is_wanted(ctx, 1):
-        dw = outer(g, x, ctx.spec) if back else outer(x, g, ctx.spec)
-    return dx, dw, None, None
+def _outer_gradients(
+    v: Tensor, x: Tensor, g: Tensor, spec: str, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    dx = mix(g, v, spec, True) if needs[0] else None
+    return dx, mix(x, v, spec, False) if needs[1] else None
 
 
-def _outer_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    x, g = ctx.saved_tensors
-    dx = mix(g, v, ctx.spec, True) if is_wanted(ctx, 0) else None
-    dg = mix(x, v, ctx.spec, False) if is_wanted(ctx, 1) else None
-    return dx, dg, None
-
-
-mix.register_autograd(_mix_gradients, setup_context=_keep)
-outer.register_autograd(_outer_gradients, setup_context=_keep)
+mix.gradients("x weights", _mix_gradients)
+outer.gradients("x g", _outer_gradients)
 
 
 @cache
 def _kernel(kind: str, spec: str, back: bool) -> Any:
-    """Make the kernel of these degrees, and its source known to tracebacks."""
+    """Compile the kernel of these degrees and register its source for tracebacks."""
     given, made = sides(spec)[::-1] if back else sides(spec)
     source = mix_source(given, made, back) if kind == "mix" else outer_source(given, made)
     name = f"<bevatron equivariant_linear {kind} {len(linecache.cache)}>"
-    # Without a time of change, nobody looks for the file.
+    # An entry without a modification time is never checked against the disk.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"tl": tl, "mix_tile": mix_tile, "outer_tile": outer_tile}
     namespace["__name__"] = __name__
-    exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
+    exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own generated source
     return triton.jit(namespace[f"equivariant_{kind}"])
 
 
 def mix_source(given: Side, made: Side, back: bool) -> str:
-    """Write the kernel that gives each degree its tiles."""
+    """Write the kernel that maps program ids to the tiles of each degree."""
     lines = [
         "def equivariant_mix(y_ptr, x_ptr, w_ptr, num_atoms,",
         "                    ROWS: tl.constexpr, COLUMNS: tl.constexpr,",
@@ -211,7 +203,7 @@ def mix_source(given: Side, made: Side, back: bool) -> str:
 
 
 def outer_source(given: Side, made: Side) -> str:
-    """Write the kernel that gives each degree its tiles, those with the most rows first."""
+    """Write the kernel that maps program ids to tiles, degrees with the most rows first."""
     lines = [
         "def equivariant_outer(sums_ptr, x_ptr, g_ptr, num_atoms,",
         "                      SIZE: tl.constexpr, PARTS: tl.constexpr,",
@@ -245,12 +237,12 @@ def mix_tile(
     W_J: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Multiply some rows of one degree by some columns of its matrix."""
+    """Multiply ROWS rows of one degree by COLUMNS columns of its matrix."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     across: tl.constexpr = (J + COLUMNS - 1) // COLUMNS
     row = tile // across * ROWS + tl.arange(0, ROWS)
     atom, m = (row // DIM).to(tl.int64), row % DIM
-    inside = atom < num_atoms
+    valid = atom < num_atoms
     j = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     x_row = x_ptr + atom * X_ROW + m * X_BLOCK
     total = tl.zeros([ROWS, COLUMNS], dtype=T)
@@ -258,16 +250,16 @@ def mix_tile(
         k = first + tl.arange(0, DEPTH)
         column = k // X_BLOCK * (DIM * X_BLOCK) + k % X_BLOCK
         x = tl.load(
-            x_row[:, None] + column[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0
-        ).to(T)
+            x_row[:, None] + column[None, :], mask=valid[:, None] & (k < K)[None, :], other=0.0
+        ).to(T)  # [ROWS, DEPTH]
         w = tl.load(
             w_ptr + (k * W_K)[:, None] + (j * W_J)[None, :],
             mask=(k < K)[:, None] & (j < J)[None, :], other=0.0,
-        ).to(T)  # fmt: skip
-        total += multiply(x, w, PRECISION)
+        ).to(T)  # [DEPTH, COLUMNS]  # fmt: skip
+        total += multiply(x, w, PRECISION)  # [ROWS, COLUMNS]
     y_row = y_ptr + atom * Y_ROW + m * Y_BLOCK
     column = j // Y_BLOCK * (DIM * Y_BLOCK) + j % Y_BLOCK
-    mask = inside[:, None] & (j < J)[None, :]
+    mask = valid[:, None] & (j < J)[None, :]
     tl.store(y_row[:, None] + column[None, :], total * SCALE, mask=mask)
 
 
@@ -278,7 +270,7 @@ def outer_tile(
     X_BLOCK: tl.constexpr, G_ROW: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
     DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum the products of two features over one part of the rows of a degree."""
+    """Sum x^T g over one part of the rows of a degree, one 64 x 64 tile of the matrix."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     across: tl.constexpr = (J + 63) // 64
     k = tile // across * 64 + tl.arange(0, 64)
@@ -294,11 +286,11 @@ def outer_tile(
         x = tl.load(
             x_ptr + (atom * X_ROW + m * X_BLOCK)[:, None] + column[None, :],
             mask=(row < end)[:, None] & (k < K)[None, :], other=0.0,
-        ).to(T)  # fmt: skip
+        ).to(T)  # [DEPTH, 64]  # fmt: skip
         g = tl.load(
             g_ptr + (atom * G_ROW + m * J)[:, None] + j[None, :],
             mask=(row < end)[:, None] & (j < J)[None, :], other=0.0,
-        ).to(T)  # fmt: skip
-        total += multiply(tl.trans(x), g, PRECISION)
+        ).to(T)  # [DEPTH, 64]  # fmt: skip
+        total += multiply(tl.trans(x), g, PRECISION)  # [64, 64]
     mask = (k < K)[:, None] & (j < J)[None, :]
     tl.store(sums_ptr + k[:, None] * J + j[None, :], total * SCALE, mask=mask)

@@ -7,12 +7,7 @@ from bevatron.kernels import registry
 from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.kernels.shared.checks import check_one_type
 
-registry.register(
-    "indexed_linear",
-    "reference",
-    f"{__name__}.reference:indexed_linear",
-)
-registry.register("indexed_linear", "triton", f"{__name__}.triton:indexed_linear")
+_operator = registry.operator("indexed_linear", __name__)
 
 
 def indexed_linear(
@@ -76,6 +71,6 @@ def indexed_linear(
             f"{weights.shape[0]}"
         )
     check_one_type("indexed_linear", {"x": x, "weights": weights})
-    run = registry.dispatch("indexed_linear", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weights, order, scale)
     return result

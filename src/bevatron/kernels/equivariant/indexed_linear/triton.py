@@ -1,13 +1,17 @@
-"""The indexed linear map in Triton: one grouped matrix product over atoms sorted by element.
+"""The indexed linear map in Triton: one grouped matmul over atoms sorted by element.
 
-A row of the product is a component of an atom; a tile of rows has one element. Two operators are
-closed under differentiation, as each is bilinear:
+A row of the matmul is one component of one atom; all rows of a tile have the same element. Two
+operators are closed under differentiation, since each is bilinear:
 
     mix(x, W):   y[n, j, m] = s * sum_k W[z_n, k, j] x[n, k, m]
     outer(x, g): W[z, k, j] = s * sum over atoms n of z and m of x[n, k, m] g[n, j, m]
 
-the gradient of ``mix`` by x is ``mix`` with W transposed, that by W is ``outer``; the gradients of
-``outer`` are two ``mix``. ``outer`` adds up the rows of a tile, then the tiles in their order.
+The gradient of ``mix`` with respect to x is ``mix`` with W transposed, that of W is ``outer``; the
+gradients of ``outer`` are two ``mix``.
+
+A program of ``mix`` computes one [ROWS, COLUMNS] tile, accumulated in registers over blocks of
+``DEPTH`` channels. A program of ``outer`` sums x^T g over the rows of one tile of the table into a
+[ROWS, COLUMNS] block of the matrix; `sum_tiles` then adds the tiles in order: no atomics.
 """
 
 from typing import Any, no_type_check
@@ -18,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.equivariant.indexed_linear.triton_tiles import sum_tiles, tile_table
-from bevatron.kernels.shared.autograd import is_wanted
-from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
 """Block of a matrix product."""
@@ -34,7 +38,7 @@ def indexed_linear(x: Tensor, weights: Tensor, order: ElementOrder, scale: float
     return result
 
 
-@torch.library.custom_op("bevatron::indexed_linear", mutates_args=())
+@custom_op("indexed_linear", fake=lambda x, weights: _result(x, weights.shape[2]))
 def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Tensor:
     """[N, J, M] from [N, K, M] and W [Z, K, J], any strides."""
     num_atoms, num_in, num_components = x.shape
@@ -67,7 +71,10 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     return y
 
 
-@torch.library.custom_op("bevatron::indexed_linear_outer", mutates_args=())
+@custom_op(
+    "indexed_linear_outer",
+    fake=lambda x, g, ptr: x.new_empty(ptr.shape[0] - 1, x.shape[1], g.shape[1]),
+)
 def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Tensor:
     """[Z, K, J] from [N, K, M] and [N, J, M], any strides."""
     num_atoms, num_in, num_components = x.shape
@@ -97,39 +104,30 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     return sum_tiles(parts, ptr, SUMMED_ROWS, num_components).to(x.dtype)
 
 
-@mix.register_fake
-def _(x: Tensor, weights: Tensor, *_: Any) -> Tensor:
-    return _result(x, weights.shape[2])
-
-
-@outer.register_fake
-def _(x: Tensor, g: Tensor, _order: Tensor, ptr: Tensor, _scale: float) -> Tensor:
-    return x.new_empty(ptr.shape[0] - 1, x.shape[1], g.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch's names
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _mix_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, weights, order, ptr = ctx.saved_tensors
+def _mix_gradients(
+    g: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    ptr: Tensor,
+    scale: float,
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
     g = _laid_out_as(g, x)
-    dx = mix(g, weights.mT, order, ptr, ctx.scale) if is_wanted(ctx, 0) else None
-    dw = outer(x, g, order, ptr, ctx.scale) if is_wanted(ctx, 1) else None
-    return dx, dw, None, None, None
+    dx = mix(g, weights.mT, order, ptr, scale) if needs[0] else None
+    return dx, outer(x, g, order, ptr, scale) if needs[1] else None
 
 
-def _outer_backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    x, g, order, ptr = ctx.saved_tensors
+def _outer_gradients(
+    v: Tensor, x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     v = v.contiguous()
-    dx = mix(g, v.mT, order, ptr, ctx.scale) if is_wanted(ctx, 0) else None
-    dg = mix(x, v, order, ptr, ctx.scale) if is_wanted(ctx, 1) else None
-    return dx, dg, None, None, None
+    dx = mix(g, v.mT, order, ptr, scale) if needs[0] else None
+    return dx, mix(x, v, order, ptr, scale) if needs[1] else None
 
 
-mix.register_autograd(_mix_backward, setup_context=_keep)
-outer.register_autograd(_outer_backward, setup_context=_keep)
+mix.gradients("x weights", _mix_gradients)
+outer.gradients("x g", _outer_gradients)
 
 
 def _is_component_major(x: Tensor) -> bool:
@@ -158,7 +156,7 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 def _precision(x: Tensor) -> dict[str, Any]:
     tf32 = x.dtype != torch.float64 and allows_tf32()
     return {
-        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "ACC": accumulator(x),
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 
@@ -192,16 +190,16 @@ def mix_kernel(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Multiply the rows of one tile by a block of columns of their matrix."""
+    """Multiply the rows of one tile by COLUMNS columns of their element's matrix."""
     tile = tl.program_id(0)
-    group = tl.load(table_ptr + tile * 3).to(tl.int64)
-    start = tl.load(table_ptr + tile * 3 + 1)
-    end = tl.load(table_ptr + tile * 3 + 2)
+    group = tl.load(table_ptr + tile * 3).to(tl.int64)  # []
+    start = tl.load(table_ptr + tile * 3 + 1)  # []
+    end = tl.load(table_ptr + tile * 3 + 2)  # []
     if start >= end:
         return
     row = start + tl.arange(0, ROWS)
     valid = row < end
-    n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)
+    n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [ROWS]
     m = (row % M).to(tl.int64)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x_row = x_ptr + n * x_n + m * x_m
@@ -209,12 +207,14 @@ def mix_kernel(
     total = tl.zeros([ROWS, COLUMNS], ACC)
     for first in range(0, K, DEPTH):
         k = first + tl.arange(0, DEPTH)
-        k_long = k.to(tl.int64)
+        k64 = k.to(tl.int64)
         x_mask = valid[:, None] & (k < K)[None, :]
         w_mask = (k < K)[:, None] & (j < J)[None, :]
-        x = tl.load(x_row[:, None] + (k_long * x_k)[None, :], mask=x_mask, other=0.0).to(ACC)
-        w = tl.load(w_column[None, :] + (k_long * w_k)[:, None], mask=w_mask, other=0.0).to(ACC)
-        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=ACC)
+        x_block = x_row[:, None] + (k64 * x_k)[None, :]
+        x = tl.load(x_block, mask=x_mask, other=0.0).to(ACC)  # [ROWS, DEPTH]
+        w_block = w_column[None, :] + (k64 * w_k)[:, None]
+        w = tl.load(w_block, mask=w_mask, other=0.0).to(ACC)  # [DEPTH, COLUMNS]
+        total = tl.dot(x, w, total, input_precision=PRECISION, out_dtype=ACC)  # [ROWS, COLUMNS]
     out = y_ptr + (n * y_n + m * y_m)[:, None] + (j.to(tl.int64) * y_j)[None, :]
     tl.store(out, total * SCALE, mask=valid[:, None] & (j < J)[None, :])
 
@@ -243,10 +243,10 @@ def outer_kernel(
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum the products of two features over the rows of one tile, a block of the matrix."""
+    """Sum x^T g over the rows of one tile, for one block of the matrix."""
     tile = tl.program_id(0)
-    start = tl.load(table_ptr + tile * 3 + 1)
-    end = tl.load(table_ptr + tile * 3 + 2)
+    start = tl.load(table_ptr + tile * 3 + 1)  # []
+    end = tl.load(table_ptr + tile * 3 + 2)  # []
     if start >= end:
         return
     k = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -257,14 +257,14 @@ def outer_kernel(
     for first in range(start, end, DEPTH):
         row = first + tl.arange(0, DEPTH)
         valid = row < end
-        n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)
+        n = tl.load(order_ptr + row // M, mask=valid, other=0).to(tl.int64)  # [DEPTH]
         m = (row % M).to(tl.int64)
         x_mask = (k < K)[:, None] & valid[None, :]
         g_mask = valid[:, None] & (j < J)[None, :]
-        x_at = x_column[:, None] + (n * x_n + m * x_m)[None, :]
-        g_at = g_column[None, :] + (n * g_n + m * g_m)[:, None]
-        x = tl.load(x_at, mask=x_mask, other=0.0).to(ACC)
-        g = tl.load(g_at, mask=g_mask, other=0.0).to(ACC)
-        total = tl.dot(x, g, total, input_precision=PRECISION, out_dtype=ACC)
+        x_block = x_column[:, None] + (n * x_n + m * x_m)[None, :]
+        g_block = g_column[None, :] + (n * g_n + m * g_m)[:, None]
+        x = tl.load(x_block, mask=x_mask, other=0.0).to(ACC)  # [ROWS, DEPTH]
+        g = tl.load(g_block, mask=g_mask, other=0.0).to(ACC)  # [DEPTH, COLUMNS]
+        total = tl.dot(x, g, total, input_precision=PRECISION, out_dtype=ACC)  # [ROWS, COLUMNS]
     out = part_ptr + tile.to(tl.int64) * (K * J) + k[:, None] * J + j[None, :]
     tl.store(out, total * SCALE, mask=(k < K)[:, None] & (j < J)[None, :])

@@ -1,9 +1,12 @@
-r"""The radial basis in Triton: three operators, each one pass over the edges.
+r"""The radial basis in Triton: Bessel functions times a polynomial cutoff, :math:`R = c f u`.
 
 With :math:`f = \sin(w r)/r`: :math:`f' = (w \cos(w r) - f)/r`, :math:`f'' = -(w^2 \sin(w r) + 2
 f')/r`. With :math:`x = r/r_{max}`, :math:`k = p(p+1)(p+2)/2`: :math:`u' = -k x^{p-1} (1-x)^2 /
-r_{max}`, :math:`u'' = -k x^{p-2} (1-x) (p - 1 - (p+1) x) / r_{max}^2`. ``forward`` ->
-``backward`` -> ``double_backward``, which has no derivative of its own.
+r_{max}`, :math:`u'' = -k x^{p-2} (1-x) (p - 1 - (p+1) x) / r_{max}^2`.
+
+One kernel per order of derivative; a program owns ``BLOCK`` edges and evaluates all functions,
+padded to ``FUNCTIONS``, in registers. ``forward`` -> ``backward`` -> ``double_backward``; the last
+is not differentiable.
 """
 
 from typing import Any, no_type_check
@@ -14,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.errors import KernelError
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import cutoff
 
 BLOCK = 128
 INTERPRETED_BLOCK = 4096
@@ -34,7 +39,7 @@ def radial_basis(
     return result
 
 
-@torch.library.custom_op("bevatron::radial_basis", mutates_args=())
+@custom_op("radial_basis", fake=lambda r, w: r.new_empty(r.shape[0], w.shape[0]))
 def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """R [E, B] of r [E]."""
     out = r.new_empty(r.shape[0], w.shape[0])
@@ -42,7 +47,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
     return out
 
 
-@torch.library.custom_op("bevatron::radial_basis_backward", mutates_args=())
+@forward.backward("r")
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """Gradient of g . R by r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
@@ -50,7 +55,7 @@ def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: i
     return by_r
 
 
-@torch.library.custom_op("bevatron::radial_basis_double_backward", mutates_args=())
+@backward.backward("g r")
 def double_backward(
     v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
 ) -> tuple[Tensor, Tensor]:
@@ -60,44 +65,6 @@ def double_backward(
     inputs = (v.contiguous(), g.contiguous(), r.contiguous())
     _launch(radial_basis_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
     return by_g, by_r
-
-
-@forward.register_fake
-def _(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del c, r_max, order
-    return r.new_empty(r.shape[0], w.shape[0])
-
-
-@backward.register_fake
-def _(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del g, w, c, r_max, order
-    return r.new_empty(r.shape)
-
-
-@double_backward.register_fake
-def _(
-    v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
-) -> tuple[Tensor, Tensor]:
-    del v, w, c, r_max, order
-    return g.new_empty(g.shape), r.new_empty(r.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.order = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _forward_gradient(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return backward(g, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-def _backward_gradient(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    return *double_backward(v, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
@@ -120,96 +87,75 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
 
 @triton.jit
 @no_type_check
-def _power(x, P: tl.constexpr):
-    """Raise x to the power P by multiplication."""
-    result = tl.full(x.shape, 1.0, x.dtype)
-    for _ in tl.static_range(P):
-        result = result * x
-    return result
-
-
-@triton.jit
-@no_type_check
-def cutoff(r, r_max, P: tl.constexpr):
-    """U and its first two derivatives by r."""
-    x = r / r_max
-    below = _power(x, P - 2)
-    k = P * (P + 1) * (P + 2) / 2
-    inner = (P + 1) * (P + 2) / 2 - x * (P * (P + 2) - x * (P * (P + 1) / 2))
-    rest = 1.0 - x
-    u = 1.0 - below * x * x * inner
-    du = -k * below * x * rest * rest / r_max
-    ddu = -k * below * rest * ((P - 1) - (P + 1) * x) / (r_max * r_max)
-    inside = r < r_max
-    return tl.where(inside, u, 0.0), tl.where(inside, du, 0.0), tl.where(inside, ddu, 0.0)
-
-
-@triton.jit
-@no_type_check
 def radial_basis_forward(
     r_ptr, w_ptr, c_ptr, r_max_ptr, out_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """R = c f u."""
+    """Compute R = c f u."""
     T: tl.constexpr = tl.float64 if WIDE else tl.float32
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b = tl.arange(0, FUNCTIONS)
-    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
-    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
-    u, _, _ = cutoff(r, tl.load(r_max_ptr).to(T), P)
-    f = tl.sin(w[None, :] * r[:, None]) / r[:, None]
-    at = e[:, None] * num_functions + b[None, :]
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)  # [BLOCK]
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)  # [FUNCTIONS]
+    r_max = tl.load(r_max_ptr).to(T)  # []
+    u, _, _ = cutoff(r, r_max, P)
+    f = tl.sin(w[None, :] * r[:, None]) / r[:, None]  # [BLOCK, FUNCTIONS]
+    offsets = e[:, None] * num_functions + b[None, :]
     mask = (e < count)[:, None] & (b < num_functions)[None, :]
-    tl.store(out_ptr + at, tl.load(c_ptr).to(T) * f * u[:, None], mask=mask)
+    out_ptr += offsets
+    tl.store(out_ptr, tl.load(c_ptr).to(T) * f * u[:, None], mask=mask)  # [BLOCK, FUNCTIONS]
 
 
 @triton.jit
 @no_type_check
 def radial_basis_backward(
-    g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_r_ptr, count, num_functions,
+    g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, dr_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """By r: the sum over functions of g R'."""
+    """Compute dr = sum over functions of g R'."""
     T: tl.constexpr = tl.float64 if WIDE else tl.float32
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b = tl.arange(0, FUNCTIONS)
-    at = e[:, None] * num_functions + b[None, :]
+    offsets = e[:, None] * num_functions + b[None, :]
     mask = (e < count)[:, None] & (b < num_functions)[None, :]
-    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
-    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
-    g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
-    u, du, _ = cutoff(r, tl.load(r_max_ptr).to(T), P)
-    phase = w[None, :] * r[:, None]
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)  # [BLOCK]
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)  # [FUNCTIONS]
+    g = tl.load(g_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK, FUNCTIONS]
+    r_max = tl.load(r_max_ptr).to(T)  # []
+    u, du, _ = cutoff(r, r_max, P)
+    phase = w[None, :] * r[:, None]  # [BLOCK, FUNCTIONS]
     f = tl.sin(phase) / r[:, None]
     df = (w[None, :] * tl.cos(phase) - f) / r[:, None]
-    first = tl.load(c_ptr).to(T) * (df * u[:, None] + f * du[:, None])
-    tl.store(by_r_ptr + e, tl.sum(g * first, axis=1), mask=e < count)
+    c = tl.load(c_ptr).to(T)  # []
+    first = c * (df * u[:, None] + f * du[:, None])  # [BLOCK, FUNCTIONS]
+    tl.store(dr_ptr + e, tl.sum(g * first, axis=1), mask=e < count)  # [BLOCK]
 
 
 @triton.jit
 @no_type_check
 def radial_basis_double_backward(
-    v_ptr, g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, by_g_ptr, by_r_ptr, count, num_functions,
+    v_ptr, g_ptr, r_ptr, w_ptr, c_ptr, r_max_ptr, grad_g_ptr, grad_r_ptr, count, num_functions,
     P: tl.constexpr, BLOCK: tl.constexpr, FUNCTIONS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """By g: v R'. By r: v times the sum over functions of g R''."""
+    """Compute grad_g = v R' and grad_r = v times the sum over functions of g R''."""
     T: tl.constexpr = tl.float64 if WIDE else tl.float32
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b = tl.arange(0, FUNCTIONS)
-    at = e[:, None] * num_functions + b[None, :]
+    offsets = e[:, None] * num_functions + b[None, :]
     mask = (e < count)[:, None] & (b < num_functions)[None, :]
-    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)
-    v = tl.load(v_ptr + e, mask=e < count, other=0.0).to(T)
-    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)
-    g = tl.load(g_ptr + at, mask=mask, other=0.0).to(T)
-    c = tl.load(c_ptr).to(T)
-    u, du, ddu = cutoff(r, tl.load(r_max_ptr).to(T), P)
-    phase = w[None, :] * r[:, None]
+    r = tl.load(r_ptr + e, mask=e < count, other=1.0).to(T)  # [BLOCK]
+    v = tl.load(v_ptr + e, mask=e < count, other=0.0).to(T)  # [BLOCK]
+    w = tl.load(w_ptr + b, mask=b < num_functions, other=0.0).to(T)  # [FUNCTIONS]
+    g = tl.load(g_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK, FUNCTIONS]
+    c = tl.load(c_ptr).to(T)  # []
+    r_max = tl.load(r_max_ptr).to(T)  # []
+    u, du, ddu = cutoff(r, r_max, P)
+    phase = w[None, :] * r[:, None]  # [BLOCK, FUNCTIONS]
     sine = tl.sin(phase)
     f = sine / r[:, None]
     df = (w[None, :] * tl.cos(phase) - f) / r[:, None]
     ddf = -(w[None, :] * w[None, :] * sine + 2.0 * df) / r[:, None]
     first = c * (df * u[:, None] + f * du[:, None])
     second = c * (ddf * u[:, None] + 2.0 * df * du[:, None] + f * ddu[:, None])
-    tl.store(by_g_ptr + at, v[:, None] * first, mask=mask)
-    tl.store(by_r_ptr + e, v * tl.sum(g * second, axis=1), mask=e < count)
+    tl.store(grad_g_ptr + offsets, v[:, None] * first, mask=mask)  # [BLOCK, FUNCTIONS]
+    tl.store(grad_r_ptr + e, v * tl.sum(g * second, axis=1), mask=e < count)  # [BLOCK]

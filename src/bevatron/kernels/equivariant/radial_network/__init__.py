@@ -6,18 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 
 __all__ = ["radial_network"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "radial_network",
-        _name,
-        f"bevatron.kernels.equivariant.radial_network.{_name}:radial_network",
-        _obstacle,
-    )
+_operator = registry.operator("radial_network", __name__, takes=support.float32_or_float64)
 
 
 def radial_network(
@@ -66,6 +60,6 @@ def radial_network(
             f"{widths[0]} functions or with each other"
         )
     check_one_type("radial_network", {"lengths": lengths, "weights": list(weights)})
-    run = registry.dispatch("radial_network", lengths)
+    run = _operator.dispatch(lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order, list(weights))
     return result

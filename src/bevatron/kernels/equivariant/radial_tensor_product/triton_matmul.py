@@ -1,43 +1,35 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Matrix products of the last radial layer: few hidden numbers, very many edges.
+"""Matmuls of the last radial layer: at most 128 hidden features, very many edges.
 
-In float32 a number is split into two that tensor cores take, and three of the four products are
-summed (3xTF32): errors are those of float32 arithmetic, at more than its speed. The library's
-float32 products reach half their peak at these shapes. Where torch allows TF32 one product is
-taken. Float64 goes to the library.
+In float32 each operand is split into a high and a low TF32 part and three of the four partial
+products are summed (3xTF32): float32 errors, at more than the speed of float32 arithmetic. cuBLAS
+float32 matmuls reach half their peak at these shapes. Where torch allows TF32 a single matmul is
+used. Float64 goes to cuBLAS.
+
+`_expand` keeps N columns of the weight on chip and strides over blocks of M rows; `_contract`
+accumulates an [M, N] tile over blocks of K columns; `_outer` sums one part of the rows into an
+[M, N] tile of partial sums.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.shared.triton_math import allows_tf32, halves, product, split
+from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_math import allows_tf32, high_and_low, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
 """Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Rows, columns and inner numbers of a tile, its warps, and loads under way at once."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-
-
-EXPAND = Tiles(128, 128, 64, 8, 3)
-EXPAND_SMALL = Tiles(64, 64, 64, 4, 1)
+EXPAND = Tiles(128, 128, 8, 3, depth=64)
+EXPAND_SMALL = Tiles(64, 64, 4, 1, depth=64)
 """For more hidden numbers, or other GPUs than Hopper's."""
 ROOMY = 9
 """Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
-CONTRACT = Tiles(64, 64, 32, 4, 3)
-OUTER = Tiles(64, 32, 64, 4, 3)
+CONTRACT = Tiles(64, 64, 4, 3, depth=32)
+OUTER = Tiles(64, 32, 4, 3, depth=64)
 WIDEST = 128
 """Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
 
@@ -56,7 +48,7 @@ class Layer:
         self.hidden, self.width = weight.shape
         self.split = weight.dtype == torch.float32 and self.hidden <= WIDEST
         if self.split:
-            self.high, self.low = halves(weight, _exact())
+            self.high, self.low = high_and_low(weight, _exact())
             self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
@@ -84,7 +76,7 @@ class Layer:
         _contract[(triton.cdiv(len(rows), CONTRACT.rows),)](
             rows, self.high, self.low, out, len(rows),
             WIDTH=self.width, HIDDEN=self.hidden, ADD=add,
-            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.inner, EXACT=_exact(),
+            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.depth, EXACT=_exact(),
             num_warps=CONTRACT.warps, num_stages=CONTRACT.stages,
         )  # fmt: skip
 
@@ -113,11 +105,11 @@ class OuterSum:
             return
         num_rows, width = right.shape
         splits = len(self.parts)
-        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.inner) * OUTER.inner
+        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.depth) * OUTER.depth
         _outer[(splits, triton.cdiv(width, OUTER.columns))](
             left, right, self.parts, num_rows, step,
             WIDTH=width, HIDDEN=left.shape[1],
-            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.inner, EXACT=_exact(),
+            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.depth, EXACT=_exact(),
             num_warps=OUTER.warps, num_stages=OUTER.stages,
         )  # fmt: skip
 
@@ -129,7 +121,7 @@ class OuterSum:
 
 def expand_tiles(major: int, inner: int) -> Tiles:
     """Choose the tiles for GPUs of a compute capability and so many hidden numbers, filled up."""
-    return EXPAND if major == ROOMY and inner <= EXPAND.inner else EXPAND_SMALL
+    return EXPAND if major == ROOMY and inner <= EXPAND.depth else EXPAND_SMALL
 
 
 def _shares(product: str, across: int) -> int:
@@ -152,25 +144,26 @@ def _expand(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Keep some columns of the weight and multiply every PARTS-th block of rows by them."""
+    """Compute rows @ weight for N columns of the weight, over every PARTS-th block of M rows."""
     k = tl.arange(0, K)
     column = tl.program_id(0) * N + tl.arange(0, N)[None, :]
-    where = column * HIDDEN + k[:, None]
+    offsets = column * HIDDEN + k[:, None]
     mask = (k[:, None] < HIDDEN) & (column < WIDTH)
-    b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    b_high = tl.load(high_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
+    b_low = tl.load(low_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
     for block in range(tl.program_id(1), tl.cdiv(num_rows, M), PARTS):
         row = (block * M + tl.arange(0, M)).to(tl.int64)[:, None]
         a = tl.load(
             rows_ptr + row * HIDDEN + k[None, :],
             mask=(row < num_rows) & (k[None, :] < HIDDEN), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        ).to(tl.float32)  # [M, K]  # fmt: skip
         a_high, a_low = split(a, EXACT)
-        total = product(a_high, a_low, b_high, b_low, EXACT)
-        inside = (row < num_rows) & (column < WIDTH)
+        total = product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+        out_mask = (row < num_rows) & (column < WIDTH)
         if ADD:
-            total += tl.load(out_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * WIDTH + column, total, mask=inside)
+            out = out_ptr + row * WIDTH + column
+            total += tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
+        tl.store(out_ptr + row * WIDTH + column, total, mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -179,26 +172,27 @@ def _contract(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ADD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a block of rows with the transposed weight."""
+    """Compute a block of M rows times the transposed weight."""
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)[:, None]
     column = tl.arange(0, N)[None, :]
-    inside = (row < num_rows) & (column < HIDDEN)
+    out_mask = (row < num_rows) & (column < HIDDEN)
     total = tl.zeros([M, N], dtype=tl.float32)
     if ADD:
-        total += tl.load(out_ptr + row * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        out = out_ptr + row * HIDDEN + column
+        total += tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
     for start in range(0, WIDTH, K):
         k = start + tl.arange(0, K)
         a = tl.load(
             rows_ptr + row * WIDTH + k[None, :],
             mask=(row < num_rows) & (k[None, :] < WIDTH), other=0.0,
-        ).to(tl.float32)  # fmt: skip
-        where = column * WIDTH + k[:, None]
+        ).to(tl.float32)  # [M, K]  # fmt: skip
+        offsets = column * WIDTH + k[:, None]
         mask = (column < HIDDEN) & (k[:, None] < WIDTH)
-        b_high = tl.load(high_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        b_low = tl.load(low_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        b_high = tl.load(high_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
+        b_low = tl.load(low_ptr + offsets, mask=mask, other=0.0).to(tl.float32)  # [K, N]
         a_high, a_low = split(a, EXACT)
-        total += product(a_high, a_low, b_high, b_low, EXACT)
-    tl.store(out_ptr + row * HIDDEN + column, total, mask=inside)
+        total += product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+    tl.store(out_ptr + row * HIDDEN + column, total, mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["num_rows", "step"])
@@ -207,25 +201,25 @@ def _outer(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Sum over one part of the rows, for some columns."""
+    """Add left^T @ right over one part of the rows, for N columns, to that part's sums."""
     part = tl.program_id(0).to(tl.int64)
-    line = tl.arange(0, M)[:, None]
+    h = tl.arange(0, M)[:, None]
     column = tl.program_id(1) * N + tl.arange(0, N)[None, :]
-    inside = (line < HIDDEN) & (column < WIDTH)
-    where = parts_ptr + (part * HIDDEN + line) * WIDTH + column
-    total = tl.load(where, mask=inside, other=0.0).to(tl.float32)
+    out_mask = (h < HIDDEN) & (column < WIDTH)
+    out = parts_ptr + (part * HIDDEN + h) * WIDTH + column
+    total = tl.load(out, mask=out_mask, other=0.0).to(tl.float32)  # [M, N]
     stop = tl.minimum((part + 1) * step, num_rows)
     for start in range(part * step, stop, K):
         row = start + tl.arange(0, K)
         a = tl.load(
-            left_ptr + row[None, :] * HIDDEN + line,
-            mask=(row[None, :] < stop) & (line < HIDDEN), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+            left_ptr + row[None, :] * HIDDEN + h,
+            mask=(row[None, :] < stop) & (h < HIDDEN), other=0.0,
+        ).to(tl.float32)  # [M, K]  # fmt: skip
         b = tl.load(
             right_ptr + row[:, None] * WIDTH + column,
             mask=(row[:, None] < stop) & (column < WIDTH), other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        ).to(tl.float32)  # [K, N]  # fmt: skip
         a_high, a_low = split(a, EXACT)
         b_high, b_low = split(b, EXACT)
-        total += product(a_high, a_low, b_high, b_low, EXACT)
-    tl.store(where, total, mask=inside)
+        total += product(a_high, a_low, b_high, b_low, EXACT)  # [M, N]
+    tl.store(out, total, mask=out_mask)

@@ -1,16 +1,20 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Sums over segments in Triton, in an order that never changes: no atomic additions.
+"""Sums over segments in Triton, in a fixed order: no atomics.
 
-Two operators, each the other's derivative: ``total`` sums rows, ``spread`` gives every row that of
-its segment.
+A program owns one segment and ``COLUMNS`` of its columns. It accumulates ``ROWS`` rows of the
+segment at a time in registers, reduces over them at the end and writes one row of the result.
+
+Two operators, each the other's derivative: ``total`` sums the rows of a segment, ``spread`` copies
+the row of each segment to its members.
 """
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 NUMBERS, INTERPRETED_NUMBERS = 512, 4096
 """That a program holds: some rows of one segment."""
@@ -29,7 +33,10 @@ def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool)
     return result.view(num_segments, *values.shape[1:])
 
 
-@torch.library.custom_op("bevatron::scatter_sum", mutates_args=())
+@custom_op(
+    "scatter_sum",
+    fake=lambda values, ptr: values.new_empty(ptr.shape[0] - 1, values.shape[1]),
+)
 def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
     """[N, C] from [E, C], where each segment begins, and which row comes where."""
     del index
@@ -49,42 +56,20 @@ def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> T
                 ORDERED=order is None,
                 ROWS=numbers // columns,
                 COLUMNS=columns,
-                WIDE=tl.float64 if values.dtype == torch.float64 else tl.float32,
+                WIDE=accumulator(values),
                 num_warps=4,
             )
     return sums
 
 
-@torch.library.custom_op("bevatron::scatter_sum_backward", mutates_args=())
+@total.backward("values", fake=lambda sums, index: sums.new_empty(index.shape[0], sums.shape[1]))
 def spread(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
     """[E, C] from [N, C]."""
     del ptr, order
     return sums.index_select(0, index)
 
 
-@total.register_fake
-def _(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
-    del index, order
-    return values.new_empty(ptr.shape[0] - 1, values.shape[1])
-
-
-@spread.register_fake
-def _(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
-    del ptr, order
-    return sums.new_empty(index.shape[0], sums.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:])
-
-
-total.register_autograd(
-    lambda ctx, g: (spread(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
-)
-spread.register_autograd(
-    lambda ctx, g: (total(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
-)
+spread.gradients("sums", total)
 
 
 @triton.jit
@@ -92,18 +77,20 @@ def scatter_sum_kernel(
     values_ptr, ptr_ptr, order_ptr, sums_ptr, WIDTH: tl.constexpr, ORDERED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum some columns of one segment."""
+    """Sum COLUMNS columns of one segment."""
     segment = tl.program_id(0).to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    begin = tl.load(ptr_ptr + segment).to(tl.int64)
-    end = tl.load(ptr_ptr + segment + 1).to(tl.int64)
+    begin = tl.load(ptr_ptr + segment).to(tl.int64)  # []
+    end = tl.load(ptr_ptr + segment + 1).to(tl.int64)  # []
     sums = tl.zeros([ROWS, COLUMNS], WIDE)
     for first in range(begin, end, ROWS):
-        place = (first + tl.arange(0, ROWS))[:, None]
-        row = place
+        position = (first + tl.arange(0, ROWS))[:, None]
+        row = position
         if not ORDERED:
-            row = tl.load(order_ptr + place, mask=place < end, other=0).to(tl.int64)
-        inside = (place < end) & (column < WIDTH)
-        sums += tl.load(values_ptr + row * WIDTH + column, mask=inside, other=0.0).to(WIDE)
-    found = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)
-    tl.store(sums_ptr + segment * WIDTH + column, found, mask=column < WIDTH)
+            row = tl.load(order_ptr + position, mask=position < end, other=0)  # [ROWS, 1]
+            row = row.to(tl.int64)
+        mask = (position < end) & (column < WIDTH)
+        rows_ptr = values_ptr + row * WIDTH + column
+        sums += tl.load(rows_ptr, mask=mask, other=0.0).to(WIDE)  # [ROWS, COLUMNS]
+    result = tl.sum(sums, 0)[None, :].to(sums_ptr.dtype.element_ty)  # [1, COLUMNS]
+    tl.store(sums_ptr + segment * WIDTH + column, result, mask=column < WIDTH)

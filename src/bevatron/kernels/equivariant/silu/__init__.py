@@ -4,12 +4,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["silu"]
 
-registry.register("silu", "reference", f"{__name__}.reference:silu")
-registry.register("silu", "triton", f"{__name__}.triton:silu", only_32_and_64_bit)
+_operator = registry.operator("silu", __name__, takes=support.float32_or_float64)
 
 
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -34,5 +33,5 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     >>> silu(torch.tensor([0.0, 1.0]))
     tensor([0.0000, 0.7311])
     """
-    result: Tensor = registry.dispatch("silu", x)(x)
+    result: Tensor = _operator.dispatch(x)(x)
     return result

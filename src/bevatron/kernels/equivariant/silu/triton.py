@@ -1,16 +1,20 @@
-r"""Silu in Triton: three operators, each one pass.
+r"""Silu in Triton, with its first and second derivatives in closed form.
 
 With :math:`s = \sigma(x)`: :math:`y = x s`, :math:`y' = s (1 + x (1 - s))` and
-:math:`y'' = s (1 - s) (2 + x (1 - 2 s))`. ``forward`` -> ``backward`` -> ``double_backward``, which
-has no derivative of its own.
+:math:`y'' = s (1 - s) (2 + x (1 - 2 s))`.
+
+One elementwise kernel per order of derivative; a program owns ``BLOCK`` consecutive elements.
+``forward`` -> ``backward`` -> ``double_backward``; the last is not differentiable.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK = 1024
 INTERPRETED_BLOCK = 65536
@@ -22,7 +26,7 @@ def silu(x: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu", mutates_args=())
+@custom_op("silu", fake="x")
 def forward(x: Tensor) -> Tensor:
     """Return y."""
     x = x.contiguous()
@@ -32,7 +36,7 @@ def forward(x: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_backward", mutates_args=())
+@forward.backward()
 def backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy y'(x)."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -42,7 +46,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_double_backward", mutates_args=())
+@backward.backward()
 def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``ddx . backward(dy, x)`` by dy and x."""
     ddx, dy, x = ddx.contiguous(), dy.contiguous(), x.contiguous()
@@ -52,43 +56,6 @@ def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
             ddx, dy, x, by_dy, by_x, x.numel(), BLOCK=_block(x), WIDE=_wide(x)
         )
     return by_dy, by_x
-
-
-@forward.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@backward.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    del dy
-    return x.new_empty(x.shape)
-
-
-@double_backward.register_fake
-def _(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    del ddx, dy
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradient(ctx: Any, dy: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    dx: Tensor = backward(dy, x)
-    return dx
-
-
-def _backward_gradient(ctx: Any, ddx: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = double_backward(ddx, *ctx.saved_tensors)
-    return found
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _grid(x: Tensor) -> tuple[int]:
@@ -106,27 +73,29 @@ def _wide(x: Tensor) -> bool:
 @triton.jit
 @no_type_check
 def silu_forward(x_ptr, y_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """Y = x s."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < numel
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
+    """Compute y = x s."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < numel
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
     e = tl.exp(-tl.abs(x))
     s = tl.where(x >= 0, 1.0, e) / (1.0 + e)
-    tl.store(y_ptr + at, x * s, mask=mask)
+    tl.store(y_ptr + offsets, x * s, mask=mask)
 
 
 @triton.jit
 @no_type_check
 def silu_backward(dy_ptr, x_ptr, dx_ptr, numel, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """Dx = dy y'."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < numel
-    dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
-    # sigma(x) and sigma(-x), neither of them as a difference.
+    """Compute dx = dy y'."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < numel
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
+    # sigma(x) and sigma(-x), neither computed as 1 minus the other, which would cancel.
     e = tl.exp(-tl.abs(x))
     s, t = tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
-    tl.store(dx_ptr + at, dy * s * (1.0 + x * t), mask=mask)
+    tl.store(dx_ptr + offsets, dy * s * (1.0 + x * t), mask=mask)
 
 
 @triton.jit
@@ -135,21 +104,22 @@ def silu_double_backward(
     ddx_ptr,
     dy_ptr,
     x_ptr,
-    by_dy_ptr,
-    by_x_ptr,
+    grad_dy_ptr,
+    grad_x_ptr,
     numel,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """By dy: ddx y'. By x: ddx dy y''."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < numel
-    ddx = tl.load(ddx_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
-    dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float64 if WIDE else tl.float32)
-    # sigma(x) and sigma(-x), neither of them as a difference.
+    """Compute grad_dy = ddx y' and grad_x = ddx dy y''."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < numel
+    T: tl.constexpr = tl.float64 if WIDE else tl.float32
+    ddx = tl.load(ddx_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(T)  # [BLOCK]
+    # sigma(x) and sigma(-x), neither computed as 1 minus the other, which would cancel.
     e = tl.exp(-tl.abs(x))
     s, t = tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
-    tl.store(by_dy_ptr + at, ddx * s * (1.0 + x * t), mask=mask)
+    tl.store(grad_dy_ptr + offsets, ddx * s * (1.0 + x * t), mask=mask)
     second = s * t * (2.0 + x * (t - s))
-    tl.store(by_x_ptr + at, ddx * dy * second, mask=mask)
+    tl.store(grad_x_ptr + offsets, ddx * dy * second, mask=mask)

@@ -1,13 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""Silu and a matrix product in Triton: one pass over the rows for each order of derivatives.
+"""Silu followed by a matmul in Triton: one pass over the rows per order of derivative.
 
 With s the activation: ``forward`` s(x) W; ``backward`` dx = s'(x) dy W^T; ``outer`` dW = s(x)^T dy.
-``double_backward``, for a gradient u of dx, gives those by dy, (u s'(x)) W, by x, u s''(x) dy W^T,
-and by W, (u s'(x))^T dy; it has no derivative of its own. ``outer`` is linear in dy and knows no W:
-its gradients are a ``forward`` and a ``backward``.
-"""
+``double_backward`` takes a gradient u of dx and returns those of dy, (u s'(x)) W, of x,
+u s''(x) dy W^T, and of W, (u s'(x))^T dy; it is not differentiable. ``outer`` is linear in dy and
+does not depend on W: its gradients are a ``forward`` and a ``backward``.
 
-from typing import Any
+Each program keeps the whole weight on chip and strides over blocks of ``ROWS`` rows (persistent
+kernels); H and J are padded to powers of two (``FULL_H``, ``FULL_J``). ``outer`` accumulates one
+[H, J] tile per part of the rows in registers; torch sums the parts.
+"""
 
 import torch
 import triton
@@ -15,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.silu import silu
-from bevatron.kernels.shared.autograd import is_wanted
-from bevatron.kernels.shared.triton_math import multiply, precision
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import multiply, precision, sigmoids
 
 ROWS = {torch.float32: 64, torch.float64: 32}
 """Of a block; with 128 the double backward has too few registers."""
@@ -44,7 +47,7 @@ def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu_linear", mutates_args=())
+@custom_op("silu_linear", fake=lambda x, weight: x.new_empty(x.shape[0], weight.shape[1]))
 def forward(x: Tensor, weight: Tensor) -> Tensor:
     """[E, J] from [E, H] and [H, J]."""
     x = x.contiguous()
@@ -53,7 +56,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_linear_backward", mutates_args=())
+@custom_op("silu_linear_backward", fake="x")
 def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Gradient by x."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -62,13 +65,19 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_linear_outer", mutates_args=())
+@custom_op("silu_linear_outer", fake=lambda dy, x: x.new_empty(x.shape[1], dy.shape[1]))
 def outer(dy: Tensor, x: Tensor) -> Tensor:
     """Gradient by W."""
     return _summed(x.contiguous(), dy.contiguous())
 
 
-@torch.library.custom_op("bevatron::silu_linear_double_backward", mutates_args=())
+@backward.backward(
+    fake=lambda dy, x, weight, by_weight: (
+        *empty_gradients(x, dy, x),
+        x.new_empty(weight.shape if by_weight else 0),
+    ),
+    asks={"by_weight": "weight"},
+)
 def double_backward(
     u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,60 +88,20 @@ def double_backward(
     return by_dy, by_x, _summed(x, dy, u) if by_weight else x.new_empty(0)
 
 
-@forward.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
+def _forward_gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return backward(dy, x, weight) if needs[0] else None, outer(dy, x) if needs[1] else None
 
 
-@backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    del dy, weight
-    return x.new_empty(x.shape)
+def _outer_gradients(
+    v: Tensor, dy: Tensor, x: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return forward(x, v) if needs[0] else None, backward(dy, x, v) if needs[1] else None
 
 
-@outer.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dy.shape[1])
-
-
-@double_backward.register_fake
-def _(
-    u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    del u
-    return (
-        dy.new_empty(dy.shape),
-        x.new_empty(x.shape),
-        x.new_empty(weight.shape if by_weight else 0),
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    dx = backward(dy, x, weight) if is_wanted(ctx, 0) else None
-    return dx, outer(dy, x) if is_wanted(ctx, 1) else None
-
-
-def _backward_gradients(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-    by_weight = is_wanted(ctx, 2)
-    by_dy, by_x, dw = double_backward(u, *ctx.saved_tensors, by_weight)
-    return by_dy, by_x, dw if by_weight else None
-
-
-def _outer_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    dy, x = ctx.saved_tensors
-    by_dy = forward(x, v) if is_wanted(ctx, 0) else None
-    return by_dy, backward(dy, x, v) if is_wanted(ctx, 1) else None
-
-
-forward.register_autograd(_forward_gradients, setup_context=_save)
-backward.register_autograd(_backward_gradients, setup_context=_save)
-outer.register_autograd(_outer_gradients, setup_context=_save)
+forward.gradients("x weight", _forward_gradients)
+outer.gradients("dy x", _outer_gradients)
 
 
 def _by_rows(
@@ -183,33 +152,28 @@ def _filled(hidden: int, width: int) -> dict[str, int]:
 
 
 @triton.jit
-def _sigmoids(x):
-    """Sigma(x) and sigma(-x), neither of them as a difference."""
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
-
-
-@triton.jit
 def _rows(ptr, row, column, count, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
-    """Load some rows."""
+    """Load a block of rows up-cast to the accumulator type, zero where masked."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     mask = (row < count)[:, None] & (column < WIDTH)[None, :]
-    return tl.load(ptr + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(T)
+    rows_ptr = ptr + row[:, None] * WIDTH + column[None, :]
+    return tl.load(rows_ptr, mask=mask, other=0.0).to(T)  # [len(row), len(column)]
 
 
 @triton.jit
-def _put(ptr, value, row, column, count, WIDTH: tl.constexpr):
-    """Store some rows."""
+def _store_rows(ptr, value, row, column, count, WIDTH: tl.constexpr):
+    """Store a block of rows."""
     mask = (row < count)[:, None] & (column < WIDTH)[None, :]
     tl.store(ptr + row[:, None] * WIDTH + column[None, :], value, mask=mask)
 
 
 @triton.jit
 def _transposed(w_ptr, h, j, H: tl.constexpr, J: tl.constexpr, PRECISION: tl.constexpr):
-    """Load W^T."""
+    """Load W transposed, padded with zeros."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     mask = (h < H)[None, :] & (j < J)[:, None]
-    return tl.load(w_ptr + h[None, :] * J + j[:, None], mask=mask, other=0.0).to(T)
+    w_t_ptr = w_ptr + h[None, :] * J + j[:, None]
+    return tl.load(w_t_ptr, mask=mask, other=0.0).to(T)  # [FULL_J, FULL_H]
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -217,14 +181,15 @@ def silu_linear_forward(
     x_ptr, y_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y = s(x) W, some blocks of rows."""
+    """Compute y = s(x) W for blocks of ROWS rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    w = _rows(w_ptr, h, j, H, J, PRECISION)
+    w = _rows(w_ptr, h, j, H, J, PRECISION)  # [FULL_H, FULL_J]
     for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        x = _rows(x_ptr, row, h, count, H, PRECISION)
-        s, _ = _sigmoids(x)
-        _put(y_ptr, multiply(x * s, w, PRECISION), row, j, count, J)
+        x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
+        s, _ = sigmoids(x)
+        y = multiply(x * s, w, PRECISION)  # [ROWS, FULL_J]
+        _store_rows(y_ptr, y, row, j, count, J)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -232,37 +197,38 @@ def silu_linear_backward(
     dy_ptr, x_ptr, dx_ptr, w_ptr, count, H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Dx = s'(x) dy W^T, some blocks of rows."""
+    """Compute dx = s'(x) dy W^T for blocks of ROWS rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)
+    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)  # [FULL_J, FULL_H]
     for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        dy = _rows(dy_ptr, row, j, count, J, PRECISION)
-        x = _rows(x_ptr, row, h, count, H, PRECISION)
-        by_s = multiply(dy, w_t, PRECISION)
-        s, t = _sigmoids(x)
-        _put(dx_ptr, by_s * s * (1.0 + x * t), row, h, count, H)
+        dy = _rows(dy_ptr, row, j, count, J, PRECISION)  # [ROWS, FULL_J]
+        x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
+        ds = multiply(dy, w_t, PRECISION)  # [ROWS, FULL_H]
+        s, t = sigmoids(x)
+        _store_rows(dx_ptr, ds * s * (1.0 + x * t), row, h, count, H)
 
 
 @triton.jit(do_not_specialize=["count"])
 def silu_linear_double_backward(
-    u_ptr, dy_ptr, x_ptr, by_dy_ptr, by_x_ptr, w_ptr, count,
+    u_ptr, dy_ptr, x_ptr, grad_dy_ptr, grad_x_ptr, w_ptr, count,
     H: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """By dy: (u s') W. By x: u s'' dy W^T. Some blocks of rows."""
+    """Compute the gradients (u s') W of dy and u s'' dy W^T of x for blocks of ROWS rows."""
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
-    w = _rows(w_ptr, h, j, H, J, PRECISION)
-    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)
+    w = _rows(w_ptr, h, j, H, J, PRECISION)  # [FULL_H, FULL_J]
+    w_t = _transposed(w_ptr, h, j, H, J, PRECISION)  # [FULL_J, FULL_H]
     for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        dy = _rows(dy_ptr, row, j, count, J, PRECISION)
-        x = _rows(x_ptr, row, h, count, H, PRECISION)
-        u = _rows(u_ptr, row, h, count, H, PRECISION)
-        by_s = multiply(dy, w_t, PRECISION)
-        s, t = _sigmoids(x)
-        _put(by_x_ptr, u * by_s * s * t * (2.0 + x * (t - s)), row, h, count, H)
-        _put(by_dy_ptr, multiply(u * s * (1.0 + x * t), w, PRECISION), row, j, count, J)
+        dy = _rows(dy_ptr, row, j, count, J, PRECISION)  # [ROWS, FULL_J]
+        x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
+        u = _rows(u_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
+        ds = multiply(dy, w_t, PRECISION)  # [ROWS, FULL_H]
+        s, t = sigmoids(x)
+        _store_rows(grad_x_ptr, u * ds * s * t * (2.0 + x * (t - s)), row, h, count, H)
+        grad_dy = multiply(u * s * (1.0 + x * t), w, PRECISION)  # [ROWS, FULL_J]
+        _store_rows(grad_dy_ptr, grad_dy, row, j, count, J)
 
 
 @triton.jit(do_not_specialize=["count", "step"])
@@ -271,7 +237,7 @@ def silu_linear_outer(
     H: tl.constexpr, J: tl.constexpr, ALONG: tl.constexpr, ROWS: tl.constexpr,
     FULL_H: tl.constexpr, FULL_J: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum over one part of the rows."""
+    """Sum s(x)^T dy, or (u s'(x))^T dy if ALONG, over one part of the rows."""
     T: tl.constexpr = tl.float64 if PRECISION == "float64" else tl.float32
     part = tl.program_id(0).to(tl.int64)
     h, j = tl.arange(0, FULL_H), tl.arange(0, FULL_J)
@@ -279,11 +245,11 @@ def silu_linear_outer(
     total = tl.zeros([FULL_H, FULL_J], dtype=T)
     for first in range(part * step, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        x = _rows(x_ptr, row, h, end, H, PRECISION)
-        dy = _rows(dy_ptr, row, j, end, J, PRECISION)
-        s, t = _sigmoids(x)
+        x = _rows(x_ptr, row, h, end, H, PRECISION)  # [ROWS, FULL_H]
+        dy = _rows(dy_ptr, row, j, end, J, PRECISION)  # [ROWS, FULL_J]
+        s, t = sigmoids(x)
         a = x * s
         if ALONG:
-            a = _rows(u_ptr, row, h, end, H, PRECISION) * s * (1.0 + x * t)
-        total += multiply(tl.trans(a), dy, PRECISION)
-    _put(sums_ptr + part * (H * J), total, h, j, H, J)
+            a = _rows(u_ptr, row, h, end, H, PRECISION) * s * (1.0 + x * t)  # [ROWS, FULL_H]
+        total += multiply(tl.trans(a), dy, PRECISION)  # [FULL_H, FULL_J]
+    _store_rows(sums_ptr + part * (H * J), total, h, j, H, J)

@@ -4,17 +4,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["spherical_harmonics"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "spherical_harmonics",
-        _name,
-        f"bevatron.kernels.equivariant.spherical_harmonics.{_name}:spherical_harmonics",
-        _obstacle,
-    )
+_operator = registry.operator("spherical_harmonics", __name__, takes=support.float32_or_float64)
 
 
 def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tensor, "E S"]:
@@ -46,5 +40,5 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     >>> spherical_harmonics(1, torch.tensor([[0.0, 2.0, 0.0]])).round(decimals=4)
     tensor([[1.0000, 0.0000, 1.7321, 0.0000]])
     """
-    result: Tensor = registry.dispatch("spherical_harmonics", vectors)(l_max, vectors)
+    result: Tensor = _operator.dispatch(vectors)(l_max, vectors)
     return result

@@ -1,4 +1,9 @@
-"""Spherical harmonics as polynomials, and Triton source that evaluates them and derivatives."""
+"""Spherical harmonics as polynomials, and the Triton source of kernels that evaluate them.
+
+A generated kernel owns ``BLOCK`` edges, one per lane: every variable is a [BLOCK] vector in
+registers, and all monomials and coefficients are unrolled. It reads the vectors (and gradients)
+component by component and writes the components of the result, without shared memory.
+"""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -16,10 +21,10 @@ AXES = "xyz"
 
 @cache
 def polynomials(l_max: int) -> tuple[dict[Monomial, float], ...]:
-    """Return every component as coefficients of monomials, of its degree alone.
+    """Return every component as coefficients of the monomials of its own degree.
 
-    The coefficients are those that reproduce the harmonics at random points: there are more points
-    than coefficients, and both are polynomials.
+    The coefficients are fitted to the harmonics at random points; with more points than
+    coefficients the fit of a polynomial is exact.
 
     Examples
     --------
@@ -42,7 +47,7 @@ def polynomials(l_max: int) -> tuple[dict[Monomial, float], ...]:
 
 
 def monomials(degree: int) -> list[Monomial]:
-    """List all monomials up to a degree, each after those of lower degree."""
+    """List all monomials up to a degree, in order of degree."""
     powers = [
         (a, b, c)
         for a in range(degree + 1)
@@ -53,7 +58,7 @@ def monomials(degree: int) -> list[Monomial]:
 
 
 def derivative(monomial: Monomial, *axes: int) -> tuple[int, Monomial] | None:
-    """Differentiate a monomial: factor and monomial, None for zero."""
+    """Differentiate a monomial; return factor and monomial, or None for zero."""
     factor, powers = 1, list(monomial)
     for axis in axes:
         factor *= powers[axis]
@@ -62,7 +67,7 @@ def derivative(monomial: Monomial, *axes: int) -> tuple[int, Monomial] | None:
 
 
 def write_source(l_max: int, kind: str) -> str:
-    """Write a kernel: ``forward``, ``backward`` or ``double_backward``; one edge per lane."""
+    """Write the kernel ``forward``, ``backward`` or ``double_backward``; one edge per lane."""
     arguments = {
         "forward": "v_ptr, y_ptr",
         "backward": "g_ptr, v_ptr, by_v_ptr",
@@ -75,7 +80,7 @@ def write_source(l_max: int, kind: str) -> str:
         "e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
         "mask = e < count",
         *(
-            f"v{axis} = tl.load(v_ptr + 3 * e + {i}, mask=mask, other=1.0).to(T)"
+            f"v{axis} = tl.load(v_ptr + 3 * e + {i}, mask=mask, other=1.0).to(T)  # [BLOCK]"
             for i, axis in enumerate(AXES)
         ),
         "inverse = 1.0 / tl.sqrt(vx * vx + vy * vy + vz * vz)",
@@ -101,10 +106,10 @@ def write_source(l_max: int, kind: str) -> str:
 
 
 def _gradient_source(l_max: int) -> list[str]:
-    """L = sum g Y as coefficients of monomials k_abc, and its gradient p by x, y and z."""
+    """Write L = sum g Y as coefficients k_abc of monomials, and its gradient p by x, y and z."""
     size = (l_max + 1) ** 2
     lines = [
-        f"g{i} = tl.load(g_ptr + {size} * e + {i}, mask=mask, other=0.0).to(T)"
+        f"g{i} = tl.load(g_ptr + {size} * e + {i}, mask=mask, other=0.0).to(T)  # [BLOCK]"
         for i in range(1, size)
     ]
     for monomial in monomials(l_max)[1:]:
@@ -120,14 +125,15 @@ def _gradient_source(l_max: int) -> list[str]:
 def _second_source(l_max: int) -> list[str]:
     r"""Gradients of :math:`\phi = w \cdot (p - (u \cdot p) u) / r` by g and v, with u = v / r.
 
-    By g: the derivative of each harmonic along :math:`t / r`, where :math:`t = w - (w \cdot u) u`.
-    By u: :math:`(H t - (u \cdot p) w - (w \cdot u) p) / r` with the Hessian H of L; the part along
-    u goes, r being fixed, and r itself adds :math:`-\phi u / r`.
+    With respect to g: the derivative of each harmonic along :math:`t / r`, where
+    :math:`t = w - (w \cdot u) u`. With respect to u, with the Hessian H of L:
+    :math:`(H t - (u \cdot p) w - (w \cdot u) p) / r`, of which the component along u drops out
+    because u has unit length; the dependence on r adds :math:`-\phi u / r`.
     """
     size = (l_max + 1) ** 2
     lines = [
         *(
-            f"w{axis} = tl.load(w_ptr + 3 * e + {i}, mask=mask, other=0.0).to(T)"
+            f"w{axis} = tl.load(w_ptr + 3 * e + {i}, mask=mask, other=0.0).to(T)  # [BLOCK]"
             for i, axis in enumerate(AXES)
         ),
         "a = wx * x + wy * y + wz * z",
@@ -159,7 +165,7 @@ def _second_source(l_max: int) -> list[str]:
 
 
 def _derived(l_max: int, *axes: int) -> str:
-    """L, as coefficients k of monomials, differentiated by some of x, y and z."""
+    """Write the derivative by some of x, y and z of L, given by coefficients k of monomials."""
     terms = []
     for monomial in monomials(l_max)[1:]:
         found = derivative(monomial, *axes)
@@ -173,7 +179,7 @@ def _derived(l_max: int, *axes: int) -> str:
 
 
 def _powers(l_max: int) -> Iterator[str]:
-    """Every monomial from one of a degree less."""
+    """Write every monomial as a coordinate times a monomial of one degree less."""
     yield "m000 = tl.full((BLOCK,), 1.0, T)"
     for monomial in monomials(l_max)[1:]:
         axis = next(i for i in range(3) if monomial[i])

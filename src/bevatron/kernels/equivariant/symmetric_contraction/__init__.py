@@ -11,16 +11,7 @@ from bevatron.kernels.shared.checks import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
 
-registry.register(
-    "symmetric_contraction",
-    "reference",
-    f"{__name__}.reference:symmetric_contraction",
-)
-registry.register(
-    "symmetric_contraction",
-    "triton",
-    f"{__name__}.triton:symmetric_contraction",
-)
+_operator = registry.operator("symmetric_contraction", __name__)
 
 
 def symmetric_contraction(
@@ -113,7 +104,7 @@ def symmetric_contraction(
         )
     of_all = [weight for of_degree in ordered for weight in of_degree]
     check_one_type("symmetric_contraction", {"a": a, "weights": of_all})
-    run = registry.dispatch("symmetric_contraction", a)
+    run = _operator.dispatch(a)
     result: Tensor = run(a, ordered, elements, tuple(couplings), as_layout(layout))
     return result
 

@@ -1,23 +1,25 @@
-"""Writes the source of the Triton kernels of one polynomial, its terms unrolled.
+"""Generates the Triton kernels of one polynomial, its terms unrolled.
 
-A program owns a tile of atoms of one element and a block of channels; a thread owns a channel, with
-the A of its atoms in registers, so a coefficient is loaded once for all atoms of the tile. With p_M
-the polynomial of the component M and g the gradient of the result:
+A program owns a tile of ROWS atoms of one element and LANES channels, one channel per thread. The A
+of its atoms stay in registers, and each coefficient is loaded once for all atoms of the tile. With
+p_M the polynomial of the component M and g the gradient of the result:
 
 - forward: B_M = p_M(A), by Horner's rule over the tree of terms.
-- backward: dA = gradient of f = sum_M g_M p_M. Each coefficient is multiplied with g once; then
-  Horner's rule, and backwards through it.
-- double_backward, for a gradient v of dA: that of <v, grad f> by g, which is the derivative of p_M
-  along v, and by A, which is the Hessian of f times v: the derivative along v of `backward`.
-- weights: the gradient by C, sum_n g_M m_t(A) for each term's product m_t; summed here over the
+- backward: dA = gradient of f = sum_M g_M p_M. Each coefficient is multiplied by g once; then
+  Horner's rule and reverse-mode differentiation through it.
+- double_backward, for a gradient v of dA: the gradient of <v, grad f> with respect to g, which is
+  the derivative of p_M along v, and with respect to A, which is the Hessian of f times v: the
+  derivative along v of `backward`.
+- weights: the gradient of C, sum_n g_M m_t(A) for each term's product m_t, summed here over the
   atoms of a tile. `weights_along`: the same for <v, grad f>, with the derivative of m_t along v.
 
-The same text is Triton, for the interpreter, and Gluon, Triton's lower level, where the layout of
-every tensor is given: a row of channels over the threads of a warp, one each. Triton would find
-that layout too, but its pass that looks for better ones takes minutes for thousands of terms.
+The same source is Triton, for the interpreter, and Gluon, Triton's lower level, which takes the
+layout of every tensor explicitly: the channels of a row over the threads of a warp, one each.
+Triton infers the same layout, but its layout-improving pass takes minutes for thousands of terms.
 
-In the tree a node at depth d is a product s{d} of d components, and q{d} the sum of its subtree
-divided by it; a leading d means the derivative along v.
+Variables of the kernels are blocks [ROWS, LANES] unless a comment says otherwise. A node of the
+tree at depth d is a product s{d} of d components, and q{d} the sum of its subtree divided by that
+product; a leading d means the derivative along v.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,21 +36,21 @@ def contraction_{kind}(
     ROWS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    group = tl.load(table_ptr + tile * 3)
-    start = tl.load(table_ptr + tile * 3 + 1)
-    end = tl.load(table_ptr + tile * 3 + 2)
+    group = tl.load(table_ptr + tile * 3)  # []
+    start = tl.load(table_ptr + tile * 3 + 1)  # []
+    end = tl.load(table_ptr + tile * 3 + 2)  # []
     if start >= end:
         return
     k = tl.program_id(1) * LANES + tl.arange(0, LANES{lane_layout})
-    live = k < K
+    inside = k < K
 """
 
 _ROWS = """
 {margin}position = {start} + tl.arange(0, ROWS{row_layout})
 {margin}valid = position < end
-{margin}n = tl.load(order_ptr + position, mask=valid, other=0).to(tl.int64)
-{margin}mask = valid[:, None] & live[None, :]
-{margin}spot = n[:, None] * ({size} * K) + (k * STRIDE_K)[None, :]
+{margin}n = tl.load(order_ptr + position, mask=valid, other=0).to(tl.int64)  # [ROWS]
+{margin}mask = valid[:, None] & inside[None, :]
+{margin}offset = n[:, None] * ({size} * K) + (k * STRIDE_K)[None, :]
 {margin}row = n[:, None] * ({num_m} * K)
 """
 
@@ -61,18 +63,18 @@ _LAYOUTS = {
 
 
 def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bool = True) -> str:
-    """Return a module's text that defines the function ``contraction_<kind>``.
+    """Return the source of a module that defines the function ``contraction_<kind>``.
 
     Parameters
     ----------
     polynomial
-        What to compute.
+        The polynomial to evaluate.
     kind
         One of `KINDS`.
     chunk
-        Terms that a program of the kinds ``weights`` sums at a time, a register for each.
+        Number of terms that a program of the kinds ``weights`` sums at a time, one register each.
     layouts
-        Whether to say which thread has what, as Gluon wants it and Triton does not.
+        Whether to write the layouts that Gluon requires and Triton does not accept.
     """
     writer = _Writer(polynomial, kind, _LAYOUTS if layouts else dict.fromkeys(_LAYOUTS, ""))
     if kind == "forward":
@@ -87,7 +89,7 @@ def write_source(polynomial: Polynomial, kind: str, chunk: int = 64, layouts: bo
 
 
 def num_chunks(polynomial: Polynomial, chunk: int) -> int:
-    """Count the parts into which the kinds ``weights`` split the terms."""
+    """Return the number of chunks into which the kinds ``weights`` split the terms."""
     return -(-len(polynomial.terms) // chunk)
 
 
@@ -101,7 +103,7 @@ class _Writer:
         self.started: set[str] = set()
 
     def forward(self) -> None:
-        """B_M = p_M(A)."""
+        """Write b = B_M = p_M(A)."""
         self._begin("b_ptr, a_ptr, c_ptr", "start")
         self._load_components("a")
         self._coefficients()
@@ -111,7 +113,7 @@ class _Writer:
             self._store_m("b", m)
 
     def backward(self) -> None:
-        """E = gradient of f."""
+        """Write e = dA, the gradient of f."""
         self._begin("e_ptr, g_ptr, a_ptr, c_ptr", "start")
         self._load_components("a")
         self._load_m("g")
@@ -120,7 +122,7 @@ class _Writer:
         self._store_components("e")
 
     def double_backward(self) -> None:
-        """U_M = derivative of p_M along v; h = Hessian of f times v."""
+        """Write u_M, the derivative of p_M along v, and h, the Hessian of f times v."""
         self._begin("u_ptr, h_ptr, v_ptr, g_ptr, a_ptr, c_ptr", "start")
         self._load_components("a")
         self._load_components("v")
@@ -134,11 +136,11 @@ class _Writer:
             self._store_m("u", m)
 
     def weights(self, chunk: int, along: bool) -> None:
-        """Part of the gradient by C of each tile, some terms per program."""
+        """Write each tile's partial sum of the gradient of C, one chunk of terms per program."""
         pointers = "part_ptr, " + ("v_ptr, " if along else "") + "g_ptr, a_ptr"
         count = len(self.polynomial.terms)
         parts = range(num_chunks(self.polynomial, chunk))
-        arguments = f"{pointers}, order_ptr, k, live, start, end"
+        arguments = f"{pointers}, order_ptr, k, inside, start, end"
         constants = "K, STRIDE_K, STRIDE_S, ROWS, LANES, ACC"
         for part in parts:
             last = min((part + 1) * chunk, count)
@@ -152,7 +154,7 @@ class _Writer:
             self._add(f"    part{part}({arguments}, {constants})")
 
     def _sum_products(self, first: int, last: int, along: bool) -> None:
-        """Sum g_M times the terms' products over a tile's atoms and store the sums."""
+        """Write the sums over a tile's atoms of g_M times the terms' products, and store them."""
         tree = self.polynomial.tree(first, last)
         for term in range(first, last):
             self._add(f"t{term} = tl.zeros([LANES], ACC{self.layouts['lane_layout']})")
@@ -168,7 +170,7 @@ class _Writer:
         self._products(tree, 0, along)
         self.margin = self.margin[4:]
         for term in range(first, last):
-            self._add(f"tl.store(part_ptr + {term} * K, t{term}, mask=live)")
+            self._add(f"tl.store(part_ptr + {term} * K, t{term}, mask=inside)")
 
     def _horner(self, node: Node, depth: int) -> str:
         """Write the sum of a subtree divided by its product; return its name or expression."""
@@ -178,12 +180,14 @@ class _Writer:
         name, total = f"q{depth}", terms[0] if terms else ""
         for component, child in node.children.items():
             product = f"{self._horner(child, depth + 1)} * a{component}"
-            self._add(f"{name} = {total} + {product}" if total else f"{name} = {product}")
+            value = f"{total} + {product}" if total else product
+            # A coefficient is loaded on the line that uses it.
+            self._add(f"{name} = {value}  # [ROWS, LANES]")
             total = name
         return name
 
     def _reverse(self, node: Node, depth: int) -> None:
-        """Write q{depth} of a node, adding what its children give to the gradient."""
+        """Write q{depth} of a node and accumulate the gradients of its children."""
         self._add_terms(node, depth)
         for component, child in node.children.items():
             below = depth + 1
@@ -197,7 +201,7 @@ class _Writer:
                 self._sum(f"q{depth}", f"q{below} * a{component}")
 
     def _reverse_along(self, node: Node, depth: int) -> None:
-        """Write q{depth} and its derivative, adding to the result what node and children give."""
+        """Write q{depth} and its derivative and accumulate the gradients of node and children."""
         self._add_terms(node, depth, along=True)
         self.started.discard(f"dq{depth}")
         for component, child in node.children.items():
@@ -217,26 +221,26 @@ class _Writer:
                 self._sum(f"dq{depth}", f"dq{below} * a{component}")
 
     def _add_terms(self, node: Node, depth: int, along: bool = False) -> None:
-        """Begin q{depth} with the coefficients of a node, times the gradients of their M."""
+        """Start q{depth} with the coefficients of a node times the gradients of their M."""
         self.started.discard(f"q{depth}")
         for m, term in node.terms.items():
-            self._add(f"c0 = {self._c(term)}")
+            self._add(f"c0 = {self._c(term)}  # [1, LANES]")
             self._sum(f"q{depth}", f"c0 * g{m}")
             if along:
                 self._sum(f"u{m}", f"c0 * ds{depth}")
 
     def _products(self, node: Node, depth: int, along: bool) -> None:
-        """Write the products of all terms below a node and add them to the terms' sums."""
+        """Write the products of all terms below a node and accumulate the sums of the terms."""
         for component, child in node.children.items():
             below = depth + 1
             self._product(depth, component, along)
             for m, term in child.terms.items():
                 name = f"ds{below}" if along else f"s{below}"
-                self._add(f"t{term} += tl.sum({name} * g{m}, 0)")
+                self._add(f"t{term} += tl.sum({name} * g{m}, 0)  # [LANES]")
             self._products(child, below, along)
 
     def _product(self, depth: int, component: int, along: bool) -> None:
-        """Write the product of a child, and its derivative, from those of its parent."""
+        """Write the product of a child, and its derivative along v, from those of its parent."""
         s, ds = f"s{depth + 1}", f"ds{depth + 1}"
         a, v = f"a{component}", f"v{component}"
         self._add(f"{s} = s{depth} * {a}" if depth else f"{s} = {a}")
@@ -244,13 +248,13 @@ class _Writer:
             self._add(f"{ds} = ds{depth} * {a} + s{depth} * {v}" if depth else f"{ds} = {v}")
 
     def _sum(self, name: str, value: str) -> None:
-        """Add a value to a variable, which may be new."""
+        """Add a value to a variable, or create the variable."""
         self._add(f"{name} = {name} + {value}" if name in self.started else f"{name} = {value}")
         self.started.add(name)
 
     def _c(self, term: int) -> str:
-        # The coefficients are made in the accumulator's type.
-        return f"tl.load(c + {term} * K, mask=live, other=0.0)[None, :]"
+        # Coefficients already have the accumulator type.
+        return f"tl.load(c + {term} * K, mask=inside, other=0.0)[None, :]"
 
     def _zeros(self) -> str:
         return f"tl.zeros([ROWS, LANES], ACC{self.layouts['both_layout']})"
@@ -281,22 +285,22 @@ class _Writer:
 
     def _load_components(self, name: str, components: Iterable[int] | None = None) -> None:
         for i in components if components is not None else range(self.polynomial.size):
-            where = f"{name}_ptr + spot + {i} * STRIDE_S"
-            self._add(f"{name}{i} = tl.load({where}, mask=mask, other=0.0).to(ACC)")
+            load = f"tl.load({name}_ptr + offset + {i} * STRIDE_S, mask=mask, other=0.0)"
+            self._add(f"{name}{i} = {load}.to(ACC)  # [ROWS, LANES]")
 
     def _store_components(self, name: str) -> None:
         for i in range(self.polynomial.size):
             value = f"{name}{i}" if f"{name}{i}" in self.started else self._zeros()
-            self._add(f"tl.store({name}_ptr + spot + {i} * STRIDE_S, {value}, mask=mask)")
+            self._add(f"tl.store({name}_ptr + offset + {i} * STRIDE_S, {value}, mask=mask)")
 
     def _load_m(self, name: str, chosen: Iterable[int] | None = None) -> None:
         for m in chosen if chosen is not None else range(self.polynomial.num_m):
-            where = self._place(name, m)
-            self._add(f"{name}{m} = tl.load({where}, mask=mask, other=0.0).to(ACC)")
+            load = f"tl.load({self._offset(name, m)}, mask=mask, other=0.0)"
+            self._add(f"{name}{m} = {load}.to(ACC)  # [ROWS, LANES]")
 
     def _store_m(self, name: str, m: int) -> None:
-        self._add(f"tl.store({self._place(name, m)}, {name}{m}, mask=mask)")
+        self._add(f"tl.store({self._offset(name, m)}, {name}{m}, mask=mask)")
 
-    def _place(self, name: str, m: int) -> str:
+    def _offset(self, name: str, m: int) -> str:
         first, step, shift = self.polynomial.places[m]
         return f"{name}_ptr + row + ({first} * K + {shift}) + (k * {step})[None, :]"

@@ -1,4 +1,8 @@
-"""Adds the shares that parts of a cut row have left, in their order."""
+"""Adds the partial sums of the parts of a cut row, in order.
+
+A program owns one cut row and BLOCK_W columns; it reads the row's partial sums E slots at a time
+and writes the row once.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -11,18 +15,19 @@ WIDTH = 128
 
 @triton.jit
 def add_shares_kernel(
-    cut_row, cut_ptr, share, out, W: tl.constexpr, BLOCK_W: tl.constexpr, E: tl.constexpr
+    cut_row, cut_ptr, partial, out, W: tl.constexpr, BLOCK_W: tl.constexpr, E: tl.constexpr
 ):  # fmt: skip
-    """Add rows of ``share`` [slots, W] into rows of ``out`` [rows, W]."""
+    """Sum rows of ``partial`` [slots, W] into rows of ``out`` [rows, W]."""
     w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
-    row = tl.load(cut_row + tl.program_id(0)).to(tl.int64)
-    first = tl.load(cut_ptr + tl.program_id(0))
-    last = tl.load(cut_ptr + tl.program_id(0) + 1)
-    total = tl.zeros([BLOCK_W], share.dtype.element_ty)
+    row = tl.load(cut_row + tl.program_id(0)).to(tl.int64)  # []
+    first = tl.load(cut_ptr + tl.program_id(0))  # []
+    last = tl.load(cut_ptr + tl.program_id(0) + 1)  # []
+    total = tl.zeros([BLOCK_W], partial.dtype.element_ty)
     for begin in range(first, last, E):
         slot = (begin + tl.arange(0, E)).to(tl.int64)
         mask = (slot < last)[:, None] & (w < W)[None, :]
-        total += tl.sum(tl.load(share + slot[:, None] * W + w[None, :], mask=mask, other=0.0), 0)
+        rows = partial + slot[:, None] * W + w[None, :]
+        total += tl.sum(tl.load(rows, mask=mask, other=0.0), 0)  # [E, BLOCK_W] -> [BLOCK_W]
     tl.store(out + row * W + w, total.to(out.dtype.element_ty), mask=w < W)
 
 

@@ -1,42 +1,38 @@
-"""What all kernels over the entries of a sparse matrix share."""
+"""Device functions shared by all kernels over the entries of a sparse matrix.
+
+A program owns R parts of rows (a part is a whole row, or a piece of a long one) and steps over
+their entries E at a time. A cut row's parts write partial results to slots, which a second kernel
+merges in order.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
-
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-def accumulator(tensor: torch.Tensor) -> tl.dtype:
-    """Return the type in which a kernel computes from a tensor."""
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
 @triton.jit
 def load_parts(row, start, length, slot, first, count, R: tl.constexpr, DEAL: tl.constexpr = False):
-    """Load this program's parts of rows: row, first entry, length, slot, and whether they are.
+    """Load this program's R parts: row, first entry, length, slot, and whether the part exists.
 
-    Dealt out it is one part R times: lane r takes its entries r, r + R, ...
+    With DEAL the program owns one part, R times over: lane r takes its entries r, r + R, ...
     """
     if DEAL:
         part = first + tl.program_id(0) + tl.arange(0, R) * 0
     else:
         part = first + tl.program_id(0) * R + tl.arange(0, R)
-    live = part < first + count
+    exists = part < first + count
     return (
-        tl.load(row + part, mask=live, other=0).to(tl.int64),
-        tl.load(start + part, mask=live, other=0),
-        tl.load(length + part, mask=live, other=0),
-        tl.load(slot + part, mask=live, other=-1).to(tl.int64),
-        live,
+        tl.load(row + part, mask=exists, other=0).to(tl.int64),  # [R]
+        tl.load(start + part, mask=exists, other=0),  # [R]
+        tl.load(length + part, mask=exists, other=0),  # [R]
+        tl.load(slot + part, mask=exists, other=-1).to(tl.int64),  # [R]
+        exists,
     )
 
 
 @triton.jit
 def entries_of(begin, R: tl.constexpr, E: tl.constexpr, DEAL: tl.constexpr):
-    """Return the places [E, R] of a step's entries within their parts, from step ``begin`` on."""
+    """Return the positions [E, R] of a step's entries in their parts, from step ``begin`` on."""
     step = begin + tl.arange(0, E)
     lane = tl.arange(0, R)
     return step[:, None] * R + lane[None, :] if DEAL else step[:, None] + lane[None, :] * 0
@@ -44,48 +40,49 @@ def entries_of(begin, R: tl.constexpr, E: tl.constexpr, DEAL: tl.constexpr):
 
 @triton.jit
 def load_index(index, start, length, entry, FILLED: tl.constexpr):
-    """Load the indices of a step's entries; past a row's end its last one, or 0.
+    """Load the indices [E, R] of a step's entries; past a row's end its last one, or 0.
 
-    Its last one: what is fetched for it, and counts nothing, needs no mask.
+    With FILLED, loads past the end repeat the last entry: it has no weight and needs no mask.
     """
     if FILLED:
-        within = tl.maximum(tl.minimum(entry, length[None, :] - 1), 0)
-        found = tl.load(index + start[None, :] + within)
+        clamped = tl.maximum(tl.minimum(entry, length[None, :] - 1), 0)
+        indices = tl.load(index + start[None, :] + clamped)  # [E, R]
     else:
-        found = tl.load(index + start[None, :] + entry, mask=entry < length[None, :], other=0)
-    return found
+        index_ptr = index + start[None, :] + entry
+        indices = tl.load(index_ptr, mask=entry < length[None, :], other=0)  # [E, R]
+    return indices
 
 
 @triton.jit
-def places_of(
+def channel_offsets(
     index, head, c, C: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Return where channels [entries, rows, channels] of a head lie, lanes on rows before entries.
+    """Return the offsets [E, R, BLOCK_C] of a head's channels; lanes go to rows before entries.
 
-    Triton 3.6 and 3.7 break the tie between the two axes differently. Lanes go to the axis that is
-    more contiguous: what is said of rows is not true and serves this alone, since fetches are put
-    together along channels, which are more contiguous still.
+    The compiler gives lanes to the more contiguous axis, and Triton 3.6 and 3.7 break the tie
+    between entries and rows differently. The hint about rows is false and only breaks that tie:
+    loads are vectorised along channels, which are more contiguous still.
     """
-    place = index[:, :, None] * (H * C) + (head * C + c)[None, None, :]
+    offsets = index[:, :, None] * (H * C) + (head * C + c)[None, None, :]  # [E, R, BLOCK_C]
     if R > 1 and BLOCK_C > 2:
-        place = tl.max_contiguous(place, [1, 2, BLOCK_C])
-    return place
+        offsets = tl.max_contiguous(offsets, [1, 2, BLOCK_C])
+    return offsets
 
 
 @triton.jit
-def mix(word):
-    """Scramble 32-bit words, as `bevatron.kernels.graph.csr.dropout.mix`."""
-    word = word ^ (word >> 16)
-    word = word * 0x85EBCA6B
-    word = word ^ (word >> 13)
-    word = word * 0xC2B2AE35
-    return word ^ (word >> 16)
+def mix(bits):
+    """Scramble 32-bit integers like `bevatron.kernels.graph.csr.dropout.mix`."""
+    bits = bits ^ (bits >> 16)
+    bits = bits * 0x85EBCA6B
+    bits = bits ^ (bits >> 13)
+    bits = bits * 0xC2B2AE35
+    return bits ^ (bits >> 16)
 
 
 @triton.jit
 def head_key(seed, head):
-    """Return the key of a head's random mask, [1, 1]."""
-    whole = tl.load(seed)
+    """Return the key of a head's dropout mask, [1, 1]."""
+    whole = tl.load(seed)  # []
     low = (whole & 0xFFFFFFFF).to(tl.uint32)
     high = ((whole >> 32) & 0xFFFFFFFF).to(tl.uint32)
     spread = (tl.full([1, 1], 0x7F4A7C15, tl.int64) * head) & 0xFFFFFFFF
@@ -94,10 +91,10 @@ def head_key(seed, head):
 
 @triton.jit
 def is_kept(key, row, col, row_ids, col_ids, threshold, HAS_IDS: tl.constexpr):
-    """Say which entries the mask of attention dropout keeps."""
+    """Return which entries the mask of attention dropout keeps."""
     if HAS_IDS:
-        row = tl.load(row_ids + row)
-        col = tl.load(col_ids + col)
+        row = tl.load(row_ids + row)  # [*row.shape]
+        col = tl.load(col_ids + col)  # [*col.shape]
     row_key = mix((row & 0xFFFFFFFF).to(tl.uint32) ^ key)
     col_key = mix((col & 0xFFFFFFFF).to(tl.uint32) + 0x9E3779B9)
     return mix(row_key ^ col_key).to(tl.int64) >= threshold
@@ -105,6 +102,6 @@ def is_kept(key, row, col, row_ids, col_ids, threshold, HAS_IDS: tl.constexpr):
 
 @triton.jit
 def channels_of(BLOCK_C: tl.constexpr, SLICES: tl.constexpr):
-    """Return this program's head and the channels of its share."""
+    """Return this program's head and its block of the head's channels."""
     y = tl.program_id(1)
     return y // SLICES, (y % SLICES) * BLOCK_C + tl.arange(0, BLOCK_C)

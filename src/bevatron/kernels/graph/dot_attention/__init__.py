@@ -11,8 +11,7 @@ from bevatron.kernels.shared.dtypes import wide
 
 __all__ = ["dot_attention", "inverse_norm", "partial"]
 
-registry.register("dot_attention", "reference", f"{__name__}.reference:dot_attention")
-registry.register("dot_attention", "triton", f"{__name__}.triton:dot_attention")
+_operator = registry.operator("dot_attention", __name__)
 
 SMALLEST_NORM = 1e-12
 """What a shorter vector is divided by instead of its length."""
@@ -89,7 +88,7 @@ def dot_attention(
     row_scale, col_scale = _scales(x, query, normalize, scale)
     if row_scale is not None:
         row_scale = row_scale.expand(csr.shape[0], x.shape[1])
-    run = registry.dispatch("dot_attention", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         *(csr, x if query is None else query, x, x if value is None else value),
         *(row_scale, col_scale, softmax),

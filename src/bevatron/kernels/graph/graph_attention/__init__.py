@@ -10,16 +10,8 @@ from bevatron.kernels.graph.graph_attention import partial
 
 __all__ = ["graph_attention", "graph_attention_v2", "partial"]
 
-for _name in ("graph_attention", "graph_attention_v2"):
-    registry.register(
-        _name, "reference", f"bevatron.kernels.graph.graph_attention.reference:{_name}"
-    )
-registry.register("graph_attention", "triton", f"{__name__}.triton:graph_attention")
-registry.register(
-    "graph_attention_v2",
-    "triton",
-    f"{__name__}.triton_v2:graph_attention_v2",
-)
+_gat = registry.operator("graph_attention", __name__)
+_gatv2 = registry.operator("graph_attention_v2", __name__, triton="triton_v2")
 
 
 def graph_attention(
@@ -83,7 +75,7 @@ def graph_attention(
     _check_shape("graph_attention", "row_score", row_score, (csr.shape[0], x.shape[1]))
     _check_shape("graph_attention", "col_score", col_score, (csr.shape[1], x.shape[1]))
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
-    run = registry.dispatch("graph_attention", x)
+    run = _gat.dispatch(x)
     result: Tensor = run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed)
     return result
 
@@ -138,7 +130,7 @@ def graph_attention_v2(
     _check_shape("graph_attention_v2", "query", query, (csr.shape[0], *x.shape[1:]))
     _check_shape("graph_attention_v2", "weight", weight, tuple(x.shape[1:]))
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
-    run = registry.dispatch("graph_attention_v2", x)
+    run = _gatv2.dispatch(x)
     result: Tensor = run(csr, x, query, weight, negative_slope, dropout, mask_seed)
     return result
 

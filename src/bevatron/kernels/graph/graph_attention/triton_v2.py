@@ -1,4 +1,4 @@
-"""GATv2's attention in Triton: its score takes all channels, as scalar products do."""
+"""GATv2's attention in Triton, on the kernels of `dot_attention`: its score takes all channels."""
 
 from torch import Tensor
 

@@ -32,12 +32,11 @@ __all__ = [
     "weighted_sum",
 ]
 
-_BLOCKS = (
+for _name in (
     *("sddmm", "weighted_sum", "row_sum", "column_sum"),
     *("replicate_rows", "replicate_columns", "graph_softmax"),
-)
-for _name in _BLOCKS:
-    registry.register(_name, "reference", f"bevatron.kernels.graph.graph_blocks.reference:{_name}")
+):
+    registry.operator(_name, __name__, triton=None)
 
 
 def sddmm(

@@ -1,6 +1,9 @@
-"""The kernels of aggregation over the semirings.
+"""The kernels of aggregation over the semirings sum, max and min.
 
-A program owns a few rows or a part of a long one, and a share of the channels.
+A program owns R rows (or one part of a long row) and BLOCK_C channels, and steps over their
+entries E at a time. It gathers the features of every entry's column, [R, E, BLOCK_C], and reduces
+them in registers; nothing is stored per entry. A whole row is written once; the parts of a cut row
+write partial results to ``partial``, which a second kernel merges in order.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -14,55 +17,60 @@ NONE = tl.constexpr(2147483647)
 
 
 @triton.jit
-def fetch(x, j, c, inside, other, C: tl.constexpr, ACC: tl.constexpr):
-    """Fetch the channels of every entry's other end, [R, E, BLOCK]."""
-    place = j[:, :, None] * C + c[None, None, :]
-    mask = inside[:, :, None] & (c < C)[None, None, :]
-    return tl.load(x + place, mask=mask, other=other).to(ACC)
+def fetch(x, j, c, valid, other, C: tl.constexpr, ACC: tl.constexpr):
+    """Gather channels of the other end of every entry."""
+    offsets = j[:, :, None] * C + c[None, None, :]
+    mask = valid[:, :, None] & (c < C)[None, None, :]
+    return tl.load(x + offsets, mask=mask, other=other).to(ACC)  # [R, E, BLOCK_C]
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def sum_kernel(
-    index, part_row, part_start, part_length, part_slot, first, count, values, x, out, share,
+    index, part_row, part_start, part_length, part_slot, first, count, values, x, out, partial,
     C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     HAS_VALUES: tl.constexpr, CUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add up the features of the entries of some rows."""
+    """Sum the features of the entries of R rows."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     row, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
     total = tl.zeros([R, BLOCK_C], ACC)
-    longest = tl.max(length)
+    longest = tl.max(length)  # []
     step = tl.arange(0, E)
-    ahead = tl.load(
+    next_j = tl.load(
         index + start[:, None] + step[None, :], mask=step[None, :] < length[:, None], other=0
-    )
+    )  # [R, E]
     for begin in range(0, longest, E):
         entry = begin + step
-        inside = entry[None, :] < length[:, None]
-        j = ahead.to(tl.int64)
-        later = entry + E
-        ahead = tl.load(
-            index + start[:, None] + later[None, :], mask=later[None, :] < length[:, None], other=0
-        )
-        features = fetch(x, j, c, inside, 0.0, C, ACC)
+        valid = entry[None, :] < length[:, None]
+        j = next_j.to(tl.int64)
+        next_entry = entry + E
+        next_j = tl.load(
+            index + start[:, None] + next_entry[None, :],
+            mask=next_entry[None, :] < length[:, None],
+            other=0,
+        )  # [R, E]
+        features = fetch(x, j, c, valid, 0.0, C, ACC)  # [R, E, BLOCK_C]
         if HAS_VALUES:
-            at = start[:, None] + entry[None, :]
-            features *= tl.load(values + at, mask=inside, other=0.0).to(ACC)[:, :, None]
-        total += tl.sum(features, 1)
-    inner = (c < C)[None, :]
-    place = row[:, None] * C + c[None, :]
-    whole = live & (slot < 0)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=whole[:, None] & inner)
+            position = start[:, None] + entry[None, :]
+            a = tl.load(values + position, mask=valid, other=0.0).to(ACC)  # [R, E]
+            features *= a[:, :, None]
+        total += tl.sum(features, 1)  # [R, BLOCK_C]
+    in_channels = (c < C)[None, :]
+    offsets = row[:, None] * C + c[None, :]
+    is_whole = live & (slot < 0)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=is_whole[:, None] & in_channels)
     if CUT:
-        cut = live & (slot >= 0)
-        tl.store(share + slot[:, None] * C + c[None, :], total, mask=cut[:, None] & inner)
+        is_cut = live & (slot >= 0)
+        tl.store(
+            partial + slot[:, None] * C + c[None, :], total, mask=is_cut[:, None] & in_channels
+        )
 
 
 @triton.jit
 def better(value, column, best, arg):
-    """Take the larger value, and of equal ones the lower column; NaN is larger than all."""
+    """Return the larger value, of equal ones the lower column; NaN is larger than every number."""
     nan, best_nan = value != value, best != best  # noqa: PLR0124  NaN alone differs from itself
     more = (value > best) | (nan & ~best_nan)
     same = (value == best) | (nan & best_nan)
@@ -71,111 +79,117 @@ def better(value, column, best, arg):
 
 
 @triton.jit
-def write_extreme(best, arg, place, mask, out, arg_out, SIGN: tl.constexpr):
-    """Write a result, zero where there is no entry, and its column."""
-    found = tl.where(arg == NONE, 0.0, best * SIGN)
-    tl.store(out + place, found.to(out.dtype.element_ty), mask=mask)
-    tl.store(arg_out + place, arg, mask=mask)
+def write_extreme(best, arg, offsets, mask, out, arg_out, SIGN: tl.constexpr):
+    """Write a result and its column; a row without entries gives 0."""
+    value = tl.where(arg == NONE, 0.0, best * SIGN)
+    tl.store(out + offsets, value.to(out.dtype.element_ty), mask=mask)
+    tl.store(arg_out + offsets, arg, mask=mask)
 
 
 @triton.jit
 def largest_of(candidate, column, axis: tl.constexpr):
-    """Return the largest of some candidates along an axis, and the lowest column that has it."""
+    """Return the largest candidate along an axis and the lowest column that attains it."""
     nan = candidate != candidate  # noqa: PLR0124  NaN alone differs from itself
-    top = tl.max(tl.where(nan, float("inf"), candidate), axis)
-    has_nan = tl.max(nan.to(tl.int32), axis) > 0
+    top = tl.max(tl.where(nan, float("inf"), candidate), axis)  # [R, BLOCK_C]
+    has_nan = tl.max(nan.to(tl.int32), axis) > 0  # [R, BLOCK_C]
     is_top = (candidate == tl.expand_dims(top, axis)) & ~tl.expand_dims(has_nan, axis)
-    arg = tl.min(tl.where((nan | is_top) & (column < NONE), column, NONE), axis)
+    candidates = tl.where((nan | is_top) & (column < NONE), column, NONE)  # [R, E, BLOCK_C]
+    arg = tl.min(candidates, axis)  # [R, BLOCK_C]
     return tl.where(has_nan, float("nan"), top), arg
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def extreme_kernel(
     index, part_row, part_start, part_length, part_slot, first, count, values, x, out, arg_out,
-    share, arg_share,
+    partial, partial_arg,
     C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     HAS_VALUES: tl.constexpr, CUT: tl.constexpr, ACC: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest (SIGN 1) or smallest (-1) feature of the entries of some rows."""
+    """Find the largest (SIGN 1) or smallest (-1) feature of the entries of R rows."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     row, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
     best = tl.full([R, BLOCK_C], float("-inf"), ACC)
     arg = tl.full([R, BLOCK_C], NONE, tl.int32)
-    longest = tl.max(length)
+    longest = tl.max(length)  # []
     for begin in range(0, longest, E):
         entry = begin + tl.arange(0, E)
-        inside = entry[None, :] < length[:, None]
-        at = start[:, None] + entry[None, :]
-        j = tl.load(index + at, mask=inside, other=0)
-        features = fetch(x, j.to(tl.int64), c, inside, 0.0, C, ACC)
+        valid = entry[None, :] < length[:, None]
+        position = start[:, None] + entry[None, :]
+        j = tl.load(index + position, mask=valid, other=0)  # [R, E]
+        features = fetch(x, j.to(tl.int64), c, valid, 0.0, C, ACC)  # [R, E, BLOCK_C]
         if HAS_VALUES:
-            features += tl.load(values + at, mask=inside, other=0.0).to(ACC)[:, :, None]
-        candidate = tl.where(inside[:, :, None], features * SIGN, float("-inf"))
-        column = tl.where(inside, j.to(tl.int32), NONE)
-        top, top_arg = largest_of(candidate, column[:, :, None], 1)
+            a = tl.load(values + position, mask=valid, other=0.0).to(ACC)  # [R, E]
+            features += a[:, :, None]
+        candidate = tl.where(valid[:, :, None], features * SIGN, float("-inf"))
+        column = tl.where(valid, j.to(tl.int32), NONE)
+        top, top_arg = largest_of(candidate, column[:, :, None], 1)  # [R, BLOCK_C]
         best, arg = better(top, top_arg, best, arg)
-    inner = (c < C)[None, :]
-    whole = live & (slot < 0)
-    mask = whole[:, None] & inner
+    in_channels = (c < C)[None, :]
+    is_whole = live & (slot < 0)
+    mask = is_whole[:, None] & in_channels
     write_extreme(best, arg, row[:, None] * C + c[None, :], mask, out, arg_out, SIGN)
     if CUT:
-        cut = live & (slot >= 0)
-        place = slot[:, None] * C + c[None, :]
-        tl.store(share + place, best, mask=cut[:, None] & inner)
-        tl.store(arg_share + place, arg, mask=cut[:, None] & inner)
+        is_cut = live & (slot >= 0)
+        offsets = slot[:, None] * C + c[None, :]
+        tl.store(partial + offsets, best, mask=is_cut[:, None] & in_channels)
+        tl.store(partial_arg + offsets, arg, mask=is_cut[:, None] & in_channels)
 
 
 @triton.jit
 def extreme_merge_kernel(
-    cut_row, cut_ptr, out, arg_out, share, arg_share,
+    cut_row, cut_ptr, out, arg_out, partial, partial_arg,
     C: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one cut row."""
+    """Merge the parts of one cut row in order."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    row = tl.load(cut_row + tl.program_id(0)).to(tl.int64)
-    first = tl.load(cut_ptr + tl.program_id(0))
-    last = tl.load(cut_ptr + tl.program_id(0) + 1)
+    row = tl.load(cut_row + tl.program_id(0)).to(tl.int64)  # []
+    first = tl.load(cut_ptr + tl.program_id(0))  # []
+    last = tl.load(cut_ptr + tl.program_id(0) + 1)  # []
     best = tl.full([BLOCK_C], float("-inf"), ACC)
     arg = tl.full([BLOCK_C], NONE, tl.int32)
     for slot in range(first, last):
-        place = (slot + tl.zeros([BLOCK_C], tl.int64)) * C + c
-        value = tl.load(share + place, mask=c < C, other=float("-inf"))
-        column = tl.load(arg_share + place, mask=c < C, other=NONE)
+        offsets = (slot + tl.zeros([BLOCK_C], tl.int64)) * C + c
+        value = tl.load(partial + offsets, mask=c < C, other=float("-inf"))  # [BLOCK_C]
+        column = tl.load(partial_arg + offsets, mask=c < C, other=NONE)  # [BLOCK_C]
         best, arg = better(value, column, best, arg)
     write_extreme(best, arg, row * C + c, c < C, out, arg_out, SIGN)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def extreme_backward_kernel(
-    index, part_row, part_start, part_length, part_slot, first, count, grad, arg, dx, share,
+    index, part_row, part_start, part_length, part_slot, first, count, grad, arg, dx, partial,
     C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     CUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add up, for some columns, the gradients of the rows that took them."""
+    """Sum, for R columns, the gradients of the rows whose extreme they attained."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     col, start, length, slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
     total = tl.zeros([R, BLOCK_C], ACC)
-    longest = tl.max(length)
+    longest = tl.max(length)  # []
     for begin in range(0, longest, E):
         entry = begin + tl.arange(0, E)
-        inside = entry[None, :] < length[:, None]
-        i = tl.load(index + start[:, None] + entry[None, :], mask=inside, other=0).to(tl.int64)
-        place = i[:, :, None] * C + c[None, None, :]
-        mask = inside[:, :, None] & (c < C)[None, None, :]
-        taken = tl.load(arg + place, mask=mask, other=NONE).to(tl.int64) == col[:, None, None]
-        g = tl.load(grad + place, mask=mask & taken, other=0.0).to(ACC)
-        total += tl.sum(g, 1)
-    inner = (c < C)[None, :]
-    whole = live & (slot < 0)
-    place = col[:, None] * C + c[None, :]
-    tl.store(dx + place, total.to(dx.dtype.element_ty), mask=whole[:, None] & inner)
+        valid = entry[None, :] < length[:, None]
+        entry_ptr = index + start[:, None] + entry[None, :]
+        i = tl.load(entry_ptr, mask=valid, other=0).to(tl.int64)  # [R, E]
+        offsets = i[:, :, None] * C + c[None, None, :]
+        mask = valid[:, :, None] & (c < C)[None, None, :]
+        best = tl.load(arg + offsets, mask=mask, other=NONE).to(tl.int64)  # [R, E, BLOCK_C]
+        attained = best == col[:, None, None]
+        g = tl.load(grad + offsets, mask=mask & attained, other=0.0).to(ACC)  # [R, E, BLOCK_C]
+        total += tl.sum(g, 1)  # [R, BLOCK_C]
+    in_channels = (c < C)[None, :]
+    is_whole = live & (slot < 0)
+    offsets = col[:, None] * C + c[None, :]
+    tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=is_whole[:, None] & in_channels)
     if CUT:
-        cut = live & (slot >= 0)
-        tl.store(share + slot[:, None] * C + c[None, :], total, mask=cut[:, None] & inner)
+        is_cut = live & (slot >= 0)
+        tl.store(
+            partial + slot[:, None] * C + c[None, :], total, mask=is_cut[:, None] & in_channels
+        )
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -184,26 +198,27 @@ def entries_kernel(
     C: tl.constexpr, BLOCK_C: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
     EXTREME: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Compute every entry's gradient of its value: <G_i, x_j>, or the sum of G_i that it won."""
+    """Compute the gradient of every entry's value: <G_i, x_j>, or the sum of G_i where it won."""
     row, start, length, _slot, live = load_parts(
         part_row, part_start, part_length, part_slot, first, count, R
     )
-    longest = tl.max(length)
+    longest = tl.max(length)  # []
     for begin in range(0, longest, E):
         entry = begin + tl.arange(0, E)
-        inside = entry[None, :] < length[:, None]
-        at = start[:, None] + entry[None, :]
-        j = tl.load(index + at, mask=inside, other=0)
-        found = tl.zeros([R, E], ACC)
+        valid = entry[None, :] < length[:, None]
+        position = start[:, None] + entry[None, :]
+        j = tl.load(index + position, mask=valid, other=0)  # [R, E]
+        total = tl.zeros([R, E], ACC)
         for block in range(0, C, BLOCK_C):
             c = block + tl.arange(0, BLOCK_C)
-            mine = row[:, None] * C + c[None, :]
+            offsets = row[:, None] * C + c[None, :]
             mask = live[:, None] & (c < C)[None, :]
-            g = tl.load(grad + mine, mask=mask, other=0.0).to(ACC)[:, None, :]
+            g = tl.load(grad + offsets, mask=mask, other=0.0).to(ACC)[:, None, :]  # [R, 1, BLOCK_C]
             if EXTREME:
-                taken = tl.load(arg + mine, mask=mask, other=NONE)
+                taken = tl.load(arg + offsets, mask=mask, other=NONE)  # [R, BLOCK_C]
                 won = taken[:, None, :] == j.to(tl.int32)[:, :, None]
-                found += tl.sum(tl.where(won, g, 0.0), 2)
+                total += tl.sum(tl.where(won, g, 0.0), 2)  # [R, E]
             else:
-                found += tl.sum(g * fetch(x, j.to(tl.int64), c, inside, 0.0, C, ACC), 2)
-        tl.store(dvalues + at, found.to(dvalues.dtype.element_ty), mask=inside)
+                features = fetch(x, j.to(tl.int64), c, valid, 0.0, C, ACC)  # [R, E, BLOCK_C]
+                total += tl.sum(g * features, 2)  # [R, E]
+        tl.store(dvalues + position, total.to(dvalues.dtype.element_ty), mask=valid)

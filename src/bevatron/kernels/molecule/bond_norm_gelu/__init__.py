@@ -5,16 +5,11 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
-from bevatron.kernels.molecule.norm_gelu import check_rows, check_vectors
+from bevatron.kernels.shared.checks import check_segment_rows, check_vectors
 
 __all__ = ["bond_norm_gelu"]
 
-registry.register(
-    "bond_norm_gelu",
-    "reference",
-    f"{__name__}.reference:bond_norm_gelu",
-)
-registry.register("bond_norm_gelu", "triton", f"{__name__}.triton:bond_norm_gelu")
+_operator = registry.operator("bond_norm_gelu", __name__)
 
 
 def bond_norm_gelu(
@@ -91,8 +86,8 @@ def bond_norm_gelu(
             f"{edge_rows.dtype} {shape}"
         )
     check_vectors("bond_norm_gelu", edge_rows, weight=weight, bias=bias, linear_bias=linear_bias)
-    check_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
-    run = registry.dispatch("bond_norm_gelu", edge_rows)
+    check_segment_rows("bond_norm_gelu", edge_rows, graph_rows, graph, ptr)
+    run = _operator.dispatch(edge_rows)
     result: Tensor = run(
         *(edge_rows, atom_rows, bonds, weight, bias),
         *(linear_bias, graph_rows, graph, ptr, eps),

@@ -8,12 +8,7 @@ from bevatron.kernels import registry
 
 __all__ = ["gaussian_basis"]
 
-registry.register(
-    "gaussian_basis",
-    "reference",
-    f"{__name__}.reference:gaussian_basis",
-)
-registry.register("gaussian_basis", "triton", f"{__name__}.triton:gaussian_basis")
+_operator = registry.operator("gaussian_basis", __name__)
 
 
 def gaussian_basis(
@@ -69,7 +64,7 @@ def gaussian_basis(
             f"gaussian_basis: distances {tuple(distances.shape)}, mean {tuple(mean.shape)} and "
             f"std {tuple(std.shape)}, expected [P], [K], [K]"
         )
-    run = registry.dispatch("gaussian_basis", distances)
+    run = _operator.dispatch(distances)
     kind = mean.dtype if dtype is None else dtype
     result: Tensor = run(distances, mean, std, scale, epsilon, kind)
     return result

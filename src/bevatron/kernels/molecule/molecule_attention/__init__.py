@@ -1,31 +1,17 @@
 """Attention within each of many small molecules, with a bias for every pair of atoms."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["molecule_attention", "molecule_attention_beside"]
-
-
-def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    if dtype == torch.float64 and device.type == "cuda":
-        return "it computes in float32 on a GPU, not float64"
-    return None
+__all__ = ["molecule_attention", "molecule_attention_with_bias"]
 
 
-registry.register(
-    "molecule_attention",
-    "reference",
-    f"{__name__}.reference:molecule_attention",
-)
-registry.register(
-    "molecule_attention",
-    "triton",
-    f"{__name__}.triton:molecule_attention",
-    _obstacle,
-)
+__getattr__ = renamed(__name__, molecule_attention_beside="molecule_attention_with_bias")
+_operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 
 def molecule_attention(
@@ -99,12 +85,12 @@ def molecule_attention(
     True
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     out: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)[0]
     return out
 
 
-def molecule_attention_beside(
+def molecule_attention_with_bias(
     q: Float[Tensor, "N *packed H D"],
     k: Float[Tensor, "N H D"] | None,
     v: Float[Tensor, "N H D"] | None,
@@ -116,10 +102,10 @@ def molecule_attention_beside(
     dropout: float = 0.0,
     seed: Int[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
-    """Compute `molecule_attention`, and hand the bias on to what else reads it.
+    """Compute `molecule_attention` and return the bias for one other consumer.
 
-    What flows back through the second result, as from the next block, is added where the bias's
-    gradient is written, in one pass instead of two.
+    The gradient of the second result, as from the next block, is added by the kernel that writes
+    the bias's gradient, in one pass instead of two.
 
     Parameters
     ----------
@@ -140,12 +126,12 @@ def molecule_attention_beside(
     >>> import torch
     >>> q, k, v = torch.randn(3, 2, 1, 8)
     >>> graph_ptr, pair_ptr = torch.tensor([0, 2]), torch.tensor([0, 4])
-    >>> out, bias = molecule_attention_beside(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
+    >>> out, bias = molecule_attention_with_bias(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
     >>> bias.shape
     torch.Size([4, 1])
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     found: tuple[Tensor, Tensor | None] = run(
         q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
     )

@@ -1,9 +1,11 @@
-"""The backward kernel of attention within molecules: all four gradients, scores computed anew.
+"""The backward kernel of attention within molecules: all four gradients, scores recomputed.
 
-With p the softmax, m the dropout's factor, dp = m (do . v) and delta = sum_j p dp:
-ds = p (dp - delta) is the bias's gradient, dq = c ds k, dk = c ds^T q, dv = (m p)^T do.
-A small molecule is one block; a larger one is walked twice, once by queries and once by keys, so
-nothing is added by two programs.
+With p the softmax, m the dropout factor, dp = m (do . v) and delta = sum_j p dp:
+ds = p (dp - delta) is the gradient of the bias, dq = c ds k, dk = c ds^T q, dv = (m p)^T do.
+
+A program owns HEADS heads of one molecule. A small molecule is one [HEADS, BLOCK, BLOCK] block in
+registers; a larger one takes two passes over its blocks, one by queries (dq and the bias) and one
+by keys (dk and dv), so every result is written by one program: no atomics.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -27,14 +29,15 @@ def _weights(
     high, threshold, rescale, BLOCK: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights p, those after dropout but for its factor, and dp."""
+    """Return p, p after dropout but without its factor, and dp, each [HEADS, BLOCK, BLOCK]."""
     x = scores(
         q, k, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK, HEADS, HAS_BIAS,
         PRECISION, WIDE,
     )  # fmt: skip
-    # Rows outside have the logarithm +infinity, so no weight.
+    # Rows past the end have the logarithm +infinity, so zero weight.
     p = tl.exp2(x - lse[:, :, None])
     dropped = p
+    # [HEADS, BLOCK, BLOCK]
     dp = tl.dot(do, tl.permute(v, (0, 2, 1)), input_precision=PRECISION, out_dtype=WIDE)
     if DROPOUT:
         keep = kept(low, high, atom, head, first_q, first_k, threshold, BLOCK, HEADS)
@@ -48,30 +51,34 @@ def _store_bias(
     base, more, ds, first_q, first_k, n, heads, db_P, db_H, m_P, m_H, BLOCK: tl.constexpr,
     HEADS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
+    """Store the gradient of the bias of a block of pairs, plus More if ADD."""
     rows = (first_q + tl.arange(0, BLOCK))[None, :, None]
     cols = (first_k + tl.arange(0, BLOCK))[None, None, :]
     h = tl.arange(0, HEADS)[:, None, None]
-    at = (base + h.to(tl.int64) * db_H) + (rows * n + cols) * db_P
-    inside = (rows < n) & (cols < n) & (h < heads)
+    dbias_ptr = (base + h.to(tl.int64) * db_H) + (rows * n + cols) * db_P
+    mask = (rows < n) & (cols < n) & (h < heads)
     if ADD:
-        before = (more + h.to(tl.int64) * m_H) + (rows * n + cols) * m_P
-        ds += tl.load(before, mask=inside, other=0.0).to(ds.dtype)
-    tl.store(at, ds.to(base.dtype.element_ty), mask=inside)
+        more_ptr = (more + h.to(tl.int64) * m_H) + (rows * n + cols) * m_P
+        ds += tl.load(more_ptr, mask=mask, other=0.0).to(ds.dtype)  # [HEADS, BLOCK, BLOCK]
+    tl.store(dbias_ptr, ds.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _load_lse(
     base, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr
 ):
+    """Load the logarithms of a block of rows, +infinity past the end."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
-    inside = (rows < n) & (h < heads)
-    return tl.load(base + (rows * H + h), mask=inside, other=float("inf")).to(WIDE)
+    mask = (rows < n) & (h < heads)
+    lse_ptr = base + (rows * H + h)
+    return tl.load(lse_ptr, mask=mask, other=float("inf")).to(WIDE)  # [HEADS, BLOCK]
 
 
 @triton.jit
-def _turned(x, y, PRECISION: tl.constexpr, WIDE: tl.constexpr):
-    """Multiply the transpose of one with the other."""
+def _transposed_dot(x, y, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """Multiply the transpose of x, [HEADS, BLOCK, BLOCK], by y, [HEADS, BLOCK, D_PAD]."""
+    # [HEADS, BLOCK, D_PAD]
     return tl.dot(tl.permute(x, (0, 2, 1)), y, input_precision=PRECISION, out_dtype=WIDE)
 
 
@@ -83,39 +90,43 @@ def _whole(
     D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients with the whole matrix in registers."""
-    q = load_rows(q_base, 0, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
-    k = load_rows(k_base, 0, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
-    v = load_rows(v_base, 0, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
-    do = load_rows(do_base, 0, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
-    lse = _load_lse(l_base, 0, n, H, heads, BLOCK, HEADS, WIDE)
+    """Compute all gradients with the whole score matrix in registers."""
+    q = load_rows(q_base, 0, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    k = load_rows(k_base, 0, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    v = load_rows(v_base, 0, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    do = load_rows(do_base, 0, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    lse = _load_lse(l_base, 0, n, H, heads, BLOCK, HEADS, WIDE)  # [HEADS, BLOCK]
     p, dropped, dp = _weights(
         q, k, v, do, lse, b_base, 0, 0, n, heads, bias_P, bias_H, scale, atom, head, low, high,
         threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION, WIDE,
     )  # fmt: skip
-    dv = _turned(dropped.to(q.dtype), do, PRECISION, WIDE) * rescale
+    # [HEADS, BLOCK, D_PAD]
+    dv = _transposed_dot(dropped.to(q.dtype), do, PRECISION, WIDE) * rescale
     store_rows(dv_base, dv, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
-    ds = p * (dp - tl.sum(p * dp, 2)[:, :, None])
+    ds = p * (dp - tl.sum(p * dp, 2)[:, :, None])  # [HEADS, BLOCK, BLOCK]
     if HAS_BIAS:
         _store_bias(db_base, m_base, ds, 0, 0, n, heads, db_P, db_H, m_P, m_H, BLOCK, HEADS, ADD)
     narrow = ds.to(q.dtype)
+    # [HEADS, BLOCK, D_PAD]
     dq = tl.dot(narrow, k, input_precision=PRECISION, out_dtype=WIDE) * scale
     store_rows(dq_base, dq, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
-    dk = _turned(narrow, q, PRECISION, WIDE) * scale
+    dk = _transposed_dot(narrow, q, PRECISION, WIDE) * scale  # [HEADS, BLOCK, D_PAD]
     store_rows(dk_base, dk, 0, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
 
 
 @triton.jit
-def _queries(
+def _load_queries(
     q_base, do_base, o_base, l_base, first, q_N, q_H, H, n, heads, BLOCK: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Load what belongs to a block of queries: these, do, the logarithm and delta."""
+    """Load what belongs to a block of queries: q, do, the logarithm and delta."""
+    # q, do and o: [HEADS, BLOCK, D_PAD]
     q = load_rows(q_base, first, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
     do = load_rows(do_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
     o = load_rows(o_base, first, H * D, D, n, heads, BLOCK, D, D_PAD, HEADS)
-    lse = _load_lse(l_base, first, n, H, heads, BLOCK, HEADS, WIDE)
-    return q, do, lse, tl.sum(o.to(WIDE) * do.to(WIDE), 2)
+    lse = _load_lse(l_base, first, n, H, heads, BLOCK, HEADS, WIDE)  # [HEADS, BLOCK]
+    delta = tl.sum(o.to(WIDE) * do.to(WIDE), 2)  # [HEADS, BLOCK]
+    return q, do, lse, delta
 
 
 @triton.jit
@@ -126,15 +137,17 @@ def _blocks(
     D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients by queries and by bias, then those by keys and values."""
+    """Compute the gradients of queries and bias, then those of keys and values."""
     for first_q in range(0, n, BLOCK):
-        q, do, lse, delta = _queries(
+        q, do, lse, delta = _load_queries(
             q_base, do_base, o_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD,
             HEADS, WIDE,
         )  # fmt: skip
         dq = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_k in range(0, n, BLOCK):
+            # [HEADS, BLOCK, D_PAD]
             k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
+            # [HEADS, BLOCK, D_PAD]
             v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
             p, dropped, dp = _weights(
                 q, k, v, do, lse, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, atom,
@@ -147,15 +160,18 @@ def _blocks(
                     db_base, m_base, ds, first_q, first_k, n, heads, db_P, db_H, m_P, m_H, BLOCK,
                     HEADS, ADD,
                 )  # fmt: skip
+            # [HEADS, BLOCK, D_PAD]
             dq += tl.dot(ds.to(q.dtype), k, input_precision=PRECISION, out_dtype=WIDE)
         store_rows(dq_base, dq * scale, first_q, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
     for first_k in range(0, n, BLOCK):
+        # [HEADS, BLOCK, D_PAD]
         k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
+        # [HEADS, BLOCK, D_PAD]
         v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
         dk = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         dv = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_q in range(0, n, BLOCK):
-            q, do, lse, delta = _queries(
+            q, do, lse, delta = _load_queries(
                 q_base, do_base, o_base, l_base, first_q, q_N, q_H, H, n, heads, BLOCK, D, D_PAD,
                 HEADS, WIDE,
             )  # fmt: skip
@@ -164,8 +180,10 @@ def _blocks(
                 head, low, high, threshold, rescale, BLOCK, HEADS, HAS_BIAS, DROPOUT, PRECISION,
                 WIDE,
             )  # fmt: skip
-            dk += _turned((p * (dp - delta[:, :, None])).to(q.dtype), q, PRECISION, WIDE)
-            dv += _turned(dropped.to(q.dtype), do, PRECISION, WIDE)
+            ds = (p * (dp - delta[:, :, None])).to(q.dtype)  # [HEADS, BLOCK, BLOCK]
+            dk += _transposed_dot(ds, q, PRECISION, WIDE)  # [HEADS, BLOCK, D_PAD]
+            # [HEADS, BLOCK, D_PAD]
+            dv += _transposed_dot(dropped.to(q.dtype), do, PRECISION, WIDE)
         store_rows(dk_base, dk * scale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
         store_rows(dv_base, dv * rescale, first_k, d_N, n, heads, BLOCK, D, D_PAD, HEADS)
 
@@ -174,24 +192,26 @@ def _blocks(
 def _spare_pairs(
     base, more, first, last, heads, db_P, db_H, m_P, m_H, HEADS: tl.constexpr, ADD: tl.constexpr
 ):
-    """Write a program's share of the gradient of biases of no molecule: zeros, or what is added.
+    """Write the gradient of the biases outside all molecules: zero, or More if ADD.
 
-    One number for a thread: more would cost all programs registers.
+    One element per thread: more would cost all programs registers.
     """
     h = tl.arange(0, HEADS)[:, None]
     for start in range(first + tl.program_id(0) * 32, last, tl.num_programs(0) * 32):
         pair = start + tl.arange(0, 32)[None, :]
-        inside = (pair < last) & (h < heads)
+        mask = (pair < last) & (h < heads)
         value = tl.zeros([HEADS, 32], base.dtype.element_ty)
         if ADD:
-            value = tl.load(more + (pair * m_P + h.to(tl.int64) * m_H), mask=inside, other=0.0)
-        tl.store(base + (pair * db_P + h.to(tl.int64) * db_H), value, mask=inside)
+            more_ptr = more + (pair * m_P + h.to(tl.int64) * m_H)
+            value = tl.load(more_ptr, mask=mask, other=0.0)  # [HEADS, 32]
+        tl.store(base + (pair * db_P + h.to(tl.int64) * db_H), value, mask=mask)
 
 
 @triton.jit
 def _zero_three(
     DQ, DK, DV, first, last, d_N, heads, D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr
 ):
+    """Write zeros to dq, dk and dv of atoms without pairs."""
     zero_rows(DQ, first, last, d_N, heads, D, D_PAD, HEADS)
     zero_rows(DK, first, last, d_N, heads, D, D_PAD, HEADS)
     zero_rows(DV, first, last, d_N, heads, D, D_PAD, HEADS)
@@ -206,9 +226,9 @@ def molecule_attention_backward(
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of HEADS heads of a molecule; sizes as in the forward kernel.
+    """Write the gradients of HEADS heads of a molecule; LEAST, WHOLE and BLOCK as in the forward.
 
-    With ADD that of the bias has More added.
+    With ADD, More is added to the gradient of the bias.
     """
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)
@@ -220,7 +240,7 @@ def molecule_attention_backward(
     g = G - tl.program_id(0)
     first, last, pair, last_pair = bounds(GraphPtr, PairPtr, g, G)
     if LEAST == 0:
-        spare = tl.load(PairPtr + G).to(tl.int64)
+        spare = tl.load(PairPtr + G).to(tl.int64)  # []
         if HAS_BIAS:
             _spare_pairs(DBias, More, spare, P, heads, db_P, db_H, m_P, m_H, HEADS, ADD)
     if g == G:

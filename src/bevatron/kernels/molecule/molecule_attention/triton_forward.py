@@ -1,16 +1,17 @@
 """The forward kernel of attention within molecules.
 
-A program owns HEADS neighbouring heads of one molecule, whose products are one batched product.
-A molecule that fits is taken with its whole matrix of scores in registers; a larger one is walked
-in blocks with a running maximum. Exponentials are in base 2, and so is the logarithm that the
-backward kernel reads.
+A program owns HEADS neighbouring heads of one molecule, whose matmuls are batched over heads. A
+molecule of up to WHOLE atoms is computed with its whole score matrix, [HEADS, BLOCK, BLOCK], in
+registers; a larger one in blocks of BLOCK queries by BLOCK keys with an online softmax. A program
+writes the output rows of its heads and the logarithm of each row's sum of exponentials, in base 2
+like all exponentials, for the backward kernel.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit
@@ -18,12 +19,13 @@ def load_rows(
     base, first, step_N, step_H, count, heads, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Load atoms ``first .. first + BLOCK`` as [HEADS, BLOCK, D_PAD], zero outside."""
+    """Load atoms ``first .. first + BLOCK`` of HEADS heads, zero where masked."""
     rows = (first + tl.arange(0, BLOCK))[None, :, None]
     cols = tl.arange(0, D_PAD)[None, None, :]
     h = tl.arange(0, HEADS)[:, None, None]
-    inside = (rows < count) & (cols < D) & (h < heads)
-    return tl.load(base + (h * step_H + rows * step_N + cols), mask=inside, other=0.0)
+    mask = (rows < count) & (cols < D) & (h < heads)
+    block = base + (h * step_H + rows * step_N + cols)
+    return tl.load(block, mask=mask, other=0.0)  # [HEADS, BLOCK, D_PAD]
 
 
 @triton.jit
@@ -31,12 +33,12 @@ def store_rows(
     base, block, first, step_N, count, heads, BLOCK: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Store what `load_rows` would load; heads lie one after the other."""
+    """Store the rows that `load_rows` would load; heads are contiguous."""
     rows = (first + tl.arange(0, BLOCK))[None, :, None]
     cols = tl.arange(0, D_PAD)[None, None, :]
     h = tl.arange(0, HEADS)[:, None, None]
-    inside = (rows < count) & (cols < D) & (h < heads)
-    tl.store(base + (h * D + rows * step_N + cols), block.to(base.dtype.element_ty), mask=inside)
+    mask = (rows < count) & (cols < D) & (h < heads)
+    tl.store(base + (h * D + rows * step_N + cols), block.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -44,28 +46,31 @@ def scores(
     q, k, bias, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK: tl.constexpr,
     HEADS: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of scaled products plus bias, for powers of 2; keys outside get -infinity.
+    """Compute a block of scaled scores plus bias, times log2(e); keys past the end get -infinity.
 
-    The bias is what products are added to, so that it comes to the products' layout: in its own,
-    with a row's keys in as many threads, maximum and sum of a row would be many times the work.
+    The bias is the initial accumulator of the matmul, so it arrives in the matmul's layout. In its
+    own layout, with a row's keys spread over many threads, the maximum and sum of a row would cost
+    several times as much.
     """
     rows = (first_q + tl.arange(0, BLOCK))[None, :, None]
     cols = (first_k + tl.arange(0, BLOCK))[None, None, :]
-    turned = tl.permute(k, (0, 2, 1))
+    k_t = tl.permute(k, (0, 2, 1))  # [HEADS, D_PAD, BLOCK]
     if HAS_BIAS:
         h = tl.arange(0, HEADS)[:, None, None]
-        inside = (rows < n) & (cols < n) & (h < heads)
-        at = (bias + h.to(tl.int64) * bias_H) + (rows * n + cols) * bias_P
-        start = tl.load(at, mask=inside, other=0.0).to(WIDE) * (1.0 / scale)
-        x = tl.dot(q, turned, start, input_precision=PRECISION, out_dtype=WIDE)
+        mask = (rows < n) & (cols < n) & (h < heads)
+        bias_ptr = (bias + h.to(tl.int64) * bias_H) + (rows * n + cols) * bias_P
+        scaled_bias = tl.load(bias_ptr, mask=mask, other=0.0).to(WIDE)  # [HEADS, BLOCK, BLOCK]
+        scaled_bias = scaled_bias * (1.0 / scale)
+        # [HEADS, BLOCK, D_PAD] @ [HEADS, D_PAD, BLOCK] -> [HEADS, BLOCK, BLOCK]
+        x = tl.dot(q, k_t, scaled_bias, input_precision=PRECISION, out_dtype=WIDE)
     else:
-        x = tl.dot(q, turned, input_precision=PRECISION, out_dtype=WIDE)
+        x = tl.dot(q, k_t, input_precision=PRECISION, out_dtype=WIDE)  # [HEADS, BLOCK, BLOCK]
     return tl.where(cols < n, x * (scale * LOG2E), float("-inf"))
 
 
 @triton.jit
 def mix(x):
-    """Spread the bits of a 32-bit number: Wellons' lowbias32."""
+    """Scramble a 32-bit integer with Wellons' lowbias32."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -75,31 +80,32 @@ def mix(x):
 def kept(
     low, high, atom, head, first_q, first_k, threshold, BLOCK: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Say which weights of a block the dropout keeps; see the reference."""
+    """Return which weights of a block dropout keeps; see the reference."""
     query = (atom + first_q + tl.arange(0, BLOCK)).to(tl.uint32)
     key = (atom + first_k + tl.arange(0, BLOCK)).to(tl.uint32)
-    of_head = (head + tl.arange(0, HEADS)).to(tl.uint32) * 0x85EBCA6B + high
-    row = mix(mix(query * 0x9E3779B9 + low)[None, :] + of_head[:, None])
-    return mix(row[:, :, None] + (key * 0xC2B2AE35)[None, None, :]) >= threshold
+    head_bits = (head + tl.arange(0, HEADS)).to(tl.uint32) * 0x85EBCA6B + high
+    row = mix(mix(query * 0x9E3779B9 + low)[None, :] + head_bits[:, None])  # [HEADS, BLOCK]
+    pair = row[:, :, None] + (key * 0xC2B2AE35)[None, None, :]  # [HEADS, BLOCK, BLOCK]
+    return mix(pair) >= threshold
 
 
 @triton.jit
 def load_seed(Seed, DROPOUT: tl.constexpr):
-    """Load both halves of the seed."""
+    """Load the low and high 32 bits of the seed."""
     if DROPOUT:
-        seed = tl.load(Seed)
+        seed = tl.load(Seed)  # []
         return (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     return tl.full([], 0, tl.uint32), tl.full([], 0, tl.uint32)
 
 
 @triton.jit
 def bounds(GraphPtr, PairPtr, g, G):
-    """Load where the atoms and pairs of a molecule begin and end, at once: most wait for it."""
+    """Load the offsets of a molecule's atoms and pairs at once, since all else waits for them."""
     end = tl.minimum(g + 1, G)
-    first = tl.load(GraphPtr + g).to(tl.int64)
-    last = tl.load(GraphPtr + end).to(tl.int64)
-    pair = tl.load(PairPtr + g).to(tl.int64)
-    last_pair = tl.load(PairPtr + end).to(tl.int64)
+    first = tl.load(GraphPtr + g).to(tl.int64)  # []
+    last = tl.load(GraphPtr + end).to(tl.int64)  # []
+    pair = tl.load(PairPtr + g).to(tl.int64)  # []
+    last_pair = tl.load(PairPtr + end).to(tl.int64)  # []
     return first, last, pair, last_pair
 
 
@@ -107,7 +113,7 @@ def bounds(GraphPtr, PairPtr, g, G):
 def zero_rows(
     base, first, last, step_N, heads, D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Write zeros for atoms that attend to nothing."""
+    """Write zeros for atoms without pairs."""
     zeros = tl.zeros([HEADS, 16, D_PAD], tl.float32)
     for start in range(first, last, 16):
         store_rows(base, zeros, start, step_N, last, heads, 16, D, D_PAD, HEADS)
@@ -115,6 +121,7 @@ def zero_rows(
 
 @triton.jit
 def _store_lse(base, lse, first, n, H, heads, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """Store the logarithms [HEADS, BLOCK] of a block of rows."""
     rows = (first + tl.arange(0, BLOCK))[None, :]
     h = tl.arange(0, HEADS)[:, None]
     tl.store(base + (rows * H + h), lse, mask=(rows < n) & (h < heads))
@@ -127,20 +134,21 @@ def _whole(
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attend with all keys at once."""
-    q = load_rows(q_base, 0, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
-    k = load_rows(k_base, 0, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
-    v = load_rows(v_base, 0, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
+    """Compute attention with all keys at once."""
+    q = load_rows(q_base, 0, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    k = load_rows(k_base, 0, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
+    v = load_rows(v_base, 0, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)  # [HEADS, BLOCK, D_PAD]
     x = scores(
         q, k, b_base, 0, 0, n, heads, bias_P, bias_H, scale, BLOCK, HEADS, HAS_BIAS, PRECISION,
         WIDE,
     )  # fmt: skip
-    top = tl.max(x, 2)
+    top = tl.max(x, 2)  # [HEADS, BLOCK]
     p = tl.exp2(x - top[:, :, None])
-    total = tl.sum(p, 2)
+    total = tl.sum(p, 2)  # [HEADS, BLOCK]
     if DROPOUT:
         keep = kept(low, high, atom, head, 0, 0, threshold, BLOCK, HEADS)
         p = tl.where(keep, p, 0.0)
+    # [HEADS, BLOCK, D_PAD]
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
     out = out * (rescale / total)[:, :, None]
     store_rows(o_base, out, 0, H * D, n, heads, BLOCK, D, D_PAD, HEADS)
@@ -154,27 +162,31 @@ def _blocks(
     D: tl.constexpr, D_PAD: tl.constexpr, HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attend block by block."""
+    """Compute attention block by block with an online softmax."""
     for first_q in range(0, n, BLOCK):
+        # [HEADS, BLOCK, D_PAD]
         q = load_rows(q_base, first_q, q_N, q_H, n, heads, BLOCK, D, D_PAD, HEADS)
         top = tl.full([HEADS, BLOCK], float("-inf"), WIDE)
         total = tl.zeros([HEADS, BLOCK], WIDE)
         out = tl.zeros([HEADS, BLOCK, D_PAD], WIDE)
         for first_k in range(0, n, BLOCK):
+            # [HEADS, BLOCK, D_PAD]
             k = load_rows(k_base, first_k, k_N, k_H, n, heads, BLOCK, D, D_PAD, HEADS)
+            # [HEADS, BLOCK, D_PAD]
             v = load_rows(v_base, first_k, v_N, v_H, n, heads, BLOCK, D, D_PAD, HEADS)
             x = scores(
                 q, k, b_base, first_q, first_k, n, heads, bias_P, bias_H, scale, BLOCK, HEADS,
                 HAS_BIAS, PRECISION, WIDE,
             )  # fmt: skip
-            new_top = tl.maximum(top, tl.max(x, 2))
+            new_top = tl.maximum(top, tl.max(x, 2))  # [HEADS, BLOCK]
             p = tl.exp2(x - new_top[:, :, None])
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(p, 2)
+            rescale_old = tl.exp2(top - new_top)
+            total = total * rescale_old + tl.sum(p, 2)  # [HEADS, BLOCK]
             if DROPOUT:
                 keep = kept(low, high, atom, head, first_q, first_k, threshold, BLOCK, HEADS)
                 p = tl.where(keep, p * rescale, 0.0)
-            out = out * shrink[:, :, None]
+            out = out * rescale_old[:, :, None]
+            # [HEADS, BLOCK, D_PAD]
             out += tl.dot(p.to(v.dtype), v, input_precision=PRECISION, out_dtype=WIDE)
             top = new_top
         out = out / total[:, :, None]
@@ -190,11 +202,11 @@ def molecule_attention_forward(
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attend with HEADS heads of a molecule, the last ones first.
+    """Compute attention for HEADS heads of one molecule, the last molecules first.
 
-    A launch serves molecules of more than LEAST atoms: up to WHOLE in one piece, larger ones in
-    blocks of BLOCK, not at all if that is 0. The launch with LEAST 0 clears the rest too: the
-    first program, so that nobody waits for it in the end.
+    A launch serves molecules of more than LEAST atoms: up to WHOLE in one block, larger ones in
+    blocks of BLOCK, or not at all if BLOCK is 0. The launch with LEAST 0 also zeroes the padding,
+    in its first program, so that it does not delay the end of the launch.
     """
     head = tl.program_id(1) * HEADS
     heads = tl.minimum(H - head, HEADS)

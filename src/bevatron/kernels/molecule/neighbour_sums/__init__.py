@@ -5,15 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["neighbour_sums", "neighbour_sums_beside"]
+__all__ = ["neighbour_sums", "neighbour_sums_with_inputs"]
 
-registry.register(
-    "neighbour_sums",
-    "reference",
-    f"{__name__}.reference:neighbour_sums",
-)
-registry.register("neighbour_sums", "triton", f"{__name__}.triton:neighbour_sums")
+_operator = registry.operator("neighbour_sums", __name__)
+__getattr__ = renamed(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
 
 
 def neighbour_sums(
@@ -72,12 +69,12 @@ def neighbour_sums(
             [ 9.,  6., 40.],
             [ 4.,  8., 20.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     sums: Tensor = run(messages, nodes, bonds, scale, outgoing, own)[0]
     return sums
 
 
-def neighbour_sums_beside(
+def neighbour_sums_with_inputs(
     messages: Float[Tensor, "E C"] | None,
     nodes: Float[Tensor, "N D"] | None,
     bonds: Bonds,
@@ -86,10 +83,10 @@ def neighbour_sums_beside(
     outgoing: bool = True,
     own: bool = False,
 ) -> tuple[Float[Tensor, "N _"], Float[Tensor, "E C"] | None, Float[Tensor, "N D"] | None]:
-    """Compute `neighbour_sums`, and hand messages and nodes on to what else reads them.
+    """Compute `neighbour_sums` and return messages and nodes for one other consumer.
 
-    What flows back through them is added where their gradients are gathered, in one pass instead
-    of two.
+    The gradients of these results are added by the kernels that gather the gradients of messages
+    and nodes, in one pass instead of two.
 
     Parameters
     ----------
@@ -110,11 +107,11 @@ def neighbour_sums_beside(
     >>> import torch
     >>> from bevatron.kernels.molecule.bonds import index_bonds
     >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
-    >>> neighbour_sums_beside(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
+    >>> neighbour_sums_with_inputs(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
     tensor([[20.],
             [10.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     found: tuple[Tensor, Tensor | None, Tensor | None] = run(
         messages, nodes, bonds, scale, outgoing, own
     )

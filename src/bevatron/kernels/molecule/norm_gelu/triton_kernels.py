@@ -1,12 +1,18 @@
 """The kernels of normalisation and activation, for rows that are sums of gathered rows.
 
-A program owns blocks of whole rows in registers. What is summed before the norm is gathered anew in
-the backward pass, so it never lies in memory as such.
+A program owns BLOCK whole rows of C channels, padded to C_PAD, in registers. It gathers and sums
+what is normalised, so that sum never exists in memory: the backward kernel gathers it again. The
+forward writes one row and its mean and 1/sigma; the backward strides over blocks of rows, writes
+the gradient of each row, and one partial sum per program of the vectors' gradients, [3, C], which
+`add_shares_kernel` adds in order.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
+
+from bevatron.kernels.molecule.triton_norm_rows import normalise_rows, renormalise_rows
+from bevatron.kernels.shared.triton_math import load_vector, norm_gradient
 
 SLOPE = tl.constexpr(1.5957691216057308)
 CUBIC = tl.constexpr(0.07135481627260025)
@@ -17,46 +23,8 @@ CUBIC_2 = tl.constexpr(-0.07135481627260025 * 1.4426950408889634)
 
 
 @triton.jit
-def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr):
-    """Load one number per channel as [1, C_PAD]."""
-    return tl.load(vector + col, mask=col < C, other=0.0).to(WIDE)[None, :]
-
-
-@triton.jit
-def normalise_rows(z, inside, Mean, Rstd, row, count, eps, C: tl.constexpr):
-    """Normalise rows that are zero outside; store each row's mean and 1/sigma."""
-    mean = tl.sum(z, 1) / C
-    centred = z - mean[:, None]
-    if z.shape[1] != C:
-        centred = tl.where(inside, centred, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
-    tl.store(Mean + row, mean, mask=row < count)
-    tl.store(Rstd + row, rstd, mask=row < count)
-    return centred * rstd[:, None]
-
-
-@triton.jit
-def normalised_again(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
-    """Normalise rows by what `normalise_rows` stored; return 1/sigma too, 0 for rows outside.
-
-    Channels outside are not zero: who sums over them has zeros beside.
-    """
-    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)
-    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)
-    return (z - mean[:, None]) * rstd[:, None], rstd
-
-
-@triton.jit
-def norm_gradient(h, xhat, rstd, C: tl.constexpr):
-    """Turn the gradient of normalised rows into that of the rows."""
-    mean_h = tl.sum(h, 1) / C
-    mean_hx = tl.sum(h * xhat, 1) / C
-    return (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
-
-
-@triton.jit
-def sigmoid_of(u, square):
-    """Compute the sigmoid inside GELU, given u^2 too; where exp2 overflows it is 0."""
+def gelu_sigmoid(u, square):
+    """Compute the sigmoid inside GELU from u and u^2; where exp2 overflows it is 0."""
     root = tl.rsqrt(1.0 + tl.exp2(u * (SLOPE_2 + CUBIC_2 * square)))
     return root * root
 
@@ -67,24 +35,25 @@ def load_sum(
     C: tl.constexpr, BOND: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add up what is normalised; channels and rows outside are zero but for the linear bias."""
-    inside = (row < count)[:, None] & (col < C)[None, :]
-    z = tl.load(X + row[:, None] * C + col[None, :], mask=inside, other=0.0).to(WIDE)
+    """Gather and add what is normalised; zero where masked, except for the linear bias."""
+    mask = (row < count)[:, None] & (col < C)[None, :]
+    own = X + row[:, None] * C + col[None, :]
+    z = tl.load(own, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
     owner = row
     if BOND:
-        owner = tl.load(Receivers + row, mask=row < count, other=0).to(tl.int64)
-        sender = tl.load(Senders + row, mask=row < count, other=0).to(tl.int64)
-        at = Atoms + owner[:, None] * (2 * C) + col[None, :]
-        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
-        at = Atoms + sender[:, None] * (2 * C) + C + col[None, :]
-        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
+        owner = tl.load(Receivers + row, mask=row < count, other=0).to(tl.int64)  # [BLOCK]
+        sender = tl.load(Senders + row, mask=row < count, other=0).to(tl.int64)  # [BLOCK]
+        received = Atoms + owner[:, None] * (2 * C) + col[None, :]
+        z += tl.load(received, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
+        sent = Atoms + sender[:, None] * (2 * C) + C + col[None, :]
+        z += tl.load(sent, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
     if HAS_ROWS:
-        graph = tl.load(Graph + owner, mask=row < count, other=0).to(tl.int64)
-        at = Rows + graph[:, None] * C + col[None, :]
-        z += tl.load(at, mask=inside, other=0.0).to(WIDE)
+        graph = tl.load(Graph + owner, mask=row < count, other=0).to(tl.int64)  # [BLOCK]
+        graph_row = Rows + graph[:, None] * C + col[None, :]
+        z += tl.load(graph_row, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
     if HAS_LINEAR:
-        z += load_vector(Linear, col, C, WIDE)
-    return z, inside
+        z += load_vector(Linear, col, C, WIDE)  # [1, C_PAD]
+    return z, mask
 
 
 @triton.jit
@@ -95,20 +64,20 @@ def norm_gelu_forward(
     HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum, normalise and activate BLOCK rows; keep each row's mean and 1/sigma."""
+    """Sum, normalise and activate BLOCK rows; store each row's mean and 1/sigma."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, C_PAD)
-    z, inside = load_sum(
+    z, mask = load_sum(
         X, Atoms, Rows, Linear, Receivers, Senders, Graph, row, col, count, C, BOND, HAS_ROWS,
         HAS_LINEAR, WIDE,
-    )  # fmt: skip
+    )  # [BLOCK, C_PAD]  # fmt: skip
     u = z
     if NORM:
-        xhat = normalise_rows(z, inside, Mean, Rstd, row, count, eps, C)
-        u = xhat * load_vector(Weight, col, C, WIDE)
-        u += load_vector(Bias, col, C, WIDE)
-    y = tl.maximum(u, 0.0) if RELU else u * sigmoid_of(u, u * u)
-    tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
+        xhat = normalise_rows(z, mask, Mean, Rstd, row, count, eps, C)
+        u = xhat * load_vector(Weight, col, C, WIDE)  # [BLOCK, C_PAD]
+        u += load_vector(Bias, col, C, WIDE)  # [BLOCK, C_PAD]
+    y = tl.maximum(u, 0.0) if RELU else u * gelu_sigmoid(u, u * u)
+    tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -119,66 +88,51 @@ def norm_gelu_backward(
     HAS_ROWS: tl.constexpr, HAS_LINEAR: tl.constexpr, NORM: tl.constexpr, RELU: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Walk every so many blocks of rows; leave shares of the vectors' gradients in Parts.
+    """Compute the gradients of blocks of rows and partial sums of the vectors' gradients.
 
     With xhat the normalised row, g the gradient before the activation and h = g weight,
-    dz = rstd (h - mean(h) - xhat mean(h xhat)). Parts [programs, 3, C] holds the sums over rows of
-    dz, g xhat and g.
+    dz = rstd (h - mean(h) - xhat mean(h xhat)). Parts [programs, 3, C] receives the sums over rows
+    of dz, g xhat and g.
     """
     col = tl.arange(0, C_PAD)
     if NORM:
-        weight = load_vector(Weight, col, C, WIDE)
-        bias = load_vector(Bias, col, C, WIDE)
+        weight = load_vector(Weight, col, C, WIDE)  # [1, C_PAD]
+        bias = load_vector(Bias, col, C, WIDE)  # [1, C_PAD]
         dweight = tl.zeros([C_PAD], WIDE)
         dbias = tl.zeros([C_PAD], WIDE)
     if HAS_LINEAR:
         dlinear = tl.zeros([C_PAD], WIDE)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        at = row[:, None] * C + col[None, :]
-        z, inside = load_sum(
+        offsets = row[:, None] * C + col[None, :]
+        z, mask = load_sum(
             X, Atoms, Rows, Linear, Receivers, Senders, Graph, row, col, count, C, BOND, HAS_ROWS,
             HAS_LINEAR, WIDE,
-        )  # fmt: skip
-        dy = tl.load(DY + at, mask=inside, other=0.0).to(WIDE)
+        )  # [BLOCK, C_PAD]  # fmt: skip
+        dy = tl.load(DY + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK, C_PAD]
         u = z
         if NORM:
-            xhat, rstd = normalised_again(z, Mean, Rstd, row, count, WIDE)
+            xhat, rstd = renormalise_rows(z, Mean, Rstd, row, count, WIDE)
             u = xhat * weight + bias
         if RELU:
             g = tl.where(u > 0.0, dy, 0.0)
         else:
             square = u * u
-            s = sigmoid_of(u, square)
+            s = gelu_sigmoid(u, square)
             gelu = u * s
             g = dy * (s + (gelu - gelu * s) * (SLOPE + 3.0 * CUBIC * square))
         dz = g
         if NORM:
-            # A thread has all rows of its channels: nothing is exchanged here.
-            dweight += tl.sum(g * xhat, 0)
-            dbias += tl.sum(g, 0)
+            # A thread owns all rows of its channels: these sums need no exchange.
+            dweight += tl.sum(g * xhat, 0)  # [C_PAD]
+            dbias += tl.sum(g, 0)  # [C_PAD]
             dz = norm_gradient(g * weight, xhat, rstd, C)
         if HAS_LINEAR:
-            dlinear += tl.sum(dz, 0)
-        tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside)
+            dlinear += tl.sum(dz, 0)  # [C_PAD]
+        tl.store(DZ + offsets, dz.to(DZ.dtype.element_ty), mask=mask)
     part = Parts + tl.program_id(0).to(tl.int64) * 3 * C + col
     if HAS_LINEAR:
         tl.store(part, dlinear, mask=col < C)
     if NORM:
         tl.store(part + C, dweight, mask=col < C)
         tl.store(part + 2 * C, dbias, mask=col < C)
-
-
-@triton.jit
-def add_shares_kernel(
-    Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
-):
-    """Add the programs' shares [parts, width] of a few columns, in their order."""
-    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    total = tl.zeros([BLOCK, BLOCK_C], WIDE)
-    for first in range(0, parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        inside = (part < parts)[:, None] & (col < width)[None, :]
-        at = Parts + part[:, None].to(tl.int64) * width + col[None, :]
-        total += tl.load(at, mask=inside, other=0.0)
-    tl.store(Out + col, tl.sum(total, 0), mask=col < width)

@@ -6,12 +6,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.molecule.norm_gelu import check_vectors
+from bevatron.kernels.shared.checks import check_vectors
 
 __all__ = ["MOST_BRANCHES", "residual_norm"]
 
-registry.register("residual_norm", "reference", f"{__name__}.reference:residual_norm")
-registry.register("residual_norm", "triton", f"{__name__}.triton:residual_norm")
+_operator = registry.operator("residual_norm", __name__)
 
 MOST_BRANCHES = 2
 
@@ -85,6 +84,6 @@ def residual_norm(
             raise ValueError(
                 f"residual_norm: a scale has shape {tuple(scale.shape)}, expected ({len(x)},)"
             )
-    run = registry.dispatch("residual_norm", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, list(branches), list(weights), list(biases), scales, eps)
     return result

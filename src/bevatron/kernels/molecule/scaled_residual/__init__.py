@@ -7,12 +7,7 @@ from bevatron.kernels import registry
 
 __all__ = ["scaled_residual"]
 
-registry.register(
-    "scaled_residual",
-    "reference",
-    f"{__name__}.reference:scaled_residual",
-)
-registry.register("scaled_residual", "triton", f"{__name__}.triton:scaled_residual")
+_operator = registry.operator("scaled_residual", __name__)
 
 
 def scaled_residual(
@@ -53,6 +48,6 @@ def scaled_residual(
             f"scaled_residual: stream {tuple(stream.shape)}, update {tuple(update.shape)} and "
             f"scale {None if scale is None else tuple(scale.shape)} do not go together"
         )
-    run = registry.dispatch("scaled_residual", stream)
+    run = _operator.dispatch(stream)
     result: tuple[Tensor, Tensor] = run(stream, update, scale)
     return result

@@ -1,15 +1,19 @@
-"""A residual stream in Triton: two custom operators, their kernels and launches."""
+"""A residual stream in Triton: two custom operators, their kernels and launches.
+
+Both kernels are elementwise; a program owns BLOCK consecutive elements. The forward writes the sum
+in the stream's type and, if TWO, also rounded to the narrow type; the backward adds both gradients.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import contiguous
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import contiguous, on_device
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK = 1024
 
@@ -21,7 +25,10 @@ def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tup
     return wide, wide if stream.dtype == update.dtype else narrow
 
 
-@torch.library.custom_op("bevatron::scaled_residual", mutates_args=())
+@custom_op(
+    "scaled_residual",
+    fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
+)
 def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum in both types; without elements the second, if the types are one."""
     wide = stream.new_empty(stream.shape)
@@ -35,27 +42,25 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
                 BLOCK=BLOCK,
                 SCALED=scale is not None,
                 TWO=narrow.numel() > 0,
-                WIDE=_wide(stream),
+                WIDE=accumulator(stream),
                 num_warps=4,
             )
     return wide, narrow
 
 
-@add.register_fake
-def _(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    del scale
-    return stream.new_empty(stream.shape), _second(stream, update)
-
-
-@torch.library.custom_op("bevatron::scaled_residual_backward", mutates_args=())
+@custom_op(
+    "scaled_residual_backward",
+    fake=lambda dwide, dnarrow, like, other: tuple(
+        each.new_empty((dnarrow if dwide is None else dwide).shape) for each in (like, other)
+    ),
+)
 def add_backward(
     dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of the stream and the update; ``like`` and ``other`` tell their types."""
     given = dwide if dwide is not None else dnarrow
     assert given is not None
-    dstream = like.new_empty(given.shape)
-    dupdate = other.new_empty(given.shape)
+    dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
         with on_device(given):
             scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
@@ -68,20 +73,10 @@ def add_backward(
                 SCALED=scale is not None,
                 HAS_WIDE=dwide is not None,
                 HAS_NARROW=dnarrow is not None,
-                WIDE=_wide(dstream),
+                WIDE=accumulator(dstream),
                 num_warps=4,
             )
     return dstream, dupdate
-
-
-@add_backward.register_fake
-def _(
-    dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor]:
-    del scale
-    given = dwide if dwide is not None else dnarrow
-    assert given is not None
-    return like.new_empty(given.shape), other.new_empty(given.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -103,6 +98,7 @@ def _backward(
     return dstream, dupdate, None
 
 
+# Not by name: the stream and the update would be kept for nothing but their types.
 add.register_autograd(_backward, setup_context=_save)
 
 
@@ -111,16 +107,16 @@ def scaled_residual_forward(
     Stream, Update, Scale, Out, Narrow, count, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, TWO: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add BLOCK numbers."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    u = tl.load(Update + at, mask=inside, other=0.0).to(WIDE)
+    """Compute out = stream + scale update for BLOCK elements."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
+    u = tl.load(Update + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
     if SCALED:
-        u *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
-    z = tl.load(Stream + at, mask=inside, other=0.0).to(WIDE) + u
-    tl.store(Out + at, z.to(Out.dtype.element_ty), mask=inside)
+        u *= tl.load(Scale + offsets // C, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    z = tl.load(Stream + offsets, mask=mask, other=0.0).to(WIDE) + u  # [BLOCK]
+    tl.store(Out + offsets, z.to(Out.dtype.element_ty), mask=mask)
     if TWO:
-        tl.store(Narrow + at, z.to(Narrow.dtype.element_ty), mask=inside)
+        tl.store(Narrow + offsets, z.to(Narrow.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -128,23 +124,19 @@ def scaled_residual_backward(
     DOut, DNarrow, Scale, DStream, DUpdate, count, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, HAS_WIDE: tl.constexpr, HAS_NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add up both gradients; that of the update is scaled."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    """Add both gradients; the gradient of the update is scaled."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
     total = tl.zeros([BLOCK], WIDE)
     if HAS_WIDE:
-        total += tl.load(DOut + at, mask=inside, other=0.0).to(WIDE)
+        total += tl.load(DOut + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
     if HAS_NARROW:
-        total += tl.load(DNarrow + at, mask=inside, other=0.0).to(WIDE)
-    tl.store(DStream + at, total.to(DStream.dtype.element_ty), mask=inside)
+        total += tl.load(DNarrow + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    tl.store(DStream + offsets, total.to(DStream.dtype.element_ty), mask=mask)
     if SCALED:
-        total *= tl.load(Scale + at // C, mask=inside, other=0.0).to(WIDE)
-    tl.store(DUpdate + at, total.to(DUpdate.dtype.element_ty), mask=inside)
+        total *= tl.load(Scale + offsets // C, mask=mask, other=0.0).to(WIDE)  # [BLOCK]
+    tl.store(DUpdate + offsets, total.to(DUpdate.dtype.element_ty), mask=mask)
 
 
 def _second(stream: Tensor, update: Tensor) -> Tensor:
     return update.new_empty(0 if stream.dtype == update.dtype else stream.shape)
-
-
-def _wide(tensor: Tensor) -> Any:
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

@@ -4,11 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["segment_sum", "segment_sum_beside"]
+__all__ = ["segment_sum", "segment_sum_with_input"]
 
-registry.register("segment_sum", "reference", f"{__name__}.reference:segment_sum")
-registry.register("segment_sum", "triton", f"{__name__}.triton:segment_sum")
+_operator = registry.operator("segment_sum", __name__)
+__getattr__ = renamed(__name__, segment_sum_beside="segment_sum_with_input")
 
 
 def segment_sum(
@@ -47,19 +48,19 @@ def segment_sum(
             [4.]])
     """
     _check(values, ptr)
-    sums: Tensor = registry.dispatch("segment_sum", values)(values, ptr, scale)[0]
+    sums: Tensor = _operator.dispatch(values)(values, ptr, scale)[0]
     return sums
 
 
-def segment_sum_beside(
+def segment_sum_with_input(
     values: Float[Tensor, "M C"],
     ptr: Int[Tensor, " _"],
     scale: Float[Tensor, " M"] | None = None,
 ) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
-    """Compute `segment_sum`, and hand the values on to what else reads them.
+    """Compute `segment_sum` and return its input for one other consumer.
 
-    What flows back through the second result is added where a segment's gradient is given to its
-    rows, in one pass instead of two.
+    The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
+    its rows, in one pass instead of two.
 
     Parameters
     ----------
@@ -78,11 +79,11 @@ def segment_sum_beside(
     Examples
     --------
     >>> import torch
-    >>> segment_sum_beside(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
+    >>> segment_sum_with_input(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
     tensor([[3.]])
     """
     _check(values, ptr)
-    run = registry.dispatch("segment_sum", values)
+    run = _operator.dispatch(values)
     found: tuple[Tensor, Tensor] = run(values, ptr, scale)
     return found
 

@@ -1,4 +1,9 @@
-"""Sums of consecutive rows in Triton: two custom operators, their kernels and launches."""
+"""Sums of consecutive rows in Triton: two custom operators, their kernels and launches.
+
+``segment_sum_kernel``: a program owns one segment and BLOCK_C of its channels, accumulates BLOCK
+rows at a time in registers and writes one row. ``segment_spread_kernel``, its derivative, writes
+each segment's gradient to all its rows.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
@@ -9,7 +14,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.triton_math import accumulator
+
+__all__ = ["launch_sum", "segment_sum"]
+"""What other operators may use too."""
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 """Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
@@ -45,7 +55,9 @@ class _Sum(torch.autograd.Function):
         return spread_segments(dsums, ptr, scale, more, ctx.num_rows), None, None
 
 
-@torch.library.custom_op("bevatron::segment_sum", mutates_args=())
+@custom_op(
+    "segment_sum", fake=lambda values, ptr: values.new_empty((len(ptr) - 1, values.shape[1]))
+)
 def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Return the sum of each segment's rows."""
     sums = values.new_empty((len(ptr) - 1, values.shape[1]))
@@ -53,13 +65,10 @@ def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     return sums
 
 
-@add_segments.register_fake
-def _(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
-    del scale
-    return values.new_empty((len(ptr) - 1, values.shape[1]))
-
-
-@torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
+@custom_op(
+    "segment_sum_backward",
+    fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1])),
+)
 def spread_segments(
     dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
 ) -> Tensor:
@@ -89,25 +98,17 @@ def spread_segments(
                 BLOCK_C=block,
                 SCALED=scale is not None,
                 ADD=more is not None,
-                WIDE=tl.float64 if dsums.dtype == torch.float64 else tl.float32,
+                WIDE=accumulator(dsums),
                 num_warps=_warps(block),
             )
     return dvalues
-
-
-@spread_segments.register_fake
-def _(
-    dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
-) -> Tensor:
-    del ptr, scale, more
-    return dsums.new_empty((num_rows, dsums.shape[1]))
 
 
 def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None = None) -> None:
     """Write the sums of segments of rows, in any strides."""
     if not sums.numel():
         return
-    wide = tl.float64 if values.dtype == torch.float64 else tl.float32
+    wide = accumulator(values)
     block = _columns(sums.shape[1])
     with on_device(values):
         segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
@@ -135,21 +136,22 @@ def segment_sum_kernel(
     Values, Ptr, Scale, Sums, M, v_M, v_C, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum some channels of one segment."""
+    """Sum BLOCK_C channels of one segment."""
     segment = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = tl.load(Ptr + segment).to(tl.int64)
-    last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+    first = tl.load(Ptr + segment).to(tl.int64)  # []
+    last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)  # []
     total = tl.zeros([BLOCK, BLOCK_C], WIDE)
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
-        inside = (row < last)[:, None] & (col < C)[None, :]
-        at = Values + row[:, None] * v_M + col[None, :] * v_C
-        rows = tl.load(at, mask=inside, other=0.0).to(WIDE)
+        mask = (row < last)[:, None] & (col < C)[None, :]
+        block = Values + row[:, None] * v_M + col[None, :] * v_C
+        rows = tl.load(block, mask=mask, other=0.0).to(WIDE)  # [BLOCK, BLOCK_C]
         if SCALED:
-            rows *= tl.load(Scale + row, mask=row < last, other=0.0).to(WIDE)[:, None]
+            scale = tl.load(Scale + row, mask=row < last, other=0.0).to(WIDE)  # [BLOCK]
+            rows *= scale[:, None]
         total += rows
-    summed = tl.sum(total, 0).to(Sums.dtype.element_ty)
+    summed = tl.sum(total, 0).to(Sums.dtype.element_ty)  # [BLOCK_C]
     tl.store(Sums + segment * C + col, summed, mask=col < C)
 
 
@@ -158,18 +160,18 @@ def _fill(
     DValues, Scale, More, value, col, first, last, C: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write one row of numbers into rows ``first`` to ``last``."""
+    """Write one row of values to rows ``first`` to ``last``."""
     for start in range(first, last, BLOCK):
         row = start + tl.arange(0, BLOCK)
-        inside = (row < last)[:, None] & (col < C)[None, :]
-        at = row[:, None] * C + col[None, :]
-        wide = tl.broadcast_to(value[None, :], BLOCK, value.shape[0]).to(WIDE)
+        mask = (row < last)[:, None] & (col < C)[None, :]
+        offsets = row[:, None] * C + col[None, :]
+        rows = tl.broadcast_to(value[None, :], BLOCK, value.shape[0]).to(WIDE)  # [BLOCK, BLOCK_C]
         if SCALED:
-            factor = tl.load(Scale + row, mask=row < last, other=0.0)
-            wide = wide * factor[:, None].to(WIDE)
+            scale = tl.load(Scale + row, mask=row < last, other=0.0)  # [BLOCK]
+            rows = rows * scale[:, None].to(WIDE)
         if ADD:
-            wide += tl.load(More + at, mask=inside, other=0.0).to(WIDE)
-        tl.store(DValues + at, wide.to(DValues.dtype.element_ty), mask=inside)
+            rows += tl.load(More + offsets, mask=mask, other=0.0).to(WIDE)  # [BLOCK, BLOCK_C]
+        tl.store(DValues + offsets, rows.to(DValues.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M", "S"])
@@ -177,17 +179,17 @@ def segment_spread_kernel(
     DSums, Ptr, Scale, More, DValues, M, S, d_S, d_C, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Give a segment's gradient to its rows; the last program serves the rows of none."""
+    """Write a segment's gradient to its rows; the last program zeroes the rows of no segment."""
     segment = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    here = (col < C) & (segment < S)
-    value = tl.load(DSums + segment * d_S + col * d_C, mask=here, other=0.0)
-    first = tl.load(Ptr + segment).to(tl.int64)
+    mask = (col < C) & (segment < S)
+    value = tl.load(DSums + segment * d_S + col * d_C, mask=mask, other=0.0)  # [BLOCK_C]
+    first = tl.load(Ptr + segment).to(tl.int64)  # []
     if segment < S:
-        last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)
+        last = tl.minimum(tl.load(Ptr + segment + 1).to(tl.int64), M)  # []
         _fill(DValues, Scale, More, value, col, first, last, C, BLOCK, SCALED, ADD, WIDE)
     else:
-        none = tl.zeros([], tl.int64)
-        begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)
-        _fill(DValues, Scale, More, value, col, none, begin, C, BLOCK, False, ADD, WIDE)
-        _fill(DValues, Scale, More, value, col, first, none + M, C, BLOCK, False, ADD, WIDE)
+        zero = tl.zeros([], tl.int64)
+        begin = tl.minimum(tl.load(Ptr).to(tl.int64), M)  # []
+        _fill(DValues, Scale, More, value, col, zero, begin, C, BLOCK, False, ADD, WIDE)
+        _fill(DValues, Scale, More, value, col, first, zero + M, C, BLOCK, False, ADD, WIDE)

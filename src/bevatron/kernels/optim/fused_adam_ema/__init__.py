@@ -10,24 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["AdamSettings", "AdamTensors", "FlatTensors", "fused_adam_ema"]
 
-
-def _no_16_bit(_device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why the Triton kernel cannot run on a type."""
-    if dtype in {torch.float32, torch.float64}:
-        return None
-    return f"weights are float32 or float64 here, not {str(dtype).removeprefix('torch.')}"
-
-
-for _name, _obstacle in (("reference", None), ("triton", _no_16_bit)):
-    registry.register(
-        "fused_adam_ema",
-        _name,
-        f"bevatron.kernels.optim.fused_adam_ema.{_name}:fused_adam_ema",
-        _obstacle,
-    )
+_operator = registry.operator("fused_adam_ema", __name__, takes=support.float32_or_float64)
 
 ALIGNMENT = 32
 """Numbers; each part of a flat tensor begins at a multiple of it."""
@@ -207,5 +194,5 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     >>> weight, tensors.steps
     (tensor([0.9000, 0.9000]), tensor([1.]))
     """
-    run = registry.dispatch("fused_adam_ema", tensors.gradient)
+    run = _operator.dispatch(tensors.gradient)
     run(tensors, settings)

@@ -1,10 +1,13 @@
-"""The fused optimiser step in Triton: three launches, however many parameters there are.
+"""The fused optimiser step in Triton: three launches for any number of parameters.
 
-``norms`` sums squares tile by tile. ``judge``, one program, adds the tiles up in their order,
-decides whether the step is sound and computes what each parameter's step needs. ``adam`` walks all
-numbers; moments, gradient and averages are flat, parameters are found through a table of addresses.
-Clipping by the norm of each parameter takes one launch more: its tiles are those of ``adam``, and
-``clips`` adds up the ones of every parameter.
+``_norms`` writes the sum of squares of each tile of the gradient. ``_judge``, a single program,
+adds the tiles in their order, decides whether the step is sound, and writes the float64
+coefficients of each parameter's step. ``_adam`` updates one chunk of one parameter per program: the
+gradient, the moments and the averages are flat [n], the parameters are found through a table of
+addresses.
+Clipping by the norm of each parameter takes one more launch: ``_chunk_norms`` uses the chunks of
+``_adam`` in place of tiles, and ``_clips`` adds those of each parameter.
+Nothing is atomic. n is the number of elements of a flat tensor, P the number of parameters.
 """
 
 from math import inf, log
@@ -16,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.optim.fused_adam_ema import ALIGNMENT, AdamSettings, AdamTensors, starts_of
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.launch import on_device
 
 TILE = 4096
 """Numbers whose squares one program sums."""
@@ -128,36 +131,36 @@ def _launch(tensors: AdamTensors, settings: AdamSettings, chunk: int) -> None:
 @triton.jit
 @no_type_check
 def _norms(gradient, squares, numel, TILE: tl.constexpr):
-    """Sum of squares of one tile, in the gradient's own type."""
+    """Write the sum of squares of one tile, in the gradient's type."""
     tile = tl.program_id(0).to(tl.int64)
     at = tile * TILE + tl.arange(0, TILE)
-    g = tl.load(gradient + at, mask=at < numel, other=0.0)
-    tl.store(squares + tile, tl.sum(g * g))
+    g = tl.load(gradient + at, mask=at < numel, other=0.0)  # [TILE]
+    tl.store(squares + tile, tl.sum(g * g))  # []
 
 
 @triton.jit
 @no_type_check
 def _chunk_norms(table, gradient, squares, CHUNK: tl.constexpr):
-    """Sum of squares of one chunk of one parameter."""
+    """Write the sum of squares of one chunk of one parameter."""
     chunk = tl.program_id(0).to(tl.int64)
-    start, count = tl.load(table + 4 * chunk + 1), tl.load(table + 4 * chunk + 2)
+    start, count = tl.load(table + 4 * chunk + 1), tl.load(table + 4 * chunk + 2)  # []
     offset = tl.arange(0, CHUNK)
-    g = tl.load(gradient + start + offset, mask=offset < count, other=0.0)
-    tl.store(squares + chunk, tl.sum(g * g))
+    g = tl.load(gradient + start + offset, mask=offset < count, other=0.0)  # [CHUNK]
+    tl.store(squares + chunk, tl.sum(g * g))  # []
 
 
 @triton.jit
 @no_type_check
 def _clips(squares, first_chunks, rates, num_parameters, CLIP: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the scale of one parameter's gradient behind all other rates."""
+    """Write the clipping factor of one parameter to ``rates``, after the rates of `_judge`."""
     parameter = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(first_chunks + parameter), tl.load(first_chunks + parameter + 1)
+    begin, end = tl.load(first_chunks + parameter), tl.load(first_chunks + parameter + 1)  # []
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(begin, end, BLOCK):
         at = start + lane
-        sums += tl.load(squares + at, mask=at < end, other=0.0).to(tl.float64)
-    clipped = tl.minimum(CLIP / (tl.sqrt(tl.sum(sums)) + 1e-6), 1.0)
+        sums += tl.load(squares + at, mask=at < end, other=0.0).to(tl.float64)  # [BLOCK]
+    clipped = tl.minimum(CLIP / (tl.sqrt(tl.sum(sums)) + 1e-6), 1.0)  # []
     tl.store(rates + 3 * num_parameters + 1 + parameter, clipped)
 
 
@@ -183,36 +186,36 @@ def _judge(
     SOME_IDLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the verdict, count the step, and write what the step of each parameter needs.
+    """Write the verdict, increment the step counters, and write each parameter's coefficients.
 
-    ``rates`` holds for each its step over the first moment's correction, then the root of the
-    second's, then the decay (times the step if decoupled); last the gradient's scale, which
-    ``_clips`` has written already if there is one for each parameter.
+    ``rates`` holds [P] learning rates over the first moment's bias correction, [P] square roots of
+    the second moment's, [P] weight decays (times the learning rate if decoupled), then the global
+    clipping factor. If PER_TENSOR, `_clips` has already written [P] factors after it.
     """
     lane = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(0, num_tiles, BLOCK):
         at = start + lane
-        sums += tl.load(squares + at, mask=at < num_tiles, other=0.0).to(tl.float64)
-    norm = tl.sqrt(tl.sum(sums))
-    value = tl.load(loss).to(tl.float64)
-    # A number that is none, or infinite, is not below infinity in size.
+        sums += tl.load(squares + at, mask=at < num_tiles, other=0.0).to(tl.float64)  # [BLOCK]
+    norm = tl.sqrt(tl.sum(sums))  # []
+    value = tl.load(loss).to(tl.float64)  # []
+    # As isfinite: NaN compares false.
     sound = (norm < float("inf")) & (tl.abs(value) < float("inf"))
-    fine = sound & (value <= tl.load(controls + 1)) & (tl.load(verdict) < 0.5)
+    fine = sound & (value <= tl.load(controls + 1)) & (tl.load(verdict) < 0.5)  # []
     tl.store(verdict, tl.where(fine, 0.0, 1.0))
     tl.store(verdict + 1, norm)
     tl.store(verdict + 2, tl.where(fine, 1.0, 0.0))
-    rate = tl.load(controls)
+    rate = tl.load(controls)  # []
     for start in range(0, num_parameters, BLOCK):
         at = start + lane
         mask = at < num_parameters
         count = tl.where(fine, 1.0, 0.0)
         if SOME_IDLE:
-            count = count * tl.load(active + at, mask=mask, other=0.0).to(tl.float64)
-        step = tl.load(steps + at, mask=mask, other=1.0).to(tl.float64) + count
+            count = count * tl.load(active + at, mask=mask, other=0.0).to(tl.float64)  # [BLOCK]
+        step = tl.load(steps + at, mask=mask, other=1.0).to(tl.float64) + count  # [BLOCK]
         tl.store(steps + at, step.to(tl.float32), mask=mask)
-        scaled = rate * tl.load(lr_scale + at, mask=mask, other=0.0).to(tl.float64)
-        decay = tl.load(weight_decay + at, mask=mask, other=0.0).to(tl.float64)
+        scaled = rate * tl.load(lr_scale + at, mask=mask, other=0.0).to(tl.float64)  # [BLOCK]
+        decay = tl.load(weight_decay + at, mask=mask, other=0.0).to(tl.float64)  # [BLOCK]
         first = 1.0 - tl.exp(step * LOG_BETA1)
         second = tl.sqrt(1.0 - tl.exp(step * LOG_BETA2))
         tl.store(rates + at, scaled / first, mask=mask)
@@ -256,6 +259,7 @@ def _adam(
 ):
     """Update one chunk of one parameter."""
     row = table + 4 * tl.program_id(0).to(tl.int64)
+    # []
     address, start, count, parameter = (
         tl.load(row),
         tl.load(row + 1),
@@ -268,34 +272,34 @@ def _adam(
     weights = address.to(gradient.dtype)
     offset = tl.arange(0, CHUNK)
     mask, at = offset < count, start + offset
-    size = tl.load(rates + parameter).to(ACCUMULATOR)
-    root = tl.load(rates + num_parameters + parameter).to(ACCUMULATOR)
-    decay = tl.load(rates + 2 * num_parameters + parameter).to(ACCUMULATOR)
+    size = tl.load(rates + parameter).to(ACCUMULATOR)  # []
+    root = tl.load(rates + num_parameters + parameter).to(ACCUMULATOR)  # []
+    decay = tl.load(rates + 2 * num_parameters + parameter).to(ACCUMULATOR)  # []
     scale = rates + 3 * num_parameters
     if PER_TENSOR:
         scale += 1 + parameter
-    scale = tl.load(scale).to(ACCUMULATOR)
-    # Without a sound step nothing is read or written but the gradient, which becomes zero.
-    sound = offset < tl.where(tl.load(verdict + 2) > 0.5, count, 0)
-    g = tl.load(gradient + at, mask=sound, other=0.0).to(ACCUMULATOR) * scale
-    w = tl.load(weights + offset, mask=sound, other=0.0).to(ACCUMULATOR)
+    scale = tl.load(scale).to(ACCUMULATOR)  # []
+    # If the step is not sound, nothing is read, and nothing written but the zeroed gradient.
+    sound = offset < tl.where(tl.load(verdict + 2) > 0.5, count, 0)  # [CHUNK]
+    g = tl.load(gradient + at, mask=sound, other=0.0).to(ACCUMULATOR) * scale  # [CHUNK]
+    w = tl.load(weights + offset, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
     old = w
     if DECOUPLED:
         w = w * (1.0 - decay)
     else:
         g = g + decay * w
-    m = tl.load(first + at, mask=sound, other=0.0).to(ACCUMULATOR)
-    v = tl.load(second + at, mask=sound, other=0.0).to(ACCUMULATOR)
+    m = tl.load(first + at, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
+    v = tl.load(second + at, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
     m = m + (1.0 - BETA1) * (g - m)
     v = BETA2 * v + (1.0 - BETA2) * g * g
     moves = sound
     if SOME_IDLE:
-        moves = offset < tl.where(tl.load(active + parameter) > 0.0, count, 0)
+        moves = offset < tl.where(tl.load(active + parameter) > 0.0, count, 0)  # [CHUNK]
         moves = moves & sound
     tl.store(first + at, m, mask=moves)
     tl.store(second + at, v, mask=moves)
     if AMSGRAD:
-        v = tl.maximum(tl.load(largest + at, mask=sound, other=0.0).to(ACCUMULATOR), v)
+        v = tl.maximum(tl.load(largest + at, mask=sound, other=0.0).to(ACCUMULATOR), v)  # [CHUNK]
         tl.store(largest + at, v, mask=moves)
     w = w - size * m / (tl.sqrt(v) / root + EPS)
     if SOME_IDLE:
@@ -304,7 +308,7 @@ def _adam(
     if COPIED:
         tl.store(copy + at, w.to(copy.dtype.element_ty), mask=sound)
     if AVERAGED:
-        a = tl.load(average + at, mask=sound, other=0.0).to(ACCUMULATOR)
-        share = tl.load(controls + 2).to(ACCUMULATOR)
-        tl.store(average + at, a + share * (w - a), mask=sound)
+        a = tl.load(average + at, mask=sound, other=0.0).to(ACCUMULATOR)  # [CHUNK]
+        alpha = tl.load(controls + 2).to(ACCUMULATOR)  # []
+        tl.store(average + at, a + alpha * (w - a), mask=sound)
     tl.store(gradient + at, tl.zeros((CHUNK,), dtype=ACCUMULATOR), mask=mask)

@@ -4,18 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
-from bevatron.kernels.shared.rows import check_shapes
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["conditioned_transition"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register(
-        "conditioned_transition",
-        _name,
-        f"bevatron.kernels.pair.conditioned_transition.{_name}:conditioned_transition",
-        _obstacle,
-    )
+_operator = registry.operator("conditioned_transition", __name__, takes=support.up_to_float32)
 
 
 def conditioned_transition(
@@ -103,5 +97,5 @@ def conditioned_transition(
     }
     check_shapes("conditioned_transition", wanted, f"x {tuple(x.shape)}")
     weights = [tensor for name, (tensor, _) in wanted.items() if name != "s"]
-    result: Tensor = registry.dispatch("conditioned_transition", x)(x, s, *weights, eps)
+    result: Tensor = _operator.dispatch(x)(x, s, *weights, eps)
     return result

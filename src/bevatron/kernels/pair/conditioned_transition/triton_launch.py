@@ -10,19 +10,20 @@ from bevatron.kernels.pair.conditioned_transition.triton_kernels import (
     output_gradients_kernel,
     statistics_kernel,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device, sum_shares
-from bevatron.kernels.pair.swiglu.triton_products import GROUP, Tiles
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_math import GROUPED_ROWS
+from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
-TILES = Tiles(128, 64, 64, 8, 3, 97 * 1024)
+TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
 ELEMENTS = 2048
 """Of a block of whole rows: few, so that many programs fit side by side."""
-PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_SM = 4
 
 
 def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
     """Say whether `adapt` takes conditions [n, D] and weights [2 C, D] like these."""
-    return len(weight) // 2 % TILES.columns == 0 and TILES.fit(condition, weight)
+    return len(weight) // 2 % TILES.columns == 0 and TILES.fits(condition, weight)
 
 
 def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
@@ -71,7 +72,7 @@ def adapt(
             BLOCK=tiles.rows,
             BLOCK_C=tiles.columns,
             BLOCK_K=tiles.depth,
-            ROWS=GROUP,
+            ROWS=GROUPED_ROWS,
             KEEP=scale is not None,
             STAGES=tiles.stages,
             num_warps=tiles.warps,
@@ -114,12 +115,12 @@ def _block(x: Tensor) -> tuple[int, int, int]:
 
 
 def _shares(x: Tensor, block: int) -> Tensor:
-    programs = min(-(-len(x) // block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+    programs = min(-(-len(x) // block), PROGRAMS_PER_SM * num_sms(x.device))
     return x.new_empty((programs, 2, x.shape[1]), dtype=torch.float32)
 
 
 def _sum(shares: Tensor) -> Tensor:
     """Add the first rows of all shares [programs, 2, C] in their order."""
     total = shares.new_empty(shares.shape[2])
-    sum_shares(shares, total, None, total, shares.new_empty(0))
+    sum_weight_and_bias_partials(shares, total, None, total, shares.new_empty(0))
     return total

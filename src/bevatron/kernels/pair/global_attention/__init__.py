@@ -4,17 +4,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["global_attention"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register(
-        "global_attention",
-        _name,
-        f"bevatron.kernels.pair.global_attention.{_name}:global_attention",
-        _obstacle,
-    )
+_operator = registry.operator("global_attention", __name__, takes=support.up_to_float32)
 
 
 def global_attention(
@@ -108,6 +102,6 @@ def global_attention(
                 f"global_attention: {name} has shape {tuple(tensor.shape)}, expected {shape} to go "
                 f"with m {tuple(m.shape)} and heads of {D}"
             )
-    run = registry.dispatch("global_attention", m)
+    run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result

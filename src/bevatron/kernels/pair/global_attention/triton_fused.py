@@ -26,15 +26,16 @@ from bevatron.kernels.pair.global_attention.triton_kernels import (
     query_back_kernel,
     rows_back_kernel,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device, sum_shares
 from bevatron.kernels.shared.autograd import empty_gradients
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
 """More would not fit the registers."""
 BLOCK = 64
 """Rows of a column in a block."""
-PER_PROCESSOR = 4
+PER_SM = 4
 """Programs side by side on a processor, about."""
 COLUMNS = 16
 """Columns of a program where rows do not matter."""
@@ -88,7 +89,7 @@ class Columns:
         S, N, C = m.shape[-3:]
         m = m.reshape(-1, S, N, C)
         m = m if m.stride(-1) == 1 else m.contiguous()
-        wanted = PER_PROCESSOR * processors(m.device)
+        wanted = PER_SM * num_sms(m.device)
         parts = max(1, min(-(-S // BLOCK), wanted // (len(m) * N)))
         vectors = norm[0].contiguous(), norm[1].contiguous()
         mean, rstd = statistics
@@ -107,7 +108,7 @@ class Columns:
     @property
     def walkers(self) -> int:
         """How many programs share the items where each leaves shares of weights' gradients."""
-        return min(self.items, PER_PROCESSOR * processors(self.m.device) // 2)
+        return min(self.items, PER_SM * num_sms(self.m.device) // 2)
 
     @property
     def geometry(self) -> tuple[int, ...]:
@@ -159,7 +160,28 @@ class Layers:
         return float(len(self.k) ** -0.5)
 
 
-@torch.library.custom_op("bevatron::global_attention", mutates_args=())
+def _new_outputs(m: Tensor, q_weight: Tensor, k_weight: Tensor, out_weight: Tensor) -> Saved:
+    S, N, C = m.shape[-3:]
+    H, columns = len(q_weight) // len(k_weight), m.shape[:-3].numel() * N
+
+    def new(*shape: int) -> Tensor:
+        return m.new_empty(shape, dtype=torch.float32)
+
+    return (
+        m.new_empty((*m.shape[:-1], len(out_weight))),
+        new(2, m.shape[:-3].numel(), S, N),
+        new(columns, C + 1),
+        new(columns, H, C),
+        new(columns, H),
+        new(columns, len(q_weight)),
+    )
+
+
+@custom_op(
+    "global_attention",
+    outputs="y statistics mean attended log_sum value",
+    fake=_new_outputs,
+)
 def attend(
     m: Tensor,
     mask: Tensor,
@@ -222,12 +244,9 @@ def attend(
     return y, statistics, mean, attended, log_sum, value
 
 
-@attend.register_fake
-def _(m: Tensor, *rest: Any) -> Saved:
-    return _new_outputs(m, rest[3], rest[4], rest[8])
-
-
-@torch.library.custom_op("bevatron::global_attention_backward", mutates_args=())
+@attend.backward(
+    "m norm_weight norm_bias q_weight k_weight v_weight gate_weight gate_bias out_weight out_bias"
+)
 def attend_backward(
     dy: Tensor,
     m: Tensor,
@@ -293,30 +312,8 @@ def attend_backward(
             HEADS=columns.heads,
             **columns.constants(2),
         )
-    sum_shares(norm_shares, *columns.norm, dnorm_weight, dnorm_bias)
+    sum_weight_and_bias_partials(norm_shares, *columns.norm, dnorm_weight, dnorm_bias)
     return found
-
-
-@attend_backward.register_fake
-def _(dy: Tensor, m: Tensor, mask: Tensor, *rest: Any) -> Ten:
-    del dy, mask
-    return cast("Ten", tuple(empty_gradients(m, m, *rest[:9])))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Saved) -> None:
-    ctx.save_for_backward(*inputs[:11], *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dy: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    del others  # nobody outside sees them
-    if dy is None:
-        return (None,) * 13
-    dm, *found = attend_backward(dy, *ctx.saved_tensors)
-    return dm, None, *found, None, None
-
-
-attend.register_autograd(_backward, setup_context=_save)
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:
@@ -385,20 +382,3 @@ def _output_backward(
             num_warps=4,
         )
     return do
-
-
-def _new_outputs(m: Tensor, q_weight: Tensor, k_weight: Tensor, out_weight: Tensor) -> Saved:
-    S, N, C = m.shape[-3:]
-    H, columns = len(q_weight) // len(k_weight), m.shape[:-3].numel() * N
-
-    def new(*shape: int) -> Tensor:
-        return m.new_empty(shape, dtype=torch.float32)
-
-    return (
-        m.new_empty((*m.shape[:-1], len(out_weight))),
-        new(2, m.shape[:-3].numel(), S, N),
-        new(columns, C + 1),
-        new(columns, H, C),
-        new(columns, H),
-        new(columns, len(q_weight)),
-    )

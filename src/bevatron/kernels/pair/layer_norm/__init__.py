@@ -1,24 +1,17 @@
 """Layer normalisation, plain, affine or with a scale and shift of its own for every row."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["layer_norm", "only_up_to_32_bit"]
 
+only_up_to_32_bit = support.up_to_float32
+"""The name that `support.up_to_float32` had."""
 
-def only_up_to_32_bit(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a kernel that computes in float32 does not run on a type."""
-    del device
-    if dtype in {torch.bfloat16, torch.float16, torch.float32}:
-        return None
-    return f"it computes in float32 from bfloat16, float16 or float32, not {dtype}"
-
-
-registry.register("layer_norm", "reference", f"{__name__}.reference:layer_norm")
-registry.register("layer_norm", "triton", f"{__name__}.triton:layer_norm", only_up_to_32_bit)
+_operator = registry.operator("layer_norm", __name__, takes=support.up_to_float32)
 
 
 def layer_norm(
@@ -86,7 +79,7 @@ def layer_norm(
                 f"({x.shape[-1]},) to go with x {tuple(x.shape)}"
             )
     scale, shift = _like("scale", scale, x), _like("shift", shift, x)
-    run = registry.dispatch("layer_norm", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, scale, shift, eps, sigmoid)
     return result
 

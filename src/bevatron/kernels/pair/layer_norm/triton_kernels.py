@@ -1,51 +1,19 @@
-"""The kernels of layer normalisation.
+"""Layer normalisation: forward, backward, and the reduction of the weight gradients.
 
-A program owns blocks of whole rows in registers. Rows lie at ``i0 s0 + i1 s1 + i2 s2``; how many of
-the three axes there are is known when compiling, so plain matrices cost no division.
+A program holds a block of whole rows [BLOCK, C_PAD] in registers, so statistics need one read of x.
+The forward kernel writes y and, in float32, each row's mean and 1/sigma. The backward kernel is
+persistent: its programs loop over all blocks, write dx (and dscale), and keep partial sums of
+dweight and dbias in registers, which `sum_kernel` adds in a fixed order. Nothing is atomic.
+
+A row's offset is ``i0 s0 + i1 s1 + i2 s2``. AXES, the number of these axes in use, is constexpr, so
+a plain matrix costs no integer division.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def row_offsets(row, n1, n2, s0, s1, s2, AXES: tl.constexpr):
-    """Say where rows of a tensor begin; ``row`` is int64."""
-    if AXES == 1:
-        return row * s2
-    outer = row // n2
-    if AXES == 2:
-        return outer * s1 + (row - outer * n2) * s2
-    outermost = outer // n1
-    return outermost * s0 + (outer - outermost * n1) * s1 + (row - outer * n2) * s2
-
-
-@triton.jit
-def logistic(z):
-    """Compute the sigmoid; where exp2 overflows it is 0.
-
-    The square of a reciprocal root takes two instructions, a quotient eight; both are exact to two
-    units in the last place.
-    """
-    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
-    return root * root
-
-
-@triton.jit
-def load_vector(vector, col, C: tl.constexpr):
-    """Load one number per channel as [1, C_PAD] in float32."""
-    return tl.load(vector + col, mask=col < C, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def input_gradient(g, xhat, rstd, C: tl.constexpr):
-    """Return dx of rows from g = dy scale weight and the normalised rows: both 0 behind C."""
-    mean_g = tl.sum(g, 1) / C
-    mean_gx = tl.sum(g * xhat, 1) / C
-    return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient, row_offsets
 
 
 @triton.jit
@@ -57,28 +25,30 @@ def forward_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_SHIFT: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
-    """Normalise BLOCK rows; keep each row's mean and 1/sigma in float32."""
+    """Normalise BLOCK rows; write each row's mean and 1/sigma in float32."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.arange(0, C_PAD)
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + (col * x_C)[None, :]
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(x, 1) / C
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)  # [BLOCK, C_PAD]
+    mean = tl.sum(x, 1) / C  # [BLOCK]
     centred = tl.where(inside, x - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
     tl.store(Mean + row, mean, mask=row < count)
     tl.store(Rstd + row, rstd, mask=row < count)
     y = centred * rstd[:, None]
     if HAS_WEIGHT:
-        y *= load_vector(Weight, col, C)
+        y *= load_vector(Weight, col, C)  # [BLOCK, C_PAD]
     if HAS_BIAS:
-        y += load_vector(Bias, col, C)
+        y += load_vector(Bias, col, C)  # [BLOCK, C_PAD]
     if HAS_SCALE:
         at = Scale + row_offsets(row, n1, n2, scale_0, scale_1, scale_2, AXES)[:, None]
+        # [BLOCK, C_PAD]
         scale = tl.load(at + (col * scale_C)[None, :], mask=inside, other=0.0).to(tl.float32)
         y *= logistic(scale) if SIGMOID else scale
     if HAS_SHIFT:
         at = Shift + row_offsets(row, n1, n2, shift_0, shift_1, shift_2, AXES)[:, None]
+        # [BLOCK, C_PAD]
         y += tl.load(at + (col * shift_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(Y + row[:, None] * C + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
 
@@ -88,14 +58,15 @@ def _load_both(
     X, DY, block, count, n1, n2, x_0, x_1, x_2, x_C, dy_0, dy_1, dy_2, dy_C,
     C: tl.constexpr, C_PAD: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
-    """Load a block of the input and of the incoming gradient, and say which rows it is."""
+    """Load a block of x and dy, [BLOCK, C_PAD] each, and return its rows [BLOCK] too."""
     col = tl.arange(0, C_PAD)
     row = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = X + row_offsets(row, n1, n2, x_0, x_1, x_2, AXES)[:, None] + (col * x_C)[None, :]
-    x = tl.load(at, mask=inside, other=0.0)
+    x = tl.load(at, mask=inside, other=0.0)  # [BLOCK, C_PAD]
     at = DY + row_offsets(row, n1, n2, dy_0, dy_1, dy_2, AXES)[:, None] + (col * dy_C)[None, :]
-    return x, tl.load(at, mask=inside, other=0.0), row
+    dy = tl.load(at, mask=inside, other=0.0)  # [BLOCK, C_PAD]
+    return x, dy, row
 
 
 @triton.jit
@@ -107,40 +78,43 @@ def backward_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
     SIGMOID: tl.constexpr, WANTS_VECTORS: tl.constexpr,
 ):  # fmt: skip
-    """Walk every so many blocks of rows; leave this program's share of dweight and dbias in Parts.
+    """Compute dx and dscale of every num_programs-th block; write partial dweight, dbias to Parts.
 
     With xhat the normalised row and g = dy scale weight,
     dx = rstd (g - mean(g) - xhat mean(g xhat)).
     """
     col = tl.arange(0, C_PAD)
     if HAS_WEIGHT:
-        weight = load_vector(Weight, col, C)
+        weight = load_vector(Weight, col, C)  # [1, C_PAD]
     if WANTS_VECTORS:
         dweight = tl.zeros([BLOCK, C_PAD], tl.float32)
         dbias = tl.zeros([BLOCK, C_PAD], tl.float32)
-    # The next block is on its way while this one is worked on.
+    # Software pipelining by hand: the next block is loading while this one is computed.
+    # next_x [BLOCK, C_PAD], next_dy [BLOCK, C_PAD], next_row [BLOCK]
     next_x, next_dy, next_row = _load_both(
         X, DY, tl.program_id(0), count, n1, n2, x_0, x_1, x_2, x_C, dy_0, dy_1, dy_2, dy_C,
         C, C_PAD, BLOCK, AXES,
     )  # fmt: skip
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         x, g, row = next_x.to(tl.float32), next_dy.to(tl.float32), next_row
+        # next_x [BLOCK, C_PAD], next_dy [BLOCK, C_PAD], next_row [BLOCK]
         next_x, next_dy, next_row = _load_both(
             X, DY, block + tl.num_programs(0), count, n1, n2, x_0, x_1, x_2, x_C,
             dy_0, dy_1, dy_2, dy_C, C, C_PAD, BLOCK, AXES,
         )  # fmt: skip
         inside = (row < count)[:, None] & (col < C)[None, :]
-        mean = tl.load(Mean + row, mask=row < count, other=0.0)
-        rstd = tl.load(Rstd + row, mask=row < count, other=0.0)
+        mean = tl.load(Mean + row, mask=row < count, other=0.0)  # [BLOCK]
+        rstd = tl.load(Rstd + row, mask=row < count, other=0.0)  # [BLOCK]
         xhat = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
         if HAS_SCALE:
             at = Scale + row_offsets(row, n1, n2, scale_0, scale_1, scale_2, AXES)[:, None]
+            # [BLOCK, C_PAD]
             scale = tl.load(at + (col * scale_C)[None, :], mask=inside, other=0.0).to(tl.float32)
             dscale = xhat
             if HAS_WEIGHT:
                 dscale *= weight
             if HAS_BIAS:
-                dscale += load_vector(Bias, col, C)
+                dscale += load_vector(Bias, col, C)  # [BLOCK, C_PAD]
             dscale *= g
             if SIGMOID:
                 scale = logistic(scale)
@@ -153,29 +127,9 @@ def backward_kernel(
             dbias += g
         if HAS_WEIGHT:
             g *= weight
-        dx = input_gradient(g, xhat, rstd, C)
+        dx = norm_gradient(g, xhat, rstd, C)
         tl.store(DX + row[:, None] * C + col[None, :], dx.to(DX.dtype.element_ty), mask=inside)
     if WANTS_VECTORS:
         part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
-        tl.store(part, tl.sum(dweight, 0), mask=col < C)
-        tl.store(part + C, tl.sum(dbias, 0), mask=col < C)
-
-
-@triton.jit
-def sum_kernel(
-    Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Add the programs' shares of a few channels of dweight (grid's axis 1: 0) or dbias (1)."""
-    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    which = tl.program_id(1)
-    total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
-    for first in range(0, parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        at = Parts + (part * 2 + which)[:, None] * C + col[None, :]
-        total += tl.load(at, mask=(part < parts)[:, None] & (col < C)[None, :], other=0.0)
-    summed = tl.sum(total, 0)
-    if HAS_WEIGHT and which == 0:
-        tl.store(DWeight + col, summed.to(DWeight.dtype.element_ty), mask=col < C)
-    if HAS_BIAS and which == 1:
-        tl.store(DBias + col, summed.to(DBias.dtype.element_ty), mask=col < C)
+        tl.store(part, tl.sum(dweight, 0), mask=col < C)  # [C_PAD]
+        tl.store(part + C, tl.sum(dbias, 0), mask=col < C)  # [C_PAD]

@@ -4,18 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
-from bevatron.kernels.shared.rows import check_shapes
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["layer_norm_linear"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register(
-        "layer_norm_linear",
-        _name,
-        f"bevatron.kernels.pair.layer_norm_linear.{_name}:layer_norm_linear",
-        _obstacle,
-    )
+_operator = registry.operator("layer_norm_linear", __name__, takes=support.up_to_float32)
 
 
 def layer_norm_linear(
@@ -74,6 +68,6 @@ def layer_norm_linear(
         "bias": (bias, (K,)),
     }
     check_shapes("layer_norm_linear", wanted, f"x {tuple(x.shape)}")
-    run = registry.dispatch("layer_norm_linear", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, norm_weight, norm_bias, weight, bias, eps)
     return result

@@ -4,17 +4,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["outer_product_mean"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register(
-        "outer_product_mean",
-        _name,
-        f"bevatron.kernels.pair.outer_product_mean.{_name}:outer_product_mean",
-        _obstacle,
-    )
+_operator = registry.operator("outer_product_mean", __name__, takes=support.up_to_float32)
 
 
 def outer_product_mean(
@@ -100,6 +94,6 @@ def outer_product_mean(
                 f"outer_product_mean: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
                 f"go with m {tuple(m.shape)} and {H} hidden channels"
             )
-    run = registry.dispatch("outer_product_mean", m)
+    run = _operator.dispatch(m)
     result: Tensor = run(m, *(tensor for tensor, _ in wanted.values()), eps, mask_eps)
     return result

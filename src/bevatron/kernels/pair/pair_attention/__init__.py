@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["Layout", "pair_attention"]
 
@@ -15,25 +16,7 @@ Layout = Literal["BSHND", "BSNHD"]
 
 LARGEST_HEAD = 128
 
-
-def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    del device
-    if dtype in {torch.bfloat16, torch.float16, torch.float32}:
-        return None
-    return f"it computes in float32 from bfloat16, float16 or float32, not {dtype}"
-
-
-registry.register(
-    "pair_attention",
-    "reference",
-    f"{__name__}.reference:pair_attention",
-)
-registry.register(
-    "pair_attention",
-    "triton",
-    f"{__name__}.triton:pair_attention",
-    _obstacle,
-)
+_operator = registry.operator("pair_attention", __name__, takes=support.up_to_float32)
 
 
 def pair_attention(
@@ -103,7 +86,7 @@ def pair_attention(
     torch.Size([1, 6, 2, 6, 8])
     """
     _check(q, k, v, bias, mask, gate, layout)
-    run = registry.dispatch("pair_attention", q)
+    run = _operator.dispatch(q)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     result: Tensor = run(q, k, v, bias, mask, scale, gate, layout)
     return result

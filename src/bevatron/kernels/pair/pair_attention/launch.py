@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.pair_attention.tiles import Tiles, padded
+from bevatron.kernels.pair.pair_attention.tiles import padded
 from bevatron.kernels.pair.pair_attention.triton_forward import MASK_COLUMNS, MASK_WIDTH
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 WIDE = 8
@@ -21,13 +22,6 @@ LARGEST_STRIDE = 2**31 // 256
 """Offsets within a block are 32-bit."""
 BIAS_UNIT = 64
 """A bias that rows share is filled up to multiples of this, so that no load of it needs a mask."""
-
-
-def processors(device: torch.device) -> int:
-    """Count the device's multiprocessors."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def prepare(
@@ -120,11 +114,6 @@ def mask_strides(mask: Tensor | None) -> Sequence[int]:
     return (0, 0) if mask is None else [stride // mask.shape[-1] for stride in mask.stride()[:2]]
 
 
-def or_else(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something for an argument that the kernel will not read."""
-    return stand_in if tensor is None else tensor
-
-
 def constants_of(
     q: Tensor, tiles: Tiles, align: int, bias: Tensor | None, num_keys: int, mask: Tensor | None
 ) -> dict[str, Any]:
@@ -133,18 +122,18 @@ def constants_of(
     return {
         "D": q.shape[4],
         "D_PAD": padded(q.shape[4]),
-        "BLOCK_Q": tiles.block_q,
-        "BLOCK_K": tiles.block_k,
+        "BLOCK_Q": tiles.rows,
+        "BLOCK_K": tiles.columns,
         "ALIGN": align,
         "BIAS_ALIGN": alignment(bias),
-        "FULL_Q": q.shape[3] % tiles.block_q == 0,
+        "FULL_Q": q.shape[3] % tiles.rows == 0,
         # The forward kernel looks at the first keys without asking: there need not be any.
-        "FULL_K": num_keys > 0 and num_keys % tiles.block_k == 0,
+        "FULL_K": num_keys > 0 and num_keys % tiles.columns == 0,
         "BIAS_FULL": bias is None
         or (
             num_keys > 0
-            and bias.shape[-2] % tiles.block_q == 0
-            and bias.shape[-1] % tiles.block_k == 0
+            and bias.shape[-2] % tiles.rows == 0
+            and bias.shape[-1] % tiles.columns == 0
         ),
         "MASK": 0 if mask is None else mask.shape[-1],
         "PRECISION": "tf32" if tf32 else "ieee",

@@ -1,13 +1,17 @@
-"""The backward kernels of attention with a shared bias.
+"""Attention with a shared bias, backward.
 
-With p = 2^(x - lse), dp = do v^T and delta = sum of do * o over a query's channels, the gradient of
-the logits is ds = p (dp - delta). Nothing of size rows x Nq x Nk is stored; three loops make it
-again, each with its own sums in registers, so no atomic addition is needed:
+With p = 2^(x - lse), dp = do v^T and delta = sum(do * o) over the channels of a query, the gradient
+of the logits is ds = p (dp - delta). Nothing of size rows x Nq x Nk is stored: three kernels
+recompute p and ds [BLOCK_Q, BLOCK_K], each with its accumulators in registers, without atomics:
 
-- `dq_kernel`: a block of queries, over the keys; it begins with delta and what the gate takes.
-- `dkv_kernel`: a block of keys, over the queries, all transposed so that sums need no transposing.
-- `dbias_kernel`: a block of the bias, over the rows that share it. Where there are few blocks, rows
-  are dealt to several programs and `sum_kernel` adds their parts in order.
+- `dq_kernel`: a program owns a block of queries and loops over keys. It first computes delta and
+  the gradients around the gate, and writes logsumexp and delta to Stats for the other two.
+- `dkv_kernel`: a program owns a block of keys and loops over queries. Its blocks are transposed,
+  [BLOCK_K, BLOCK_Q], so that they are left operands of the matmuls.
+- `dbias_kernel`: a program owns a block of the bias and loops over the rows that share it. If there
+  are few blocks, rows are split over several programs; `sum_kernel` adds the partial sums in order.
+
+Dimensions as in `triton_forward`; STATS_WIDTH is the number of columns of Stats.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -15,16 +19,16 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
-    LOG2E,
     NUMBERS,
-    hide,
+    accumulate,
     load_bias,
     load_block,
     load_pairs,
     logits,
-    plus_product,
+    mask_keys,
     store_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit
@@ -33,19 +37,20 @@ def _gradient_past_gate(
     Nq, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, ALIGN: tl.constexpr,
     FULL: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Load the gradient of a block of results, take the gate's share and make delta."""
-    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
-    out = load_block(out_base, first, o_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    """Load do of a block, backpropagate through the gate, and compute delta."""
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)  # [BLOCK_Q, D_PAD]
+    out = load_block(out_base, first, o_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)  # [BLOCK_Q, D_PAD]
     product = do.to(tl.float32) * out.to(tl.float32)
-    delta = tl.sum(product, 1)
+    delta = tl.sum(product, 1)  # [BLOCK_Q]
     if HAS_GATE:
+        # [BLOCK_Q, D_PAD]
         g = load_block(
             gate_base, first, g_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL
         ).to(tl.float32)  # fmt: skip
-        opened = 1.0 / (1.0 + tl.exp2(-g * LOG2E))
-        dgate = product * (1.0 - opened)
+        gate = 1.0 / (1.0 + tl.exp2(-g * LOG2E))
+        dgate = product * (1.0 - gate)
         store_block(dgate_base, first, e_N, Nq, dgate, BLOCK_Q, D, D_PAD, ALIGN)
-        do = (do.to(tl.float32) * opened).to(do.dtype)
+        do = (do.to(tl.float32) * gate).to(do.dtype)
         store_block(dout_base, first, e_N, Nq, do, BLOCK_Q, D, D_PAD, ALIGN)
     return do, delta
 
@@ -58,11 +63,14 @@ def _dq_step(
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
-    v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    """Add the contribution of one block of keys to dq."""
+    k = load_block(k_base, first, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
+    v = load_block(v_base, first, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
+    # [BLOCK_Q, BLOCK_K]
     x = logits(q, k, mask_base, first, Nk, BLOCK_Q, BLOCK_K, FULL, MASK, PRECISION) * scale
-    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # [BLOCK_Q, BLOCK_K]
     if HAS_BIAS:
+        # [BLOCK_Q, BLOCK_K]
         x_bias = load_bias(
             bias_base, first_q, first, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
             BIAS_FULL, False,
@@ -70,9 +78,10 @@ def _dq_step(
         x += x_bias * LOG2E - lse[:, None]
     else:
         x -= lse[:, None]
-    x = hide(x, mask_base, first, Nk, BLOCK_K, FULL, HAS_BIAS, MASK)
+    x = mask_keys(x, mask_base, first, Nk, BLOCK_K, FULL, HAS_BIAS, MASK)
     ds = tl.exp2(x) * (dp - delta[:, None])
-    return plus_product(dq, tl.dot(ds.to(k.dtype), k, input_precision=PRECISION))
+    ds_k = tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
+    return accumulate(dq, ds_k)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -88,10 +97,10 @@ def dq_kernel(
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, delta and the gradients around the gate for one block of queries.
+    """Compute dq, delta and the gradients around the gate of one block of queries.
 
-    Dq, Dgate and Dgated (the gradient past the gate) have the strides of Out; Stats holds the
-    logarithm and delta of each query, for the kernels to come.
+    Dq, Dgate and Dgated (the gradient of the ungated output) have the strides of Out; Stats takes
+    the logsumexp and delta of each query, for the other kernels.
     """
     if ONE_STRIDE:
         k_N = q_N
@@ -117,15 +126,17 @@ def dq_kernel(
 
     line = ((b * S + s) * H + h) * Nq
     o = o_head + s * o_S * ALIGN
+    # [BLOCK_Q, D_PAD]
     q = load_block(
         q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
+    # do [BLOCK_Q, D_PAD], delta [BLOCK_Q]
     do, delta = _gradient_past_gate(
         do_base + s * do_S * ALIGN, Out + o, g_base + s * g_S * ALIGN, Dgate + o, Dgated + o,
         first_q, do_N, o_N, g_N, o_N, Nq,
         D, D_PAD, BLOCK_Q, ALIGN, FULL_Q, HAS_GATE,
     )  # fmt: skip
-    lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))
+    lse = tl.load(Lse + line + rows, mask=rows < Nq, other=float("inf"))  # [BLOCK_Q]
     tl.store(Stats + (line + rows) * STATS_WIDTH, lse, mask=rows < Nq)
     tl.store(Stats + (line + rows) * STATS_WIDTH + 1, delta, mask=rows < Nq)
     dq = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
@@ -148,25 +159,30 @@ def _dkv_step(
     HAS_BIAS: tl.constexpr, BIAS_TURNED: tl.constexpr, BIAS_FIRST: tl.constexpr,
     STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
-    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)
+    """Add the contribution of one block of queries to dk and dv."""
+    q = load_block(q_base, first, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)  # [BLOCK_Q, D_PAD]
+    do = load_block(do_base, first, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL)  # [BLOCK_Q, D_PAD]
+    # [BLOCK_Q]
     lse, delta = load_pairs(stats_base, first, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL)
     if BIAS_FIRST:
-        # Read after the product, Triton 3.6 keeps this block in shared memory as it lies in
-        # memory, where reads of eight rows share banks.
+        # If it is read after the matmul, Triton 3.6 does not swizzle this block in shared memory,
+        # and reads of eight rows hit the same banks.
+        # [BLOCK_K, BLOCK_Q]
         x_bias = load_bias(
             bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN, BIAS_FULL,
             False,
         )  # fmt: skip
-    x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+    x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale  # [BLOCK_K, BLOCK_Q]
     if HAS_BIAS:
         if not BIAS_FIRST:
             if BIAS_TURNED:
+                # [BLOCK_K, BLOCK_Q]
                 x_bias = load_bias(
                     bias_base, first_k, first, bias_N, Nk, Nq, BLOCK_K, BLOCK_Q, BIAS_ALIGN,
                     BIAS_FULL, False,
                 )  # fmt: skip
             else:
+                # [BLOCK_K, BLOCK_Q]
                 x_bias = load_bias(
                     bias_base, first, first_k, bias_N, Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN,
                     BIAS_FULL, True,
@@ -176,29 +192,32 @@ def _dkv_step(
         x -= lse[None, :]
     p = tl.exp2(x)
     if BIAS_FIRST:
-        dv = plus_product(dv, tl.dot(p.to(do.dtype), do, input_precision=PRECISION))
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        # [BLOCK_K, D_PAD]
+        dv = accumulate(dv, tl.dot(p.to(do.dtype), do, input_precision=PRECISION))
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)  # [BLOCK_K, BLOCK_Q]
         ds = p * (dp - delta[None, :])
-        dk = plus_product(dk, tl.dot(ds.to(q.dtype), q, input_precision=PRECISION))
+        # [BLOCK_K, D_PAD]
+        dk = accumulate(dk, tl.dot(ds.to(q.dtype), q, input_precision=PRECISION))
     else:
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)  # [BLOCK_K, BLOCK_Q]
         ds = p * (dp - delta[None, :])
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)  # [BLOCK_K, D_PAD]
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # [BLOCK_K, D_PAD]
     return dk, dv
 
 
 @triton.jit
-def _store_kept(
+def _store_dkv(
     dk_base, dv_base, mask_base, dk, dv, first, dk_N, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, ALIGN: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
-    """Store a block of dk and dv, zero for masked keys: only their own sums know of them."""
+    """Store a block of dk and dv, zero for masked keys: the mask was not applied before."""
     if MASK > 0:
         keys = tl.arange(0, BLOCK_K) + first
-        added = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=0.0).to(tl.float32)
-        keep = (added == 0.0)[:, None]
+        # [BLOCK_K]
+        mask = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=0.0).to(tl.float32)
+        keep = (mask == 0.0)[:, None]
         dk = tl.where(keep, dk, 0.0)
         dv = tl.where(keep, dv, 0.0)
     store_block(dk_base, first, dk_N, Nk, dk * scale, BLOCK_K, D, D_PAD, ALIGN)
@@ -219,9 +238,9 @@ def dkv_kernel(
     MASK: tl.constexpr, STATS_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
     ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv for one block of keys of a head of a row.
+    """Compute dk and dv of one block of keys of a head of a row.
 
-    A turned bias is [.., Nk, Nq]: read as it lies, it needs no transposing in every turn.
+    If BIAS_TURNED, Bias is transposed, [.., Nk, Nq], and its blocks are loaded as they are used.
     """
     if ONE_STRIDE:
         k_N = q_N
@@ -244,9 +263,11 @@ def dkv_kernel(
     bias_base = Bias + (b * bias_B + s * bias_S + h * bias_H) * BIAS_ALIGN
 
     line = ((b * S + s) * H + h) * Nq
+    # [BLOCK_K, D_PAD]
     k = load_block(
         k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
     )  # fmt: skip
+    # [BLOCK_K, D_PAD]
     v = load_block(
         v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K
     )  # fmt: skip
@@ -259,9 +280,9 @@ def dkv_kernel(
             D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_Q, BIAS_FULL,
             HAS_BIAS, BIAS_TURNED, BIAS_FIRST, STATS_WIDTH, PRECISION,
         )  # fmt: skip
-    place = dk_head + s * dk_S * ALIGN
-    _store_kept(
-        Dk + place, Dv + place, mask_base + s * mask_S * MASK, dk, dv, first_k, dk_N, Nk, scale_dk,
+    dkv = dk_head + s * dk_S * ALIGN
+    _store_dkv(
+        Dk + dkv, Dv + dkv, mask_base + s * mask_S * MASK, dk, dv, first_k, dk_N, Nk, scale_dk,
         D, D_PAD, BLOCK_K, ALIGN, MASK,
     )  # fmt: skip
 
@@ -279,7 +300,7 @@ def dbias_kernel(
 ):  # fmt: skip
     """Sum the gradient of one block of the bias over rows; Part is [parts, B, rows, H, Nq, Nk].
 
-    A bias of each row (bias_rows = S) has one row to sum.
+    If every row has its own bias (bias_rows = S), the sum is over one row.
     """
     if ONE_STRIDE:
         k_N = q_N
@@ -304,6 +325,7 @@ def dbias_kernel(
     k_base = K + (b * k_B + h * k_H) * ALIGN
     v_base = V + (b * v_B + h * v_H) * ALIGN
     do_base = Dout + (b * do_B + h * do_H) * ALIGN
+    # [BLOCK_Q, BLOCK_K]
     x_bias = load_bias(
         Bias + (b * bias_B + row * bias_S + h * bias_H) * BIAS_ALIGN, first_q, first_k, bias_N,
         Nq, Nk, BLOCK_Q, BLOCK_K, BIAS_ALIGN, BIAS_FULL, False,
@@ -316,26 +338,32 @@ def dbias_kernel(
     mask_head = Mask + b * mask_B * MASK
     for number in tl.range(start.to(tl.int32), last.to(tl.int32), num_stages=STAGES):
         s = tl.cast(number, tl.int64)
+        # [BLOCK_Q, D_PAD]
         q = load_block(q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q)
+        # [BLOCK_K, D_PAD]
         k = load_block(k_base + s * k_S * ALIGN, first_k, k_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
         mask_base = mask_head + s * mask_S * MASK
+        # [BLOCK_Q, BLOCK_K]
         x = logits(q, k, mask_base, first_k, Nk, BLOCK_Q, BLOCK_K, FULL_K, MASK, PRECISION) * scale
+        # [BLOCK_Q, D_PAD]
         do = load_block(
             do_base + s * do_S * ALIGN, first_q, do_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
         )  # fmt: skip
+        # [BLOCK_K, D_PAD]
         v = load_block(v_base + s * v_S * ALIGN, first_k, v_N, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL_K)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # [BLOCK_Q, BLOCK_K]
+        # [BLOCK_Q]
         lse, delta = load_pairs(
             stats_base + s * H * Nq * STATS_WIDTH, first_q, Nq, 0.0, BLOCK_Q, STATS_WIDTH, FULL_Q
         )  # fmt: skip
         x += x_bias - lse[:, None]
-        x = hide(x, mask_base, first_k, Nk, BLOCK_K, FULL_K, True, MASK)
+        x = mask_keys(x, mask_base, first_k, Nk, BLOCK_K, FULL_K, True, MASK)
         acc += tl.exp2(x) * (dp - delta[:, None])
     rows = tl.arange(0, BLOCK_Q) + first_q
     cols = tl.arange(0, BLOCK_K) + first_k
-    place = ((b * bias_rows + row) * H + h) * Nq + first_q
+    line = ((b * bias_rows + row) * H + h) * Nq + first_q
     pointers = (
-        Part + part * part_size + place * Nk + first_k
+        Part + part * part_size + line * Nk + first_k
         + (tl.arange(0, BLOCK_Q).to(tl.int64)[:, None] * Nk + tl.arange(0, BLOCK_K)[None, :])
     )  # fmt: skip
     tl.store(
@@ -347,10 +375,11 @@ def dbias_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def sum_kernel(Part, Out, size, parts, BLOCK: tl.constexpr):
-    """Add parts in their order."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
+    """Add the partial sums [parts, size] in their order."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
     total = tl.zeros([BLOCK], tl.float32)
     for part in tl.range(0, parts):
-        total += tl.load(Part + tl.cast(part, tl.int64) * size + place, mask=inside, other=0.0)
-    tl.store(Out + place, total.to(Out.dtype.element_ty), mask=inside)
+        # [BLOCK]
+        total += tl.load(Part + tl.cast(part, tl.int64) * size + offsets, mask=inside, other=0.0)
+    tl.store(Out + offsets, total.to(Out.dtype.element_ty), mask=inside)

@@ -1,9 +1,10 @@
-"""The kernel that walks the keys of marked blocks again, with a running maximum.
+"""Recomputes the blocks that `forward_kernel` flagged, with a running row maximum.
 
-`forward_kernel` marks a block of queries where what it subtracted was so far from the maximum that
-numbers may not have held the exponentials: where some logit lies 40 (in float16 10) and more above
-those of the first keys, or the first keys are hidden and all logits lie far from 0. Rows without
-keys are marked too, and need nothing more.
+`forward_kernel` flags a block of queries if exponentials may have overflowed or vanished, because
+its estimate was far from the row maximum: some logit is 40 (in float16 10) or more above those of
+the first keys, or the first keys are masked and all logits are far from 0. Rows with all keys
+masked are flagged too; their zeros are already right.
+A program reads MARKS flags; nothing more is done where none is set.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -12,53 +13,54 @@ import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     LEAST,
-    LOG2E,
     NUMBERS,
     biased_logits,
     finish,
     load_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 MARKS = tl.constexpr(32)
-"""Marks that one program looks at."""
+"""Number of flags that one program reads."""
 
 
 @triton.jit
 def _has_keys(mask_base, Nk, MASK: tl.constexpr):
-    """Say whether a row keeps any key."""
+    """Return whether any key of a row is not masked."""
     kept = tl.zeros([128], tl.int32)
     for first in tl.range(0, Nk, 128):
         keys = tl.arange(0, 128) + first
-        added = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=float("-inf"))
-        kept = tl.maximum(kept, (added.to(tl.float32) == 0.0).to(tl.int32))
-    return tl.max(kept, 0) > 0
+        mask = tl.load(mask_base + keys * MASK, mask=keys < Nk, other=float("-inf"))  # [128]
+        kept = tl.maximum(kept, (mask.to(tl.float32) == 0.0).to(tl.int32))
+    return tl.max(kept, 0) > 0  # []
 
 
 @triton.jit
 def _step(
-    q, k_base, v_base, bias_base, mask_base, top, total, acc, first_q, first, k_stride, v_stride,
-    bias_stride, Nq, Nk, scale,
+    q, k_base, v_base, bias_base, mask_base, row_max, total, acc, first_q, first, k_stride,
+    v_stride, bias_stride, Nq, Nk, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr, FULL: tl.constexpr, BIAS_FULL: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take one block of keys into the running maximum, sum and weighted values of a row."""
-    k = load_block(k_base, first, k_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
+    """Add one block of keys to the running maximum, sum of exponentials and weighted values."""
+    k = load_block(k_base, first, k_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
+    # [BLOCK_Q, BLOCK_K]
     x = biased_logits(
         q, k, bias_base, mask_base, first_q, first, bias_stride, Nq, Nk, scale, BLOCK_Q, BLOCK_K,
         BIAS_ALIGN, FULL, BIAS_FULL, HAS_BIAS, MASK, PRECISION,
     )  # fmt: skip
-    new_top = tl.maximum(top, tl.max(x, 1))
-    p = tl.exp2(x * LOG2E - (new_top * LOG2E)[:, None])
-    shrink = tl.exp2((top - new_top) * LOG2E)
-    total = total * shrink + tl.sum(p, 1)
-    v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)
-    product = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
-    return new_top, total, acc * shrink[:, None] + product
+    new_max = tl.maximum(row_max, tl.max(x, 1))  # [BLOCK_Q]
+    p = tl.exp2(x * LOG2E - (new_max * LOG2E)[:, None])
+    rescale = tl.exp2((row_max - new_max) * LOG2E)
+    total = total * rescale + tl.sum(p, 1)  # [BLOCK_Q]
+    v = load_block(v_base, first, v_stride, Nk, BLOCK_K, D, D_PAD, ALIGN, FULL)  # [BLOCK_K, D_PAD]
+    pv = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # [BLOCK_Q, D_PAD]
+    return new_max, total, acc * rescale[:, None] + pv
 
 
 @triton.jit
-def _walk(
+def _attend(
     pid, Q, K, V, Bias, Mask, Gate, Out, Lse,
     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N, o_B, o_S, o_H, o_N,
@@ -69,7 +71,7 @@ def _walk(
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of queries of a head of a row."""
+    """Compute one block of queries of a head of a row with an online softmax."""
     blocks = tl.cdiv(Nq, BLOCK_Q)
     first_q = (pid % blocks) * BLOCK_Q
     pid = pid // blocks
@@ -92,22 +94,23 @@ def _walk(
     if MASK > 0:
         end = tl.where(_has_keys(mask_base, Nk, MASK), Nk, 0)
 
+    # [BLOCK_Q, D_PAD]
     q = load_block(
         q_base + s * q_S * ALIGN, first_q, q_N, Nq, BLOCK_Q, D, D_PAD, ALIGN, FULL_Q
     )  # fmt: skip
-    top = tl.full([BLOCK_Q], LEAST, tl.float32)
+    row_max = tl.full([BLOCK_Q], LEAST, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, D_PAD], tl.float32)
     for first in tl.range(0, end, BLOCK_K):
-        top, total, acc = _step(
-            q, k_base, v_base, bias_base, mask_base, top, total, acc, first_q, first, k_N, v_N,
+        row_max, total, acc = _step(
+            q, k_base, v_base, bias_base, mask_base, row_max, total, acc, first_q, first, k_N, v_N,
             bias_N, Nq, Nk, scale,
             D, D_PAD, BLOCK_Q, BLOCK_K, ALIGN, BIAS_ALIGN, FULL_K, BIAS_FULL, HAS_BIAS, MASK,
             PRECISION,
         )  # fmt: skip
     finish(
         o_base + s * o_S * ALIGN, lse_base + s * H * Nq, g_base + s * g_S * ALIGN,
-        top, total, acc, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
+        row_max, total, acc, first_q, o_N, g_N, Nq, D, D_PAD, BLOCK_Q, ALIGN, HAS_GATE,
     )  # fmt: skip
 
 
@@ -123,16 +126,17 @@ def careful_kernel(
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, HAS_GATE: tl.constexpr,
     PRECISION: tl.constexpr, ONE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Look at `MARKS` marks and compute the blocks that are marked."""
+    """Read MARKS flags and recompute the blocks whose flag is set."""
     if ONE_STRIDE:
         k_N = q_N
         v_N = q_N
-    place = tl.program_id(0) * MARKS
-    marks = place + tl.arange(0, MARKS)
-    if tl.max(tl.load(Again + marks, mask=marks < programs, other=0), 0) > 0:
-        for pid in tl.range(place, tl.minimum(place + MARKS, programs), num_stages=1):
-            if tl.load(Again + pid) > 0:
-                _walk(
+    start = tl.program_id(0) * MARKS
+    flags = start + tl.arange(0, MARKS)
+    # [MARKS]
+    if tl.max(tl.load(Again + flags, mask=flags < programs, other=0), 0) > 0:
+        for pid in tl.range(start, tl.minimum(start + MARKS, programs), num_stages=1):
+            if tl.load(Again + pid) > 0:  # []
+                _attend(
                     pid, Q, K, V, Bias, Mask, Gate, Out, Lse,
                     q_B, q_S, q_H, q_N, k_B, k_S, k_H, k_N, v_B, v_S, v_H, v_N,
                     bias_B, bias_S, bias_H, bias_N, mask_B, mask_S, g_B, g_S, g_H, g_N,

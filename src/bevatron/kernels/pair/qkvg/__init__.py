@@ -4,12 +4,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["qkvg"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register("qkvg", _name, f"bevatron.kernels.pair.qkvg.{_name}:qkvg", _obstacle)
+_operator = registry.operator("qkvg", __name__, takes=support.up_to_float32)
 
 
 def qkvg(
@@ -91,7 +90,7 @@ def qkvg(
                 f"qkvg: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
                 f"x {tuple(x.shape)}"
             )
-    run = registry.dispatch("qkvg", x)
+    run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
     q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
     return q, k, v, gate

@@ -4,12 +4,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["swiglu"]
 
-registry.register("swiglu", "reference", f"{__name__}.reference:swiglu")
-registry.register("swiglu", "triton", f"{__name__}.triton:swiglu", only_up_to_32_bit)
+_operator = registry.operator("swiglu", __name__, takes=support.up_to_float32)
 
 
 def swiglu(
@@ -58,11 +57,5 @@ def swiglu(
             f"swiglu: gate is {tuple(gate.shape)} of {gate.dtype}, value {tuple(value.shape)} of "
             f"{value.dtype}; make them alike"
         )
-    result: Tensor = registry.dispatch("swiglu", gate)(gate, value)
+    result: Tensor = _operator.dispatch(gate)(gate, value)
     return result
-
-
-def halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return views of the gates and of the values that lie behind them."""
-    width = both.shape[-1] // 2
-    return both[..., :width], both[..., width:]

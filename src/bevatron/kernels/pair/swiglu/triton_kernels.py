@@ -1,10 +1,15 @@
-"""The kernels of the gated unit; they also serve the transitions, chunk by chunk."""
+"""Gated unit ``act(gate) * value``, act = silu or sigmoid: elementwise forward and backward.
+
+A program computes one block [BLOCK, BLOCK_C] of rows and channels; the input strides are arbitrary.
+The forward kernel writes y; the backward kernel writes dgate and dvalue and recomputes y if asked.
+The transitions launch both kernels in place on chunks of rows.
+"""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic, row_offsets
+from bevatron.kernels.shared.triton_math import logistic, row_offsets
 
 
 @triton.jit
@@ -14,13 +19,15 @@ def forward_kernel(
     C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, AXES: tl.constexpr,
     SILU: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of BLOCK_C channels; without SILU the gate is a sigmoid."""
+    """Compute y of one block; the activation is silu if SILU, else the sigmoid."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = Gate + row_offsets(row, n1, n2, gate_0, gate_1, gate_2, AXES)[:, None]
+    # [BLOCK, BLOCK_C]
     g = tl.load(at + (col * gate_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     at = Value + row_offsets(row, n1, n2, value_0, value_1, value_2, AXES)[:, None]
+    # [BLOCK, BLOCK_C]
     v = tl.load(at + (col * value_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     y = (g * logistic(g) if SILU else logistic(g)) * v
     tl.store(Y + (row * y_N)[:, None] + col[None, :], y.to(Y.dtype.element_ty), mask=inside)
@@ -33,19 +40,22 @@ def backward_kernel(
     C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, AXES: tl.constexpr,
     SILU: tl.constexpr, WANTS_Y: tl.constexpr,
 ):  # fmt: skip
-    """Compute both gradients, and the result again if wanted.
+    """Compute dgate and dvalue of one block, and y if WANTS_Y.
 
-    Every number is read before it is written, so outputs may lie on inputs: DGate on Gate, DValue
-    on Value, Y on DY.
+    Every element is read before it is written, so outputs may alias inputs: DGate may be Gate,
+    DValue Value and Y DY.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     col = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (row < count)[:, None] & (col < C)[None, :]
     at = DY + row_offsets(row, n1, n2, dy_0, dy_1, dy_2, AXES)[:, None]
+    # [BLOCK, BLOCK_C]
     dy = tl.load(at + (col * dy_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     at = Gate + row_offsets(row, n1, n2, gate_0, gate_1, gate_2, AXES)[:, None]
+    # [BLOCK, BLOCK_C]
     g = tl.load(at + (col * gate_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     at = Value + row_offsets(row, n1, n2, value_0, value_1, value_2, AXES)[:, None]
+    # [BLOCK, BLOCK_C]
     v = tl.load(at + (col * value_C)[None, :], mask=inside, other=0.0).to(tl.float32)
     s = logistic(g)
     a = g * s if SILU else s

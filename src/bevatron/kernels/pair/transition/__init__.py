@@ -4,13 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
-from bevatron.kernels.shared.rows import check_shapes
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["transition"]
 
-registry.register("transition", "reference", f"{__name__}.reference:transition")
-registry.register("transition", "triton", f"{__name__}.triton:transition", only_up_to_32_bit)
+_operator = registry.operator("transition", __name__, takes=support.up_to_float32)
 
 
 def transition(
@@ -87,7 +86,7 @@ def transition(
         "down_bias": (down_bias, (out,)),
     }
     check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
-    run = registry.dispatch("transition", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
     )

@@ -4,17 +4,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["triangle_multiply"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register(
-        "triangle_multiply",
-        _name,
-        f"bevatron.kernels.pair.triangle_multiply.{_name}:triangle_multiply",
-        _obstacle,
-    )
+_operator = registry.operator("triangle_multiply", __name__, takes=support.up_to_float32)
 
 
 def triangle_multiply(
@@ -129,6 +123,6 @@ def triangle_multiply(
                 f"triangle_multiply: {name} has shape {tuple(tensor.shape)}, expected {shape} to "
                 f"go with z {tuple(z.shape)} and {H} hidden channels"
             )
-    run = registry.dispatch("triangle_multiply", z)
+    run = _operator.dispatch(z)
     result: Tensor = run(*(tensor for tensor, _ in wanted.values()), outgoing, eps)
     return result

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.pair.triangle_multiply.tiles import Tiles, choose
+from bevatron.kernels.pair.triangle_multiply.tiles import choose
 from bevatron.kernels.pair.triangle_multiply.triton_output import (
     output_input_kernel,
     output_kernel,
@@ -18,7 +17,9 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_kernel,
 )
 from bevatron.kernels.pair.triangle_multiply.triton_weights import finish_kernel, weight_kernel
-from bevatron.kernels.shared.rows import as_rows, processors
+from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.rows import as_rows
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 LARGEST_WIDTH = 256
@@ -101,14 +102,11 @@ class Pair:
         """Return what all kernels are compiled for."""
         single = self.z.dtype == torch.float32
         tf32 = single and allows_tf32()
-        limit: dict[str, Any] = {}
-        if tiles.registers and self.z.device.type == "cuda" and torch.version.hip is None:
-            limit["maxnreg"] = tiles.registers
-        return limit | {
+        return tiles.register_limit(self.z.device) | {
             "C": self.C,
             "C_PAD": pad(self.C),
             "BLOCK": tiles.rows,
-            "BLOCK_H": tiles.channels,
+            "BLOCK_H": tiles.columns,
             "AXES": self.axes,
             "PADDED": self.length != self.padded,
             "STAGES": tiles.stages,
@@ -122,7 +120,7 @@ class Pair:
 
     def part(self, tiles: Tiles, blocks: int) -> int:
         """Deal columns to programs for the weights' gradients: how many each takes."""
-        most = max(1, tiles.per_processor * processors(self.z.device) // blocks)
+        most = max(1, tiles.per_sm * num_sms(self.z.device) // blocks)
         return -(-self.places[2] // (most * tiles.rows)) * tiles.rows
 
 
@@ -296,7 +294,7 @@ def sums_over_rows(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) 
     """
     tiles, channels = pair.tiles("weight"), len(d)
     C = pair.C if x is None else pair.H
-    blocks = -(-channels // tiles.channels)
+    blocks = -(-channels // tiles.columns)
     columns = pair.part(tiles, blocks)
     parts = -(-pair.places[2] // columns)
     shares = d.new_empty((parts, channels * (C + 1)), dtype=torch.float32)
@@ -304,7 +302,7 @@ def sums_over_rows(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) 
         weight_kernel[(blocks, parts)](
             *(d, pair.z if x is None else x, *statistics, shares),
             *(channels, columns, *pair.geometry, *pair.places),
-            FULL=channels % tiles.channels == 0,
+            FULL=channels % tiles.columns == 0,
             FROM_CHANNELS=x is not None,
             **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
         )

@@ -1,41 +1,46 @@
-"""Kernels of what follows the contraction: LayerNorm, output projection and gate.
+"""Triangle multiplication after the contraction: ``sigmoid(Wg n) (Wo LayerNorm(x))``, and backward.
 
-The contraction's result and its gradient lie with channels outermost, the pair with rows; see
-`triton_project`.
+x, the result of the contraction, and its gradient are channel-first [H, plane], the normalised pair
+n is [rows, C]; columns, rows and padding as in `triton_project`. A program owns BLOCK columns,
+holds the normalised rows of x and of the pair in registers, and loops over the C output channels.
+
+- `output_kernel` writes y and the statistics of x.
+- `output_input_kernel` recomputes values and gates; it writes dx, the gate's part of dn, and, for
+  `weight_kernel`, the gradients of the results of both linear layers.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic
 from bevatron.kernels.pair.triangle_multiply.triton_project import (
     affine,
-    beside,
+    columns_of_block,
+    concatenate,
     identity,
-    in_registers,
     load_bias,
     load_channels,
     load_matrix,
     load_rows,
     norm_backward,
-    places,
-    scaled,
+    normalise,
+    operand_in_registers,
     store_channels,
-    store_pair,
     store_rows,
-    turned,
+    store_two,
+    transpose_by_dot,
 )
+from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit
 def load_cols(Z, row, inside, first, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Load channels ``first .. first + BLOCK_C`` of rows that follow each other, zero outside."""
+    """Load channels ``first .. first + BLOCK_C`` of contiguous rows, zero outside."""
     col = first + tl.arange(0, BLOCK_C)
     keep = inside[:, None]
     if C % BLOCK_C != 0:
         keep = keep & (col < C)[None, :]
-    return tl.load(Z + row[:, None] * C + col[None, :], mask=keep, other=0.0)
+    return tl.load(Z + row[:, None] * C + col[None, :], mask=keep, other=0.0)  # [BLOCK, BLOCK_C]
 
 
 @triton.jit
@@ -46,34 +51,34 @@ def output_kernel(
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK rows of the result, and the statistics of the contraction's rows."""
+    """Compute BLOCK rows of y, and mean and 1/sigma of x over its channels."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
-    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)
-    x = tl.trans(x).to(tl.float32)
-    mean = tl.sum(x, 1) / H
+    col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+    x = load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD)  # [H_PAD, BLOCK]
+    x = tl.trans(x).to(tl.float32)  # [BLOCK, H_PAD]
+    mean = tl.sum(x, 1) / H  # [BLOCK]
     centred = x - mean[:, None]
     if H != H_PAD:
         centred = tl.where((tl.arange(0, H_PAD) < H)[None, :], centred, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)  # [BLOCK]
     tl.store(Mean + row, mean, mask=inside)
     tl.store(Rstd + row, rstd, mask=inside)
     xn = affine(centred * rstd[:, None], NormWeight, NormBias, H, H_PAD)
-    xn = in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)
-    in_mean = tl.load(InMean + row, mask=inside, other=0.0)
-    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)
-    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-    normed = affine(scaled(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
-    normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
+    xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
+    in_mean = tl.load(InMean + row, mask=inside, other=0.0)  # [BLOCK]
+    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)  # [BLOCK]
+    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
+    normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
+    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
-        weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)
-        y = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)
-        weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)
-        gate = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)
+        weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
+        y = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
+        weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
+        gate = tl.dot(normed, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
         if HAS_BIAS:
-            y += load_bias(Bias, h, C, BLOCK_H)[None, :]
-            gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]
+            y += load_bias(Bias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
+            gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         y *= logistic(gate)
         out = h + tl.arange(0, BLOCK_H)
         keep = inside[:, None]
@@ -85,56 +90,56 @@ def output_kernel(
 @triton.jit
 def output_input_kernel(
     DY, X, Z, NormWeight, NormBias, InWeight, InBias, Weight, Gate, Bias, GateBias, Mean, Rstd,
-    InMean, InRstd, DX, DN, Behind, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
+    InMean, InRstd, DX, DN, DLinear, n1, n2, z_0, z_1, z_2, N, N_pad, plane,
     C: tl.constexpr, C_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, AXES: tl.constexpr, HAS_BIAS: tl.constexpr,
     PADDED: tl.constexpr, STAGES: tl.constexpr, HOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the contraction's gradient, and in DN the gate's part of that of the pair's norm.
+    """Compute dx of BLOCK columns, and in DN the gate's part of the gradient of n.
 
-    In Behind, channels outermost, are left the gradients behind both linear layers, one after the
-    other.
+    DLinear [2 C, plane] takes the gradients of the results of the output projection and the gate.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    col, row, inside = places(first, N, N_pad, plane, BLOCK, PADDED)
-    mean = tl.load(Mean + row, mask=inside, other=0.0)
-    rstd = tl.load(Rstd + row, mask=inside, other=0.0)
-    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))
+    col, row, inside = columns_of_block(first, N, N_pad, plane, BLOCK, PADDED)
+    mean = tl.load(Mean + row, mask=inside, other=0.0)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=inside, other=0.0)  # [BLOCK]
+    x = tl.trans(load_channels(X, 0, H, col, plane, H_PAD, H == H_PAD))  # [BLOCK, H_PAD]
     if PADDED:
         x = tl.where(inside[:, None], x, 0.0)
-    xn = affine(scaled(x, mean, rstd, H, H_PAD), NormWeight, NormBias, H, H_PAD)
-    xn = in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)
-    in_mean = tl.load(InMean + row, mask=inside, other=0.0)
-    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)
-    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)
-    normed = affine(scaled(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
-    normed = in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)
+    xn = affine(normalise(x, mean, rstd, H, H_PAD), NormWeight, NormBias, H, H_PAD)
+    xn = operand_in_registers(xn.to(X.dtype.element_ty), H_PAD, HOLD)  # [BLOCK, H_PAD]
+    in_mean = tl.load(InMean + row, mask=inside, other=0.0)  # [BLOCK]
+    in_rstd = tl.load(InRstd + row, mask=inside, other=0.0)  # [BLOCK]
+    z = load_rows(Z, row, inside, n1, n2, z_0, z_1, z_2, C, C_PAD, AXES)  # [BLOCK, C_PAD]
+    normed = affine(normalise(z, in_mean, in_rstd, C, C_PAD), InWeight, InBias, C, C_PAD)
+    normed = operand_in_registers(normed.to(Z.dtype.element_ty), C_PAD, HOLD)  # [BLOCK, C_PAD]
     g = tl.zeros([BLOCK, H_PAD], tl.float32)
     dn = tl.zeros([BLOCK, C_PAD], tl.float32)
     FULL: tl.constexpr = C % BLOCK_H == 0
     for h in tl.range(0, C, BLOCK_H, num_stages=STAGES):
-        weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)
-        value = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)
-        gate_weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)
-        gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)
+        weight = load_matrix(Weight, h, C, H, H_PAD, BLOCK_H, FULL)  # [BLOCK_H, H_PAD]
+        value = tl.dot(xn, tl.trans(weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
+        gate_weight = load_matrix(Gate, h, C, C, C_PAD, BLOCK_H, FULL)  # [BLOCK_H, C_PAD]
+        gate = tl.dot(normed, tl.trans(gate_weight), input_precision=PRECISION)  # [BLOCK, BLOCK_H]
         if HAS_BIAS:
-            value += load_bias(Bias, h, C, BLOCK_H)[None, :]
-            gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]
+            value += load_bias(Bias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
+            gate += load_bias(GateBias, h, C, BLOCK_H)[None, :]  # [BLOCK, BLOCK_H]
         s = logistic(gate)
-        d = load_cols(DY, row, inside, h, C, BLOCK_H).to(tl.float32) * s
+        d = load_cols(DY, row, inside, h, C, BLOCK_H).to(tl.float32) * s  # [BLOCK, BLOCK_H]
         dout = d.to(xn.dtype)
         dgate = (d * value * (1.0 - s)).to(xn.dtype)
-        g = tl.dot(dout, weight, g, input_precision=PRECISION)
-        dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)
-        both = beside(dout, dgate, BLOCK, BLOCK_H)
-        store_pair(Behind, h, C, C, col, plane, both, BLOCK_H, FULL)
-    # Loaded before anything is stored: what waits for it comes last.
+        g = tl.dot(dout, weight, g, input_precision=PRECISION)  # [BLOCK, H_PAD]
+        dn = tl.dot(dgate, gate_weight, dn, input_precision=PRECISION)  # [BLOCK, C_PAD]
+        both = concatenate(dout, dgate, BLOCK, BLOCK_H)  # [BLOCK, 2 * BLOCK_H]
+        store_two(DLinear, h, C, C, col, plane, both, BLOCK_H, FULL)
+    # Loaded again before anything is stored, as it is needed last.
     HALF: tl.constexpr = H_PAD // 2
-    x = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)
-    more = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)
+    low = load_channels(X, 0, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
+    high = load_channels(X, HALF, H, col, plane, HALF, H == H_PAD)  # [HALF, BLOCK]
     store_rows(DN, row, inside, dn, C, C_PAD)
     eye = identity(HALF, X.dtype.element_ty)
-    x = beside(turned(x, eye), turned(more, eye), BLOCK, HALF)
-    xhat = scaled(x, mean, rstd, H, H_PAD)
+    # [BLOCK, H_PAD]
+    x = concatenate(transpose_by_dot(low, eye), transpose_by_dot(high, eye), BLOCK, HALF)
+    xhat = normalise(x, mean, rstd, H, H_PAD)
     dx = norm_backward(g, xhat, rstd, NormWeight, H, H_PAD)
     store_channels(DX, 0, H, col, plane, tl.trans(dx), H_PAD, H == H_PAD)

@@ -1,0 +1,145 @@
+"""A padded batch in one block of memory whose address never changes.
+
+One copy moves it to a GPU, and a CUDA graph reads it there again and again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from math import prod
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.data.padding.shape import BatchShape, Paddable
+
+P = TypeVar("P", bound=Paddable)
+Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+ALIGNMENT = 256
+
+
+class StaticBatch:
+    """A padded batch that stays in one block of memory.
+
+    Parameters
+    ----------
+    shape
+        Length of each of its ragged axes.
+    dtype
+        Type of floating-point tensors, but for those that the batch keeps as they are; None = each
+        keeps its own.
+    device
+        Where.
+    pin
+        Page-locked, for copies to a GPU that do not wait.
+    like
+        A batch of the kind that it is for; structures by default.
+
+    Examples
+    --------
+    >>> static = StaticBatch(BatchShape(edges=8, atoms=4, graphs=2))
+    >>> static.batch.edges.shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        shape: BatchShape,
+        dtype: torch.dtype | None = torch.float64,
+        device: torch.device | str = "cpu",
+        *,
+        pin: bool = False,
+        like: Paddable | None = None,
+    ) -> None:
+        self.shape = shape
+        like = _no_structures() if like is None else like
+        layout = _layout(like, shape, dtype)
+        offsets, start = {}, 0
+        for name, (item, dims) in layout.items():
+            offsets[name] = (start, start + prod(dims) * item.itemsize)
+            start = -(-offsets[name][1] // ALIGNMENT) * ALIGNMENT
+        self.block = torch.zeros(max(start, 1), dtype=torch.uint8, device=device, pin_memory=pin)
+        # What is filled in was checked on the host: a captured step cannot refuse anything.
+        self.batch: Any = like.over(
+            {
+                name: self.block[slice(*offsets[name])].view(item).view(dims)
+                for name, (item, dims) in layout.items()
+            }
+        )
+
+    def fill(self, batch: Paddable) -> None:
+        """Write a batch and the padding rows after it.
+
+        Raises
+        ------
+        ValueError
+            If the batch is larger than the shape allows.
+        """
+        if not self.shape.fits(batch):
+            raise ValueError(f"a batch of {dict(batch.sizes)} does not fit into {self.shape}")
+        padding = batch.padding_rows(self.shape)
+        for name, ragged in batch.ragged.items():
+            # By numpy: waking torch's threads can take longer than the copies.
+            values, target = (getattr(one, name).numpy() for one in (batch, self.batch))
+            if ragged.dim:
+                values, target = (np.moveaxis(one, ragged.dim, 0) for one in (values, target))
+            np.copyto(target[: len(values)], values, casting="same_kind")
+            rest = padding.get(name, 0)
+            target[len(values) :] = rest.numpy() if isinstance(rest, Tensor) else rest
+
+    def copy_from(self, other: "StaticBatch") -> None:
+        """Copy everything in one piece, without waiting if the other is page-locked."""
+        self.block.copy_(other.block, non_blocking=True)
+
+
+def pad(batch: P, shape: BatchShape) -> P:
+    """Pad a batch on the CPU to a shape.
+
+    Parameters
+    ----------
+    batch
+        On the CPU.
+    shape
+        With room for the padding that this kind of batch needs.
+
+    Returns
+    -------
+    Paddable
+        In new memory; its samples are the real ones alone.
+
+    Raises
+    ------
+    ValueError
+        If the batch is larger than the shape allows.
+    """
+    static = StaticBatch(shape, None, like=batch)
+    static.fill(batch)
+    tensors: dict[str, Any] = {name: getattr(static.batch, name) for name in batch.ragged}
+    return dataclasses.replace(batch, **tensors)  # type: ignore[type-var]
+
+
+def fill_of(batch: Paddable, shape: BatchShape) -> dict[str, float]:
+    """Share of each axis of a shape that a batch uses, by the axis's name."""
+    return {name: batch.sizes[name] / length for name, length in shape.lengths if length}
+
+
+def _layout(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> Layout:
+    """Type and shape of every tensor of a padded batch."""
+    kept = getattr(like, "keeps_dtype", ())
+    found = {}
+    for name, ragged in like.ragged.items():
+        value: Tensor = getattr(like, name)
+        dims = list(value.shape)
+        dims[ragged.dim] = shape[ragged.axis] + ragged.extra
+        cast = dtype is not None and value.is_floating_point() and name not in kept
+        found[name] = (dtype if cast and dtype is not None else value.dtype, tuple(dims))
+    return found
+
+
+def _no_structures() -> Paddable:
+    """Return what a static batch was like before there were other kinds."""
+    from bevatron.data.samples.structures import no_structures
+
+    return no_structures()
