@@ -65,7 +65,8 @@ def _is_drawn(item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Run a test marked ``own_process`` in another pytest: it may end its process or its GPU."""
-    if pyfuncitem.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+    marker = pyfuncitem.get_closest_marker("own_process")
+    if marker is None or not marker.kwargs.get("when", True) or OWN_PROCESS in os.environ:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
     done = subprocess.run(

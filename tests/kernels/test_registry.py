@@ -1,6 +1,7 @@
 """Which implementation runs, why, and how it is chosen."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -154,7 +155,11 @@ def test_the_environment_variable_is_read_at_the_start():
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env={"BEVATRON_KERNELS": "triton, scatter_sum=reference", "PATH": ""},
+        env={
+            "BEVATRON_KERNELS": "triton, scatter_sum=reference",
+            "PATH": "",
+            "PYTHONPATH": os.environ["PYTHONPATH"],
+        },
         capture_output=True,
         text=True,
         check=True,

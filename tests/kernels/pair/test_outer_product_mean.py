@@ -58,8 +58,8 @@ def _small_chunks(monkeypatch, request):
         monkeypatch.setattr(triton, "KEPT_BYTES", -1)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton, "ELEMENTS", 64)
-    monkeypatch.setattr(triton, "PER_PROCESSOR", 2)
-    monkeypatch.setattr(triton, "processors", lambda _: 1)
+    monkeypatch.setattr(triton, "PER_SM", 2)
+    monkeypatch.setattr(triton, "num_sms", lambda _: 1)
 
 
 @pytest.mark.parametrize("biases", [(), BIASES, ("b_bias",)])
@@ -198,12 +198,12 @@ def test_outer_products_of_768_residues_are_kept_and_no_more(length, batch, dtyp
     found = []
     with FakeTensorMode():
         m, *others = (
-            torch.empty(shape, dtype=dtype, requires_grad=True)
+            torch.empty(shape, dtype=dtype, device=DEVICE, requires_grad=True)
             for shape in ((*batch, 128, length, 256), *weights)
         )
         hooks = saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t)
         with hooks, use(outer_product_mean="triton"):
-            outer_product_mean(m, torch.ones(m.shape[:-1]), *others)
+            outer_product_mean(m, torch.ones(m.shape[:-1], device=DEVICE), *others)
     products = [t for t in found if t.shape[1:] == (length, 32, length * 32)]
     assert [len(t) for t in products] == [1 if kept else 0]
 
@@ -217,7 +217,7 @@ def test_the_custom_operators_are_well_formed():
     arguments = (t["m"], torch.ones(3, 4, device=DEVICE), t["norm_weight"], t["norm_bias"])
     outs = (joint, joint_bias, t["out_weight"], t["out_bias"], 1e-5, 1e-3)
     for keeps in (False, True):
-        torch.library.opcheck(mean_of_products, (*arguments, *outs, keeps))
+        torch.library.opcheck(mean_of_products.op, (*arguments, *outs, keeps))
 
 
 def test_wrong_shapes_are_told_by_name():

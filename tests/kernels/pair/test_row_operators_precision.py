@@ -48,11 +48,11 @@ def draw(name, dtype):
 
 
 @pytest.fixture(autouse=True)
-def _few_processors(monkeypatch):
+def _few_sms(monkeypatch):
     """Let a few rows be enough for the products with something at their end."""
     from bevatron.kernels.pair.swiglu import triton_products
 
-    monkeypatch.setattr(triton_products, "processors", lambda _device: 1)
+    monkeypatch.setattr(triton_products, "num_sms", lambda _device: 1)
 
 
 def run(name, choice, tensors, along=None):
@@ -123,6 +123,7 @@ def far_apart(tensor):
     return view.copy_(tensor)
 
 
+@pytest.mark.own_process(when=GPU)  # a wrong address would spoil all later tests
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_rows_may_lie_further_apart_than_32_bits_count(name):
     if GPU and torch.cuda.mem_get_info()[0] < 20 * 2**30:

@@ -6,8 +6,8 @@ stored in both directions, the sum over senders into an atom equals the sum over
 it, and the two blocks of weights that act on it are added up. The weights are those of the plain
 layers.
 
-Inputs of several operators (atoms, messages, the bias) are passed on from each to the next
-(``_beside``): its gradient comes back along the same line, and each adds its own where it writes.
+Inputs of several operators (atoms, messages, the bias) are returned by each for the next
+(``_with_input``): their gradient comes back along the same path, and each accumulates its own.
 """
 
 from typing import NamedTuple
@@ -26,11 +26,11 @@ from bevatron.kernels import (
     residual_norm,
     scaled_residual,
 )
-from bevatron.kernels.molecule.linear import linear_beside
-from bevatron.kernels.molecule.molecule_attention import molecule_attention_beside
-from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_beside
+from bevatron.kernels.molecule.linear import linear_with_input
+from bevatron.kernels.molecule.molecule_attention import molecule_attention_with_bias
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_with_inputs
 from bevatron.kernels.molecule.norm_gelu import Activation
-from bevatron.kernels.molecule.segment_sum import segment_sum_beside
+from bevatron.kernels.molecule.segment_sum import segment_sum_with_input
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
 
@@ -139,7 +139,7 @@ class EdgeUpdate(MLP):
         """Compute the messages, and pass the atoms on."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
-        of_atoms, x = linear_beside(x, torch.cat([receiver, sender]))
+        of_atoms, x = linear_with_input(x, torch.cat([receiver, sender]))
         hidden = bond_norm_gelu(
             linear(e, edge),
             of_atoms,
@@ -201,7 +201,7 @@ class NodeUpdate(MLP):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         step = 2 if self.adjacent else 1
         weights = parts[0::step]
-        sums, handed_on, near_x = neighbour_sums_beside(
+        sums, handed_on, near_x = neighbour_sums_with_inputs(
             messages,
             x if self.adjacent else None,
             graphs.bonds,
@@ -247,10 +247,10 @@ class GlobalUpdate(MLP):
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Sum up each molecule's updates, and its messages times their factors; pass both on."""
-        of_nodes, nodes = segment_sum_beside(nodes, graphs.graph_ptr)
+        of_nodes, nodes = segment_sum_with_input(nodes, graphs.graph_ptr)
         read = [g, of_nodes.to(g.dtype)]
         if messages is not None:
-            of_edges, messages = segment_sum_beside(messages, graphs.edge_ptr, scale)
+            of_edges, messages = segment_sum_with_input(messages, graphs.edge_ptr, scale)
             read.append(of_edges.to(g.dtype))
         return super().forward(torch.cat(read, 1)), nodes, messages
 
@@ -315,8 +315,8 @@ class Attention(nn.Module):
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Compute the update of the nodes; pass nodes and bias on."""
-        qkv, x = linear_beside(x, self.qkv.weight, self.qkv.bias)
-        found, bias = molecule_attention_beside(
+        qkv, x = linear_with_input(x, self.qkv.weight, self.qkv.bias)
+        found, bias = molecule_attention_with_bias(
             qkv.unflatten(1, (3, self.num_heads, -1)),
             None,
             None,
@@ -341,7 +341,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map rows, and pass them on."""
-        hidden, x = linear_beside(x, self.first.weight)
+        hidden, x = linear_with_input(x, self.first.weight)
         hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
         return linear(hidden, self.second.weight, self.second.bias), x

@@ -1,0 +1,384 @@
+"""`bevatron bench profile`: where the time and the memory of a run's steps go.
+
+The run is built from its configuration and walks some steps from new weights, in a folder of its
+own; what was found is printed, drawn and written to the folder ``profile`` of the run.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from bevatron import __version__
+from bevatron.errors import ConfigError
+from bevatron.files import write_json_atomically
+from bevatron.parallel.collectives import gather_json
+from bevatron.parallel.mesh import open_mesh
+from bevatron.recipes import recipe
+from bevatron.recipes.training import configuration
+from bevatron.train.profiling.autograd_memory import SavedBytes
+from bevatron.train.profiling.steps import Memory, Profile, profile_steps
+from bevatron.train.profiling.timeline import (
+    COMMUNICATION,
+    HOST,
+    Gains,
+    Total,
+    by_class,
+    by_name,
+    classify,
+    gains,
+    occupation,
+    waiting_shares,
+)
+from bevatron.train.report import plots
+from bevatron.train.run import Run
+
+Rows = list[dict[str, Any]]
+Report = list[tuple[str, Rows]]
+
+LONGEST = 15
+"""Kernels and modules that are shown; the JSON file has all."""
+
+PARTS = ("computing", "overlapped", "communicating", "idle")
+
+GAINS = {
+    "host": "host work cost nothing",
+    "data": "batches were always ready",
+    "ranks": "no rank waited for another",
+    "communication": "communication cost nothing",
+}
+
+
+def profile_folder(
+    source: Path,
+    steps: int = 50,
+    warm: int = 10,
+    device: str | None = None,
+    out: Path | None = None,
+) -> tuple[Report, list[str]]:
+    """Profile the steps of a run's folder or of a YAML file; the run's own files stay as they are.
+
+    Under torchrun every process calls this; only the first returns something to print.
+
+    Parameters
+    ----------
+    source
+        Folder of a run or a configuration.
+    steps
+        To time, and then to trace.
+    warm
+        Steps before.
+    device
+        Instead of that of the configuration.
+    out
+        Folder for profile.json and the pictures; ``profile`` in the run's folder by default.
+
+    Returns
+    -------
+    Titles with tables, and lines about the files written.
+
+    Raises
+    ------
+    BevatronError
+        Whatever a user can mend.
+    """
+    if steps < 1 or warm < 1:
+        raise ConfigError(f"--steps and --warm: expected 1 or more, got {steps} and {warm}")
+    config, folder = _configuration(source)
+    if device is not None:
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device))
+    with TemporaryDirectory(prefix="bevatron-profile-") as elsewhere:
+        # What the run has prepared is used; where there is no run yet, nothing is left behind.
+        place = folder if folder.is_dir() else Path(elsewhere)
+        _, build = recipe(config.recipe)
+        run: Run = build(dataclasses.replace(config, output=place))
+        found = profile(run, steps, warm)
+    if found is None:
+        return [], []
+    return report(found), write(found, out or folder / "profile")
+
+
+def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
+    """Profile the steps of a run that was built already.
+
+    Returns
+    -------
+    dict or None
+        Plain values: ``step`` and its ``gains`` in ms, and for each of ``ranks`` how its device
+        spent the time, by class, by kernel, and its memory. None on other ranks than the first.
+    """
+    # Opened here too, so that the ranks can be gathered after the run has closed its own.
+    with open_mesh(run.settings.train.device, run.settings.train.timeout_minutes * 60) as mesh:
+        measured = profile_steps(run, steps, warm)
+        collectives = [
+            span.duration for span in measured.spans if classify(span.name) == COMMUNICATION
+        ]
+        share = waiting_shares(gather_json(collectives, mesh))[mesh.rank]
+        ranks = gather_json(_summary(measured, share), mesh)
+        if not mesh.is_main:
+            return None
+        on_gpu = mesh.device.type == "cuda"
+        name = torch.cuda.get_device_name(mesh.device) if on_gpu else "CPU"
+    mean = {key: sum(rank["gains"][key] for rank in ranks) / len(ranks) for key in GAINS}
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": name,
+        "on_gpu": on_gpu,
+        "versions": {"bevatron": __version__, "torch": torch.__version__},
+        "steps": steps,
+        "captured": measured.captured,
+        "step": sum(rank["step"] for rank in ranks) / len(ranks),
+        "gains": mean,
+        "ranks": ranks,
+    }
+
+
+def _configuration(source: Path) -> tuple[Any, Path]:
+    """Read the configuration of a run's folder or of a file; return it with the run's folder."""
+    if not source.is_dir():
+        config = configuration(str(source))
+        return config, Path(config.output)
+    path = source / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{source}: holds no config.yaml; expected the folder of a run")
+    return configuration(str(path)), source
+
+
+def _summary(measured: Profile, waiting_share: float) -> dict[str, Any]:
+    """Turn what one rank saw into plain values; times in ms per step, sizes in bytes."""
+    steps, window = measured.steps, measured.window
+    spent = occupation(measured.spans, window)
+    names = by_name(measured.spans, measured.calls)
+    on_gpu = measured.mesh.device.type == "cuda"
+    gained = gains(
+        measured.spans,
+        window,
+        steps,
+        step=measured.untraced if on_gpu else None,
+        data=measured.data,
+        ranks=measured.ranks,
+        waiting_share=waiting_share,
+    )
+
+    def per_step(total: Total) -> dict[str, float]:
+        return {"ms": total.time / steps / 1e6, "count": total.count / steps}
+
+    traced, step = spent.window / steps, measured.untraced
+    idle = max(1 - (traced - spent.idle / steps) / max(step, 1.0), 0.0)
+    if not on_gpu:
+        # Tracing slows operators of a CPU as much as what lies between them.
+        idle, slower = spent.idle / max(spent.window, 1), traced / max(step, 1.0)
+        gained = Gains(*(value / slower for value in dataclasses.astuple(gained)))
+    return {
+        "rank": measured.mesh.rank,
+        "step": step / 1e6,
+        "traced_step": traced / 1e6,
+        "sizes": measured.sizes,
+        "shares": spent.shares(),
+        "idle_untraced": idle,
+        "launches": measured.launches / steps,
+        "host_only": spent.idle / steps / 1e6,
+        "classes": {name: per_step(total) for name, total in by_class(names).items()},
+        "kernels": {name: per_step(total) for name, total in names.items()},
+        "gains": {key: value / 1e6 for key, value in dataclasses.asdict(gained).items()},
+        "memory": _memory(measured.memory),
+    }
+
+
+def _memory(memory: Memory) -> dict[str, Any]:
+    values = dataclasses.asdict(memory)
+    kept: dict[str, SavedBytes] = memory.activations
+    values["modules"] = {name: dataclasses.asdict(saved) for name, saved in kept.items()}
+    values["activations"] = sum(saved.total for saved in kept.values())
+    return values
+
+
+def report(found: dict[str, Any]) -> Report:
+    """Put a profile into tables for the terminal."""
+    ranks, first = found["ranks"], found["ranks"][0]
+    kind = "GPU" if found["on_gpu"] else "CPU"
+    how = "replayed CUDA graphs" if found["captured"] else "launched one by one"
+    sizes = ", ".join(f"{value:,.0f} {name}" for name, value in first["sizes"].items())
+    called = "launches" if found["on_gpu"] else "calls"
+    return [
+        (
+            f"{kind} time of {found['steps']} steps ({found['device']}, {how}; {sizes} a step)",
+            [_time_row(rank) for rank in ranks],
+        ),
+        (f"{kind} time by class (rank 0)", _class_rows(first, called)),
+        (
+            f"longest {'kernels' if found['on_gpu'] else 'operators'} (rank 0)",
+            [
+                {
+                    "ms": f"{total['ms']:.3f}",
+                    "share": f"{total['ms'] / first['traced_step']:.1%}",
+                    called: f"{total['count']:.1f}",
+                    "name": short(name),
+                }
+                for name, total in list(first["kernels"].items())[:LONGEST]
+            ],
+        ),
+        (f"memory (rank 0; activations of a batch of {_sizes(first)})", _memory_rows(first)),
+        ("activations by module (rank 0)", _module_rows(first)),
+        (f"a step takes {found['step']:.2f} ms; it would take", _gain_rows(found)),
+    ]
+
+
+def _time_row(rank: dict[str, Any]) -> dict[str, str]:
+    return {
+        "rank": str(rank["rank"]),
+        "ms": f"{rank['step']:.2f}",
+        **{part: f"{rank['shares'][part]:.1%}" for part in PARTS},
+        "ms traced": f"{rank['traced_step']:.2f}",
+        "idle untraced": f"{rank['idle_untraced']:.1%}",
+    }
+
+
+def _class_rows(rank: dict[str, Any], called: str) -> Rows:
+    rows: Rows = []
+    host = {"ms": rank["host_only"], "count": rank["launches"]}
+    for name, total in {**rank["classes"], f"{HOST} only": host}.items():
+        rows.append(
+            {
+                "class": name,
+                "ms": f"{total['ms']:.3f}",
+                "share": f"{total['ms'] / rank['traced_step']:.1%}",
+                called: f"{total['count']:.1f}",
+            }
+        )
+    if not rank["launches"]:
+        rows[-1][called] = ""
+    return rows
+
+
+def _sizes(rank: dict[str, Any]) -> str:
+    return ", ".join(f"{size:,} {name}" for name, size in rank["memory"]["batch"].items())
+
+
+def _memory_rows(rank: dict[str, Any]) -> Rows:
+    memory = rank["memory"]
+    labels = {
+        "weights": "weights and buffers",
+        "gradients": "gradients",
+        "optimizer": "optimiser",
+        "averages": "averaged weights",
+        "activations": "activations kept for the backward pass",
+        "temporary": "temporary, at the peak of a step",
+        "peak": "peak of the run",
+        "reserved": "asked of the device (with CUDA graphs)",
+    }
+    return [
+        {"for": label, "MiB": f"{memory[key] / 2**20:,.2f}"}
+        for key, label in labels.items()
+        if memory[key] is not None
+    ]
+
+
+def _module_rows(rank: dict[str, Any]) -> Rows:
+    whole = max(rank["memory"]["activations"], 1)
+    return [
+        {
+            "forward MiB": f"{saved['forward'] / 2**20:,.2f}",
+            "inner gradient MiB": f"{saved['gradient'] / 2**20:,.2f}",
+            "share": f"{(saved['forward'] + saved['gradient']) / whole:.1%}",
+            "module": name,
+        }
+        for name, saved in list(rank["memory"]["modules"].items())[:LONGEST]
+    ]
+
+
+def _gain_rows(found: dict[str, Any]) -> Rows:
+    step = found["step"]
+    rows = [
+        {
+            "ms": f"{step - gained:.2f}",
+            "gained": f"{gained / step:.1%}",
+            "if": GAINS[key],
+        }
+        for key, gained in found["gains"].items()
+    ]
+    left = step - sum(found["gains"].values())
+    return [*rows, {"ms": f"{left:.2f}", "gained": f"{1 - left / step:.1%}", "if": "all of these"}]
+
+
+def short(name: str, most: int = 90) -> str:
+    """Shorten the name of a kernel: no return type and no arguments.
+
+    Examples
+    --------
+    >>> short("void at::native::vectorized_elementwise_kernel<4, f>(int, f, std::array<char*, 2>)")
+    'at::native::vectorized_elementwise_kernel<4, f>'
+    """
+    name = name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}")
+    depth = 0
+    for place, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0 and "::" in name:
+            name = name[:place]
+            break
+    return name if len(name) <= most else name[: most - 3] + "..."
+
+
+def write(found: dict[str, Any], folder: Path) -> list[str]:
+    """Write profile.json, profile.png and activations.png; return lines that say where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_atomically(folder / "profile.json", found, ConfigError)
+    plots.save(_overview(found), folder / "profile.png")
+    plots.save(_activations(found["ranks"][0]), folder / "activations.png")
+    return [f"written: {folder / 'profile.json'}, profile.png and activations.png beside it"]
+
+
+def _overview(found: dict[str, Any]) -> Any:
+    ranks, first = found["ranks"], found["ranks"][0]
+    kind = "GPU" if found["on_gpu"] else "CPU"
+    memory = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": "optimiser",
+        "averages": "averaged weights",
+        "activations": "activations",
+        "temporary": "temporary",
+    }
+    known = {label: memory_of(first, key) for key, label in memory.items()}
+    classes = {name: total["ms"] for name, total in first["classes"].items()}
+    classes[f"{HOST} only"] = first["host_only"]
+    step = found["step"]
+    left = {"now": step, **{GAINS[key]: step - value for key, value in found["gains"].items()}}
+    left["all of these"] = step - sum(found["gains"].values())
+    return plots.stacks(
+        [
+            plots.Stacks(
+                f"{kind} time",
+                "share of the time (%)",
+                [f"rank {rank['rank']}" for rank in ranks],
+                {part: [100 * rank["shares"][part] for rank in ranks] for part in PARTS},
+            ),
+            _bars(f"{kind} time by class", "ms per step", classes),
+            _bars("Memory", "MiB", known),
+            _bars("Step time, if", "ms", left),
+        ]
+    )
+
+
+def memory_of(rank: dict[str, Any], key: str) -> float:
+    """Return a part of a rank's memory in MiB; what was not measured is 0."""
+    return float(rank["memory"][key] or 0) / 2**20
+
+
+def _bars(title: str, xlabel: str, values: dict[str, float]) -> plots.Stacks:
+    return plots.Stacks(title, xlabel, list(values), {"": list(values.values())})
+
+
+def _activations(rank: dict[str, Any]) -> Any:
+    modules = dict(list(rank["memory"]["modules"].items())[: 2 * LONGEST])
+    names: Sequence[str] = list(modules)
+    parts = {
+        label: [modules[name][key] / 2**20 for name in names]
+        for key, label in (("forward", "forward pass"), ("gradient", "inner gradient"))
+    }
+    batch = f"MiB, of a batch of {_sizes(rank)}"
+    return plots.stacks([plots.Stacks("Activations by module", batch, names, parts)], columns=1)
