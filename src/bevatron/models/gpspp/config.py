@@ -8,6 +8,7 @@ from tyro.conf import Suppress
 
 from bevatron.data.samples import FeatureSet, feature_set
 from bevatron.errors import ConfigError
+from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
 TargetKind = Literal["regression", "binary", "multiclass"]
 """What a target is: a number, 0 or 1, or the number of a class from 0."""
@@ -235,10 +236,7 @@ class GPSPlusPlusConfig:
 
     def __post_init__(self) -> None:
         feature_set(self.feature_set)
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+        check_ranges(self, _RANGES)
         if self.node_width % self.num_heads:
             raise ConfigError(
                 f"num_heads: {self.num_heads} heads do not divide node_width {self.node_width}"
@@ -294,10 +292,7 @@ class GPSPlusPlusConfig:
         ConfigError
             If there is no such preset.
         """
-        if name not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ConfigError(f"preset: there is no '{name}' (known: {known})")
-        return cls(**{**PRESETS[name], **changes})
+        return cls(**preset_values(PRESETS, name) | changes)
 
 
 _RANGES = (

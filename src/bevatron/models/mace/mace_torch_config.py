@@ -32,9 +32,6 @@ _PLAIN = {
 }
 """Options with the only values that are supported."""
 
-_IGNORED = {"cueq_config", "oeq_config", "use_reduced_cg", "num_elements", "readout_cls", "gate"}
-"""Keys that do not change the function, or are checked elsewhere."""
-
 
 def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> MaceConfig:
     """Read mace-torch's configuration.

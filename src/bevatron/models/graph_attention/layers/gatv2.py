@@ -96,9 +96,9 @@ class GatV2(NamedLayer):
         h = dense_features(features)[:, None]
         with torch.autocast(h.device.type, enabled=False):
             query: Tensor = torch.einsum("nhk,hkj->nhj", h, self.learned["query"].to(h.dtype))
-            if "bias_query" not in self.learned:
-                return query
-            return query + self.learned["bias_query"].to(query.dtype)
+            if "bias_query" in self.learned:
+                query = query + self.learned["bias_query"].to(query.dtype)
+        return query
 
     @property
     def psi(self) -> Expression:
