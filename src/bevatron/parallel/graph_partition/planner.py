@@ -299,7 +299,7 @@ def plan(
     schemes
         Which to consider; those that suit all graphs by default.
     machine
-        What moves the words; one node of GPUs by default.
+        Rates of the machine; one node of GPUs by default.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Computing a planned Psi on a graph: vectors and small products first, then passes over the edges.
+"""Evaluates a planned Psi on a graph: vectors and small matmuls first, then passes over the edges.
 
 Everything carries a heads axis: vectors [n, H], features [n, H, k], numbers on edges [nnz, H],
 learned weights [H, ...]; H is 1 for what all heads share. Scores and all numbers on edges are at
@@ -87,7 +87,7 @@ class Evaluator:
         return compute(node)
 
     def _operand(self, node: Expression, kind: Kind) -> Tensor | float:
-        """Return a value that broadcasts to a node of a kind: scalars stand for their head."""
+        """Return a value that broadcasts to a node of a kind: scalars get one value per head."""
         if node.kind is not Kind.SCALAR:
             return self(node)
         value = self.number(node)

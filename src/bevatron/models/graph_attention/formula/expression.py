@@ -153,7 +153,7 @@ def weight(name: str, *shape: int | str) -> Expression:
     name
         Its name among the layer's parameters.
     shape
-        Sizes; ``"in"`` and ``"out"`` stand for the widths of H and X.
+        Sizes; ``"in"`` and ``"out"`` mean the widths of H and X.
 
     Examples
     --------
