@@ -52,8 +52,8 @@ from bevatron.parallel.mesh import Mesh  # noqa: E402
 from bevatron.recipes import recipe  # noqa: E402
 from bevatron.recipes.training import configuration  # noqa: E402
 from bevatron.train.epochs import plan_epoch  # noqa: E402
+from bevatron.train.logger import Logger  # noqa: E402
 from bevatron.train.loop import fit  # noqa: E402
-from bevatron.train.records import Records  # noqa: E402
 from bevatron.typing import Arrays, IntArray  # noqa: E402
 
 DEMO = files("bevatron.recipes") / "demo_data"
@@ -153,18 +153,18 @@ def run(*arguments: str) -> None:
 @contextmanager
 def signal_after(last: int) -> Iterator[None]:
     """Send SIGTERM to this process when the trainer writes the record of a step."""
-    write = Records.step
+    write = Logger.step
 
-    def write_and_stop(self: Records, progress, *others):
+    def write_and_stop(self: Logger, progress, *others):
         write(self, progress, *others)
         if progress.step == last:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Records.step = write_and_stop  # type: ignore[method-assign, assignment]
+    Logger.step = write_and_stop  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Records.step = write  # type: ignore[method-assign]
+        Logger.step = write  # type: ignore[method-assign]
 
 
 class SlowSamples:

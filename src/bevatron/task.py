@@ -1,7 +1,7 @@
 """What the trainer needs to know about a model and its data: the Task protocol.
 
-A task turns samples into a batch, computes the loss and keeps the metrics. The trainer knows
-nothing else of a model. Loss and normalisers are separate so that a loss is one global mean:
+A task collates samples into a batch, computes the loss and keeps the metrics. The trainer knows
+nothing else about a model. Loss and normalisers are separate so that a loss is one global mean:
 the counts of all micro-batches and ranks of a step are summed first, and each part of the loss
 is a sum divided by that total. Unequal batches therefore stay unbiased, and a step over several
 small batches equals the step over one large batch.
@@ -18,7 +18,7 @@ from bevatron.typing import Arrays, IntArray
 
 
 class Batch(Protocol):
-    """Samples put together for one step."""
+    """Samples collated for one step."""
 
     @property
     def sample_indices(self) -> IntArray:

@@ -1,5 +1,8 @@
 """Batches padded to fixed shapes, and the choice of the shapes."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +89,17 @@ def test_a_static_batch_stays_where_it_is_and_forgets_what_was_in_it():
         if isinstance(value, torch.Tensor):
             assert torch.equal(getattr(static.batch, name), value), name
             assert getattr(static.batch, name).dtype == value.dtype
+
+
+def test_a_shape_has_named_lengths_in_the_order_of_its_axes():
+    shape = BatchShape(edges=120, atoms=24, graphs=7)
+    assert shape == BatchShape(120, 24, 7)
+    assert [*shape] == ["edges", "atoms", "graphs"]
+    assert pickle.loads(pickle.dumps(shape)) == copy.copy(shape) == shape
+    assert len({shape, BatchShape(120, 24, 7)}) == 1
+    assert BatchShape(edges=119, atoms=99, graphs=9) < shape < BatchShape(120, 24, 8)
+    with pytest.raises(AttributeError, match="pairs"):
+        shape.pairs  # noqa: B018
 
 
 def test_one_copy_moves_everything():

@@ -17,7 +17,7 @@ from graph_data_sets import write
 from bevatron.errors import ConfigError
 from bevatron.recipes.graph.predict import evaluate_graphs
 from bevatron.recipes.graph.run import GraphRun, build
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 
 
 def losses(folder):

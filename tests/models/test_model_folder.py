@@ -7,12 +7,6 @@ import torch
 
 from bevatron.errors import CheckpointError
 from bevatron.models import gpspp, graph_attention, mace
-from bevatron.models.gpspp.storage import load_model as load_gpspp
-from bevatron.models.gpspp.storage import save_model as save_gpspp
-from bevatron.models.graph_attention.storage import load_model as load_graph
-from bevatron.models.graph_attention.storage import save_model as save_graph
-from bevatron.models.mace.storage import load_model as load_mace
-from bevatron.models.mace.storage import save_model as save_mace
 
 
 def small_mace():
@@ -23,14 +17,14 @@ def small_mace():
 
 
 KINDS = {
-    "mace": (small_mace, save_mace, load_mace),
-    "gpspp": (lambda: gpspp.build("gpspp-4", num_layers=1), save_gpspp, load_gpspp),
+    "mace": (small_mace, mace.save_model, mace.load_model),
+    "gpspp": (lambda: gpspp.build("gpspp-4", num_layers=1), gpspp.save_model, gpspp.load_model),
     "graph_attention": (
         lambda: graph_attention.NodeClassifier(
             graph_attention.GraphAttentionConfig().with_data(inputs=5, outputs=3)
         ),
-        save_graph,
-        load_graph,
+        graph_attention.save_model,
+        graph_attention.load_model,
     ),
 }
 

@@ -20,7 +20,7 @@ from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.recipes.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
 from bevatron.recipes.timed import Budget, fit_within
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
 TINY = {

@@ -14,6 +14,7 @@ from graph_data_sets import write
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.capture import step as captured_step
+from bevatron.train.capture import step_graphs
 from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.loop import begin_state, fit
 
@@ -52,9 +53,9 @@ def capturing(monkeypatch):
     made = []
     if DEVICE == "cpu":
         monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
-    standing = captured_step.StandingFeed
+    standing = step_graphs.StandingFeed
     monkeypatch.setattr(
-        captured_step, "StandingFeed", lambda *given: made.append(given) or standing(*given)
+        step_graphs, "StandingFeed", lambda *given: made.append(given) or standing(*given)
     )
     return made
 

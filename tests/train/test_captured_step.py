@@ -1,4 +1,4 @@
-"""Steps over padded batches whose figures are read later; on a CPU the same without recording."""
+"""Steps over padded batches whose figures are read later; on a CPU the same without capture."""
 
 import dataclasses
 import os
@@ -17,10 +17,9 @@ from bevatron.errors import ConfigError, DivergenceError
 from bevatron.models.mace import MACE, LossConfig, MaceTask
 from bevatron.models.mace.losses import StageTwo
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.capture import cuda_graphs
-from bevatron.train.capture import step as captured_module
+from bevatron.train.capture import cuda_graphs, step_graphs
 from bevatron.train.capture.step import CapturedStep, obstacle
-from bevatron.train.journal import read_journal
+from bevatron.train.logger import read_journal
 from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 
@@ -108,12 +107,12 @@ def test_padded_steps_equal_plain_ones(tmp_path, accumulate, clip_norm):
 def test_a_step_of_one_batch_is_one_recording(tmp_path, monkeypatch, accumulate):
     made = []
 
-    class Counting(captured_module.GraphPool):
+    class Counting(step_graphs.GraphPool):
         def capture(self, work, warm_up=None):
             replay = super().capture(work, warm_up)
             return lambda: (made.append(work.__name__), replay())
 
-    monkeypatch.setattr(captured_module, "GraphPool", Counting)
+    monkeypatch.setattr(step_graphs, "GraphPool", Counting)
     run, state = prepared(tmp_path, optim={**OPTIM, "accumulate": accumulate})
     step = CapturedStep(run, state, MESH)
     for group in ([0, 1, 2], [3, 4]):
@@ -220,13 +219,13 @@ def test_the_time_that_recording_takes_is_told_apart(tmp_path, monkeypatch, on_a
     records = list(read_journal(tmp_path / "metrics.jsonl"))
     steps = [record for record in records if record["kind"] == "step"]
     first, second = steps[0]["time"], steps[1]["time"]
-    assert first["recording"] >= 0.05  # at least one shape
-    assert "recording" not in second
-    rate = steps[0]["sizes"]["atoms"] / (first["seconds"] - first["recording"])
+    assert first["capture"] >= 0.05  # at least one shape
+    assert "capture" not in second
+    rate = steps[0]["sizes"]["atoms"] / (first["seconds"] - first["capture"])
     assert first["atoms_per_s"] == pytest.approx(rate)
     epochs = [record["time"] for record in records if record["kind"] == "epoch"]
-    assert epochs[0]["recording"] == pytest.approx(first["recording"])
-    assert "recording" not in epochs[1]
+    assert epochs[0]["capture"] == pytest.approx(first["capture"])
+    assert "capture" not in epochs[1]
 
 
 def test_why_steps_are_not_captured_is_said(tmp_path):

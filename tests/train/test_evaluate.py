@@ -7,7 +7,7 @@ import torch
 
 from bevatron.train.console import Console
 from bevatron.train.evaluate import evaluate, ordered_batches, predict
-from bevatron.train.journal import Journal, read_journal
+from bevatron.train.logger import Journal, read_journal
 from bevatron.train.profiling.autograd_memory import saved_bytes
 from bevatron.train.settings import BatchConfig, LoaderConfig
 

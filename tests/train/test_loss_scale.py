@@ -13,8 +13,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.task import Loss
 from bevatron.train.capture.step import captured_step
 from bevatron.train.loop import begin_state, fit
-from bevatron.train.loss_scale import FIRST, PATIENCE, LossScale
-from bevatron.train.precision import products
+from bevatron.train.precision import FIRST, PATIENCE, LossScale, autocast_context
 from bevatron.train.settings import TrainConfig
 from bevatron.train.state import Progress
 from bevatron.train.step import train_step
@@ -151,5 +150,5 @@ def test_it_is_not_captured(tmp_path):
 
 
 def test_products_are_in_float16():
-    with products(TrainConfig(dtype="float32", autocast="float16"), torch.device("cpu")):
+    with autocast_context(TrainConfig(dtype="float32", autocast="float16"), torch.device("cpu")):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float16

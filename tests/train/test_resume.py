@@ -16,7 +16,7 @@ import torch
 from bevatron import files
 from bevatron.config import to_dict
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.train.checkpoint import flatten
+from bevatron.train.identity import flatten
 from bevatron.train.loop import fit
 from bevatron.train.state import random_state, restore_random_state
 
@@ -537,7 +537,7 @@ def test_quick_epochs_that_improve_wait_in_memory_and_end_alike(tmp_path):
 def test_improved_epochs_are_saved_once_their_time_is_over(tmp_path, monkeypatch):
     """Also where the epochs after them do not improve."""
     now = [0.0]
-    monkeypatch.setattr("bevatron.train.saving.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bevatron.train.run_folder.time.monotonic", lambda: now[0])
     found = []
 
     class OnceBetter(tiny.TinyTask):

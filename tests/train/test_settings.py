@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bevatron.arguments import parse
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import ConfigError
 from bevatron.train.settings import BatchConfig, Settings
@@ -68,9 +69,19 @@ def test_old_keys_of_the_cost_are_converted_with_a_word(caplog):
     assert found.cost == {"nodes": 0.338, "edges": 0.0967}
     assert found.costs(["atoms", "edges"]) == {"atoms": 0.338, "edges": 0.0967}
     assert found.costs(["edges", "nodes"]) == {"nodes": 0.338, "edges": 0.0967}
+    assert BatchConfig(cost={"atoms": 1.0, "constant": 0.0}).costs(["atoms"]) == {"atoms": 1.0}
+    assert BatchConfig().costs(["atoms", "edges"]) == {"atoms": 1.0}
     assert "batch.cost: {'nodes': 0.338, 'edges': 0.0967}" in caplog.text
     assert to_dict(found)["cost"] == found.cost
     assert not any(name.startswith("cost_") for name in to_dict(found))
+
+
+def test_old_keys_of_the_cost_are_options_too(caplog):
+    found = parse(BatchConfig, ["--cost-nodes", "0.5", "--cost-edges", "0.1"], "bevatron train")
+    assert found.cost == {"nodes": 0.5, "edges": 0.1}
+    assert "batch.cost: {" in caplog.text
+    found = parse(BatchConfig, ["--cost", "atoms", "0.5", "edges", "0.1"], "bevatron train")
+    assert found.cost == {"atoms": 0.5, "edges": 0.1}
 
 
 def test_old_keys_change_what_they_are_given_for(caplog):

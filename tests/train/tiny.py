@@ -215,7 +215,7 @@ def losses(folder: Path) -> list[float]:
 
 def records(folder: Path) -> list[dict]:
     """metrics.jsonl without what depends on the clock."""
-    from bevatron.train.journal import read_journal
+    from bevatron.train.logger import read_journal
 
     found = []
     for record in read_journal(Path(folder) / "metrics.jsonl"):

@@ -11,7 +11,6 @@ one runs is decided here and nowhere else, so no flag travels through a model:
 """
 
 import importlib
-import importlib.util
 import logging
 import os
 from collections import Counter
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError, KernelError
+from bevatron.kernels.shared.support import Obstacle, without_triton
 
 log = logging.getLogger("bevatron.kernels")
 
@@ -32,9 +32,6 @@ Choice = Literal["auto", "reference", "triton"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 PREFERENCE = ("triton", "reference")
 """Implementations from the fastest to the plainest: what ``auto`` tries in turn."""
-
-Obstacle = Callable[[torch.device, torch.dtype], str | None]
-"""Says why an implementation cannot run on a device and type, or None if it can."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +69,73 @@ class _Implementation:
 
 _operators: dict[str, dict[str, _Implementation]] = {}
 _loaded: dict[tuple[str, str], Callable[..., Any]] = {}
+_chosen: dict[tuple[Any, ...], tuple[tuple[str, str], Callable[..., Any]]] = {}
+"""What `dispatch` has decided under the choices in force."""
 _launches: Counter[tuple[str, str]] = Counter()
 _logged: set[str] = set()
 _current: KernelConfig | None = None
 
 
+@dataclass(frozen=True)
+class Operator:
+    """An operator that `operator` has declared."""
+
+    name: str
+
+    def dispatch(self, tensor: Tensor) -> Callable[..., Any]:
+        """Return the function that runs on tensors like this one; see `dispatch`."""
+        return dispatch(self.name, tensor)
+
+
+def operator(
+    name: str,
+    package: str,
+    *,
+    reference: str = "reference",
+    triton: str | None = "triton",
+    takes: Obstacle | None = None,
+) -> Operator:
+    """Declare an operator: its exact reference, its Triton implementation and what that takes.
+
+    Nothing is imported before it runs.
+
+    Parameters
+    ----------
+    name
+        Of the operator, and of the function in both modules.
+    package
+        Where the modules are, ``__name__`` for an operator's ``__init__``.
+    reference, triton
+        ``module`` or ``module:function`` of the implementation; None if there is none.
+    takes
+        Says why the Triton kernel cannot run on a device and type. What all of them need (the
+        package, a device) is checked before, so this is for the kernel's own limits.
+
+    Examples
+    --------
+    In ``bevatron/kernels/FAMILY/NAME/__init__.py``::
+
+        _operator = registry.operator("NAME", __name__, takes=support.up_to_float32)
+
+
+        def NAME(x: Tensor) -> Tensor:
+            result: Tensor = _operator.dispatch(x)(x)
+            return result
+    """
+    for implementation, target, obstacle in (
+        ("reference", reference, None),
+        ("triton", triton, takes),
+    ):
+        if target is not None:
+            module, _, function = target.partition(":")
+            register(name, implementation, f"{package}.{module}:{function or name}", obstacle)
+    return Operator(name)
+
+
 def register(
     operator: str, implementation: str, target: str, obstacle: Obstacle | None = None
 ) -> None:
-    """Make an implementation known without importing it.
+    """Make a single implementation known without importing it; `operator` declares all of one.
 
     Parameters
     ----------
@@ -91,10 +146,10 @@ def register(
     target
         ``module:function``, imported when it is first chosen.
     obstacle
-        Says why it cannot run on a device and type. What every Triton kernel needs (the package,
-        a device) is checked before, so this is for the kernel's own limits.
+        Says why it cannot run on a device and type.
     """
     _operators.setdefault(operator, {})[implementation] = _Implementation(target, obstacle)
+    _chosen.clear()
 
 
 def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Setting":
@@ -166,14 +221,15 @@ def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     KernelError
         If the implementation that was asked for cannot run.
     """
-    name, _ = _decide(operator, tensor.device, tensor.dtype)
     if torch.compiler.is_compiling():
-        return load(operator, name)
-    if current().choice(operator) == "auto" and operator not in _logged:
-        _logged.add(operator)
-        log.info("%s", explain(operator, tensor.device, tensor.dtype))
-    _launches[operator, name] += 1
-    return load(operator, name)
+        return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
+    # The variable decides whether kernels run on a CPU, and tests change it.
+    key = (operator, tensor.device, tensor.dtype, os.environ.get("TRITON_INTERPRET"))
+    found = _chosen.get(key)
+    if found is None:
+        found = _chosen[key] = _choose(operator, tensor.device, tensor.dtype)
+    _launches[found[0]] += 1
+    return found[1]
 
 
 def load(operator: str, implementation: str) -> Callable[..., Any]:
@@ -240,6 +296,17 @@ def too_large_for_this_gpu(error: BaseException | None) -> str | None:
     )
 
 
+def _choose(
+    operator: str, device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[str, str], Callable[..., Any]]:
+    """Decide, log what ``auto`` takes when it does so first, and import it."""
+    name, _ = _decide(operator, device, dtype)
+    if current().choice(operator) == "auto" and operator not in _logged:
+        _logged.add(operator)
+        log.info("%s", explain(operator, device, dtype))
+    return (operator, name), load(operator, name)
+
+
 def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[str, list[str]]:
     """Choose an implementation; also say why faster ones were passed over."""
     choice = current().choice(operator)
@@ -269,14 +336,9 @@ def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype
     if implementation is None:
         return f"there is no {name} implementation of this operator yet"
     if name == "triton":
-        # Not while compiling: torch 2.11 cannot trace the search, and a GPU has triton then.
-        compiling = torch.compiler.is_compiling()
-        if not compiling and importlib.util.find_spec("triton") is None:
-            return "the package 'triton' is not installed"
-        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            return "the tensors are on the CPU, where Triton needs TRITON_INTERPRET=1"
-        if device.type not in {"cpu", "cuda"}:
-            return f"Triton does not run on the device '{device.type}'"
+        obstacle = without_triton(device)
+        if obstacle is not None:
+            return obstacle
     return implementation.obstacle(device, dtype) if implementation.obstacle else None
 
 
@@ -290,6 +352,7 @@ def _check_choice(name: str, choice: str) -> Choice:
 def _set(config: KernelConfig) -> None:
     global _current  # noqa: PLW0603  the one place where the choice is kept
     _current = config
+    _chosen.clear()
 
 
 def _parse(text: str) -> KernelConfig:

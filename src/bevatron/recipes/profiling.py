@@ -21,7 +21,7 @@ from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes import recipe
 from bevatron.recipes.training import configuration
 from bevatron.train.profiling.autograd_memory import SavedBytes
-from bevatron.train.profiling.steps import Memory, Recording, record_steps
+from bevatron.train.profiling.steps import Memory, Profile, profile_steps
 from bevatron.train.profiling.timeline import (
     COMMUNICATION,
     HOST,
@@ -113,12 +113,12 @@ def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
     """
     # Opened here too, so that the ranks can be gathered after the run has closed its own.
     with open_mesh(run.settings.train.device, run.settings.train.timeout_minutes * 60) as mesh:
-        recording = record_steps(run, steps, warm)
+        measured = profile_steps(run, steps, warm)
         collectives = [
-            span.duration for span in recording.spans if classify(span.name) == COMMUNICATION
+            span.duration for span in measured.spans if classify(span.name) == COMMUNICATION
         ]
         share = waiting_shares(gather_json(collectives, mesh))[mesh.rank]
-        ranks = gather_json(_summary(recording, share), mesh)
+        ranks = gather_json(_summary(measured, share), mesh)
         if not mesh.is_main:
             return None
         on_gpu = mesh.device.type == "cuda"
@@ -130,7 +130,7 @@ def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
         "on_gpu": on_gpu,
         "versions": {"bevatron": __version__, "torch": torch.__version__},
         "steps": steps,
-        "captured": recording.captured,
+        "captured": measured.captured,
         "step": sum(rank["step"] for rank in ranks) / len(ranks),
         "gains": mean,
         "ranks": ranks,
@@ -148,44 +148,44 @@ def _configuration(source: Path) -> tuple[Any, Path]:
     return configuration(str(path)), source
 
 
-def _summary(recording: Recording, waiting_share: float) -> dict[str, Any]:
+def _summary(measured: Profile, waiting_share: float) -> dict[str, Any]:
     """Turn what one rank saw into plain values; times in ms per step, sizes in bytes."""
-    steps, window = recording.steps, recording.window
-    spent = occupation(recording.spans, window)
-    names = by_name(recording.spans, recording.calls)
-    on_gpu = recording.mesh.device.type == "cuda"
+    steps, window = measured.steps, measured.window
+    spent = occupation(measured.spans, window)
+    names = by_name(measured.spans, measured.calls)
+    on_gpu = measured.mesh.device.type == "cuda"
     gained = gains(
-        recording.spans,
+        measured.spans,
         window,
         steps,
-        step=recording.untraced if on_gpu else None,
-        data=recording.data,
-        ranks=recording.ranks,
+        step=measured.untraced if on_gpu else None,
+        data=measured.data,
+        ranks=measured.ranks,
         waiting_share=waiting_share,
     )
 
     def per_step(total: Total) -> dict[str, float]:
         return {"ms": total.time / steps / 1e6, "count": total.count / steps}
 
-    traced, step = spent.window / steps, recording.untraced
+    traced, step = spent.window / steps, measured.untraced
     idle = max(1 - (traced - spent.idle / steps) / max(step, 1.0), 0.0)
     if not on_gpu:
         # Tracing slows operators of a CPU as much as what lies between them.
         idle, slower = spent.idle / max(spent.window, 1), traced / max(step, 1.0)
         gained = Gains(*(value / slower for value in dataclasses.astuple(gained)))
     return {
-        "rank": recording.mesh.rank,
+        "rank": measured.mesh.rank,
         "step": step / 1e6,
         "traced_step": traced / 1e6,
-        "sizes": recording.sizes,
+        "sizes": measured.sizes,
         "shares": spent.shares(),
         "idle_untraced": idle,
-        "launches": recording.launches / steps,
+        "launches": measured.launches / steps,
         "host_only": spent.idle / steps / 1e6,
         "classes": {name: per_step(total) for name, total in by_class(names).items()},
         "kernels": {name: per_step(total) for name, total in names.items()},
         "gains": {key: value / 1e6 for key, value in dataclasses.asdict(gained).items()},
-        "memory": _memory(recording.memory),
+        "memory": _memory(measured.memory),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bevatron.train.evaluate import Interrupted
-from bevatron.train.journal import epochs_of, read_journal
+from bevatron.train.logger import epochs_of, read_journal
 from bevatron.train.loop import Trainer, fit
 from bevatron.train.run import FitResult, Run
 
@@ -122,7 +122,7 @@ class _TimedTrainer(Trainer):
     def walk(self) -> FitResult:
         progress = self.state.progress
         for line in self.run.notes:
-            self.records.console.say(line)
+            self.logger.console.say(line)
         while self.stopped_by is None and not self._is_over():
             self.run.task.begin_epoch(progress.epoch)
             self._train_epoch()
@@ -155,7 +155,7 @@ class _TimedTrainer(Trainer):
                 valid = self._validate()
         now = time.monotonic()
         lr = self._learning_rate(1.0, progress.step)
-        self.records.epoch(progress, lr, valid, now - began, best=False)
+        self.logger.epoch(progress, lr, valid, now - began, best=False)
         self.ends[progress.epoch] = now - self._began
         progress.epoch = number
         progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}

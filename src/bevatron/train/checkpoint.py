@@ -1,4 +1,4 @@
-"""Checkpoints: folders of safetensors and JSON that are wholly there or not there.
+"""Checkpoints: folders of safetensors and JSON that are complete or absent.
 
 ``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
 ``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank and
@@ -8,7 +8,6 @@ is removed.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from bevatron.errors import CheckpointError
 from bevatron.files import atomic_folder, remove_folder, step
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
+from bevatron.train.identity import flatten
 from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
 from bevatron.train.settings import with_named_costs
 from bevatron.train.state import (
@@ -40,7 +40,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint notes about the run beside its state.
+    """What a checkpoint stores about the run besides its state.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know gets random numbers of its own.
+    A rank that the checkpoint does not know is seeded anew.
 
     Raises
     ------
@@ -203,72 +203,6 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
         restore_random_state(data, mesh.device)
     else:
         seed_everything(seed, mesh.rank, checkpoint.progress.step)
-
-
-def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
-    """Refuse to resume a run whose model, loss or data are others.
-
-    Numbers computed from the data (E0) end in other digits on another kind of processor; that is
-    the same run, which goes on with those of the checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first setting that differs.
-    """
-    old, new = checkpoint.record.identity, json.loads(json.dumps(dict(identity)))
-    for key, before, now in differences(old, new):
-        if key in old and key in new and _equal_but_for_rounding(old[key], new[key]):
-            continue
-        raise CheckpointError(
-            f"{checkpoint.path}: cannot be resumed, '{key}' was {before} and is {now} now; use the "
-            f"run's own settings or begin a new run in another folder"
-        )
-
-
-def _equal_but_for_rounding(before: Any, now: Any) -> bool:
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) == len(now) and all(map(_equal_but_for_rounding, before, now))
-    if isinstance(before, float) and isinstance(now, float):
-        return math.isclose(before, now, rel_tol=1e-7, abs_tol=1e-12)
-    return bool(before == now)
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """List (key, value before, value now) of flat settings that differ.
-
-    Examples
-    --------
-    >>> differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": None})
-    [('b', '2', '3'), ('c', 'absent', 'null')]
-    """
-    plain_now = json.loads(json.dumps(dict(now)))
-    return [
-        (
-            key,
-            json.dumps(before[key]) if key in before else "absent",
-            json.dumps(plain_now[key]) if key in plain_now else "absent",
-        )
-        for key in dict.fromkeys([*before, *plain_now])
-        if key not in before or key not in plain_now or before[key] != plain_now[key]
-    ]
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested settings into flat ones with dotted keys.
-
-    Examples
-    --------
-    >>> flatten({"model": {"channels": 16}, "seed": 1})
-    {'model.channels': 16, 'seed': 1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _with_named_costs(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a user sees while a run goes on: a progress bar on a terminal, plain lines otherwise.
+"""What a user sees during a run: a progress bar on a terminal, plain lines otherwise.
 
-Everything said also goes to log.txt with the time. Only rank 0 speaks.
+Every line also goes to log.txt with the time. Only rank 0 prints.
 """
 
 import sys
@@ -13,20 +13,20 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 LINE_SECONDS = 30.0
-"""Without a terminal, how often a line tells of the steps."""
+"""Without a terminal, time between lines about the steps."""
 
 
 class Console:
-    """Tells of a run.
+    """Shows the progress of a run.
 
     Parameters
     ----------
     log
         File to which lines are added; None = no file.
     active
-        Whether this rank speaks at all.
+        Whether this rank prints at all.
     shown
-        Validation metrics to tell of after an epoch; none given: all. metrics.jsonl has all.
+        Validation metrics to print after an epoch; none given: all. metrics.jsonl has all.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Console:
         self._rich = RichConsole(highlight=False)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._spoke = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a line and add it to the log."""
@@ -52,7 +52,7 @@ class Console:
         self._log(text)
 
     def begin_epoch(self, epoch: int, epochs: int, done: int, total: int) -> None:
-        """Begin the bar of an epoch; ``done`` of ``total`` steps are behind."""
+        """Begin the bar of an epoch of which ``done`` of ``total`` steps are done."""
         if not (self._active and self._rich.is_terminal):
             return
         self._progress = Progress(
@@ -75,18 +75,18 @@ class Console:
             return
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, figures=figures(record))
-        elif time.monotonic() - self._spoke > LINE_SECONDS:
+        elif time.monotonic() - self._printed_at > LINE_SECONDS:
             self.say(f"step {record['step']}  {figures(record)}")
-            self._spoke = time.monotonic()
+            self._printed_at = time.monotonic()
 
     def end_epoch(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Tell of an epoch."""
+        """Print a line about an epoch."""
         if not self._active:
             return
         errors = "  ".join(
@@ -97,7 +97,7 @@ class Console:
         best = "  (best)" if record["best"] else ""
         errors = f"  | {errors}" if errors else ""
         self.say(f"epoch {record['epoch'] + 1}  {figures(record)}{errors}{best}")
-        self._spoke = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def close(self) -> None:
         """Close the log."""

@@ -25,8 +25,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 class FusedAdamEMA(torch.optim.Optimizer):
     r"""Adam, AdamW or AMSGrad with clipping and averaged weights, see `fused_adam_ema`.
 
-    All gradients, moments and averages lie one after the other, so that a step is three launches
-    however many parameters there are, and never waits for the device. The gradients stay where
+    All gradients, moments and averages are contiguous in one buffer each, so a step is three
+    launches however many parameters there are, and never waits for the device. Gradients stay where
     they are: ``zero_grad`` is part of the step, and backward adds to them. A step whose gradient is
     not finite changes no weight, moment or average; it still counts for the share that the next
     ones have in the average.
@@ -63,7 +63,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
 
     Notes
     -----
-    In a CUDA graph record ``step()`` and call `advance` before every replay, which sends the
+    In a CUDA graph capture ``step()`` and call `advance` before every replay, which sends the
     learning rates and the average's share to the device.
 
     Examples
@@ -126,7 +126,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
             parameter.register_post_accumulate_grad_hook(self._touched.add)
 
     def _check_alike(self) -> None:
-        """Refuse what one launch cannot reach."""
+        """Refuse parameters that one launch cannot update."""
         kinds = {(p.dtype, p.device) for p in self._parameters}
         if len(kinds) > 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -173,7 +173,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
             self._link_state(i)
 
     def _link_state(self, i: int) -> None:
-        """Show the moments of a parameter where torch's optimisers have them."""
+        """Expose the moments of a parameter where torch's optimisers keep them."""
         state = {name: flat.parts[str(i)] for name, flat in self._flat.items()}
         self.state[self._parameters[i]] = {"step": self._steps[i], **state}
 
@@ -205,7 +205,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
             parameter.grad = own
 
     def advance(self) -> None:
-        """Send what changes from step to step; `step` does it unless it is being recorded."""
+        """Send what changes from step to step; `step` does it unless it is being captured."""
         updates = self.param_groups[0]["updates"] + 1
         self.param_groups[0]["updates"] = updates
         share = 0.0
@@ -222,7 +222,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         every = len(self._touched) == len(self._parameters)
         touched = None if every else frozenset(self._touched)
         decays = [float(group["weight_decay"]) for group in self.param_groups]
-        # Schedules change all rates alike: what is sent for every parameter then stays.
+        # Schedules change all rates alike: then nothing new is sent per parameter.
         sent = ([rate / first for rate in rates], decays, touched)
         if sent != self._sent:
             self._send_numbers(*sent)
@@ -251,17 +251,17 @@ class FusedAdamEMA(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._take_gradients()
-        recording = self._steps.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not recording:
+        capturing = self._steps.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not capturing:
             self.advance()
         self._tensors.verdict[0].zero_()
         fused_adam_ema(self._tensors, self._settings)
-        if not recording:
+        if not capturing:
             self._touched.clear()
         return loss
 
     def _take_gradients(self) -> None:
-        """Copy gradients that were put elsewhere to where the kernel reads them."""
+        """Copy gradients that were assigned elsewhere into the kernel's buffer."""
         given = [parameter.grad for parameter in self._parameters]
         if all(map(is_, given, self._own)):
             return
@@ -298,7 +298,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of this class, or of torch's Adam or AdamW.
 
-        Without averages in it they begin at the present weights.
+        If it has no averages, they start from the present weights.
         """
         super().load_state_dict(dict(state_dict))
         for group in self.param_groups:
@@ -320,15 +320,15 @@ class FusedAdamEMA(torch.optim.Optimizer):
         self._sent, self._sent_shared = (), ()
 
     def clip_from_buckets(self, model: DistributedDataParallel) -> None:
-        """Take the global norm from DDP's buckets, each added up while others still travel.
+        """Take the global norm from DDP's buckets, overlapped with their all-reduce.
 
-        The squares of a bucket are summed as soon as its sum over the ranks is there, so that
-        nothing is left to be read again before the step.
+        The squares of a bucket are summed as soon as it is reduced, so nothing is read again before
+        the step.
 
         Raises
         ------
         ValueError
-            If each parameter is clipped by itself, which no bucket's norm can serve.
+            If each parameter is clipped by its own norm, which buckets do not have.
         """
         if self._settings.per_tensor:
             raise ValueError("FusedAdamEMA: buckets have no norms of single parameters")

@@ -31,12 +31,11 @@ from bevatron.train.evaluate import (
     evaluation_batches,
     make_loader,
 )
+from bevatron.train.logger import Logger
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
-from bevatron.train.precision import arithmetic, check_products, dtype_of, products
-from bevatron.train.records import Records
+from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run
-from bevatron.train.run_folder import RunFolder
-from bevatron.train.saving import Saver
+from bevatron.train.run_folder import RunFolder, Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
@@ -44,7 +43,7 @@ from bevatron.train.step import LaunchedStep, note_loss, train_step
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
-    """Train as a run says, or go on where its checkpoint stands.
+    """Train as a run says, or resume from its checkpoint.
 
     Under torchrun or srun every process calls this with an equal run.
 
@@ -80,15 +79,15 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
         stack.callback(console.close)
         state = begin_state(run, mesh, checkpoint)
-        records = Records(run, folder, mesh, console, checkpoint)
-        stack.callback(records.close)
+        logger = Logger(run, mesh, console, checkpoint)
+        stack.callback(logger.close)
         if mesh.is_main:
             folder.write_config(run)
         if checkpoint is not None:
-            records.resumed(checkpoint, run, mesh)
+            logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
-        saver = Saver(run, state, folder, records, mesh)
-        walker = (trainer or Trainer)(run, mesh, state, records, saver, stops)
+        saver = Saver(run, state, folder, logger, mesh)
+        walker = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
         stack.callback(walker.close)
         return walker.walk()
 
@@ -97,7 +96,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     """Bring the model to the device and make the optimiser; restore the checkpoint."""
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
-    check_products(run.task, config)
+    check_autocast(run.task, config)
     # One that was loaded to be trained further may come in eval mode.
     model.train()
     equalise(model, mesh)
@@ -111,8 +110,8 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
 
 
 @dataclass(frozen=True)
-class StepUnderWay:
-    """A launched step with what is told of it once it is over.
+class StepInFlight:
+    """A launched step with what is logged of it once it is over.
 
     Attributes
     ----------
@@ -133,22 +132,22 @@ class StepUnderWay:
 
 
 class Trainer:
-    """Walks a run in one process; all processes walk alike."""
+    """Runs the epochs in one process; all processes do the same."""
 
     def __init__(
         self,
         run: Run,
         mesh: Mesh,
         state: TrainState,
-        records: Records,
+        logger: Logger,
         saver: Saver,
         stops: StopRequests,
     ) -> None:
         self.run, self.mesh, self.state = run, mesh, state
-        self.records, self.saver, self.stops = records, saver, stops
+        self.logger, self.saver, self.stops = logger, saver, stops
         compiled = run.settings.train.compile
         self.model: torch.nn.Module = torch.compile(state.model) if compiled else state.model  # type: ignore[assignment]
-        self.captured = captured_step(run, state, mesh, records.console.say)
+        self.captured = captured_step(run, state, mesh, logger.console.say)
         self.metrics: dict[str, float] = {}
         self.stopped_by: str | None = None
         collate, loader = run.task.collate, run.settings.loader
@@ -171,7 +170,7 @@ class Trainer:
         progress, settings = self.state.progress, self.run.settings
         progress.finished = None  # it may be resumed with more epochs or patience
         for line in self.run.notes:
-            self.records.console.say(line)
+            self.logger.console.say(line)
         while self.stopped_by is None and not self._is_over():
             if progress.epoch == settings.schedule.stage_two_start and not progress.step_in_epoch:
                 self._begin_second_stage()
@@ -182,7 +181,7 @@ class Trainer:
         self.saver.checkpoint()
         result = self.saver.result(self.stopped_by, self.metrics)
         if self.stopped_by is not None:
-            self.records.console.say(
+            self.logger.console.say(
                 f"stopped by {self.stopped_by} after step {progress.step}; saved, can be resumed"
             )
             return result
@@ -204,7 +203,7 @@ class Trainer:
         progress = self.state.progress
         progress.decisions.begin_stage()
         progress.loss_steps, progress.loss_average = 0, 0.0
-        self.records.console.say(f"epoch {progress.epoch + 1}: the second stage begins")
+        self.logger.console.say(f"epoch {progress.epoch + 1}: the second stage begins")
 
     def _train_epoch(self) -> None:
         """Walk the batches that are left of this epoch, in groups of ``accumulate`` per step."""
@@ -212,16 +211,16 @@ class Trainer:
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
-        self.records.console.begin_epoch(
+        self.logger.console.begin_epoch(
             progress.epoch,
             run.settings.train.epochs,
             progress.step_in_epoch,
             progress.step_in_epoch + -(-len(epoch.batches) // accumulate),
         )
-        self.records.begin_batches()
+        self.logger.begin_batches()
         group: list[Any] = []
         places: list[int] = []
-        under_way: list[StepUnderWay] = []
+        in_flight: list[StepInFlight] = []
         self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
@@ -229,41 +228,41 @@ class Trainer:
             if len(group) < accumulate and len(places) < len(epoch.batches):
                 continue
             fraction = (before + len(places) - len(group)) / epoch.num_batches
-            lr = self._learning_rate(fraction, progress.step + len(under_way))
+            lr = self._learning_rate(fraction, progress.step + len(in_flight))
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
             asks = {"save": float(self.saver.time_due()), "samples": samples}
             launched = self._launch([one.batch for one in group], lr, asks)
             waited = sum(one.waited_seconds for one in group)
-            under_way.append(StepUnderWay(launched, len(group), lr, waited))
+            in_flight.append(StepInFlight(launched, len(group), lr, waited))
             group = []
             self.stopped_by = self.stops.agreed(launched.notes)
-            step = progress.step + len(under_way)
+            step = progress.step + len(in_flight)
             save = self.stopped_by or launched.notes["save"] or (every and step % every == 0)
             # A captured step is read when the next is launched, so that the GPU never waits.
-            while len(under_way) > (0 if save or self.captured is None else 1):
-                self._settle(under_way.pop(0), segment)
+            while len(in_flight) > (0 if save or self.captured is None else 1):
+                self._settle(in_flight.pop(0), segment)
             if save:
                 self._note_overtaken(segment, epoch.first, places)
                 self.saver.checkpoint()
             if self.stopped_by:
                 break
-        for step_under_way in under_way:
-            self._settle(step_under_way, segment)
-        self.records.console.end_epoch()
+        for step_in_flight in in_flight:
+            self._settle(step_in_flight, segment)
+        self.logger.console.end_epoch()
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
-        """Launch a step; the plain kind is over when this returns."""
+        """Launch a step; one that is not captured is over when this returns."""
         notes = {**self.stops.notes(), **asks}
         if self.captured is not None:
             try:
-                return self._with_recording_told(self.captured(batches, lr=lr, notes=notes))
+                return self._log_capture(self.captured(batches, lr=lr, notes=notes))
             except NotCapturableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
                         f"train.cuda_graphs: no step can be captured, {error}"
                     ) from error
-                self.records.console.say(f"steps are not captured as CUDA graphs: {error}")
+                self.logger.console.say(f"steps are not captured as CUDA graphs: {error}")
                 self.captured.release()
                 self.captured = None
         result = train_step(
@@ -271,20 +270,21 @@ class Trainer:
         )
         return LaunchedStep(result.notes, lambda: result)
 
-    def _with_recording_told(self, launched: LaunchedStep) -> LaunchedStep:
-        if launched.recording and self.mesh.device.type == "cuda":
-            self.records.console.say(f"recorded CUDA graphs in {launched.recording:.1f} s")
+    def _log_capture(self, launched: LaunchedStep) -> LaunchedStep:
+        seconds = launched.capture_seconds
+        if seconds and self.mesh.device.type == "cuda":
+            self.logger.console.say(f"captured CUDA graphs in {seconds:.1f} s")
         return launched
 
-    def _settle(self, done: "StepUnderWay", segment: Segment) -> None:
-        """Wait for a step and take note of it."""
+    def _settle(self, done: "StepInFlight", segment: Segment) -> None:
+        """Wait for a step and log it."""
         progress, result = self.state.progress, done.launched.result()
         progress.step += 1
         progress.step_in_epoch += 1
         progress.samples += round(result.notes["samples"])
         segment.done += done.num_batches
         note_loss(progress, result.loss)
-        self.records.step(progress, result, done.lr, done.waited, done.launched.recording)
+        self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
         self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:
@@ -303,15 +303,15 @@ class Trainer:
         if epoch.changed:
             note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}
             progress.changes.append(note)
-            self.records.write({"kind": "repacked", **note})
-            self.records.console.say(
+            self.logger.write({"kind": "repacked", **note})
+            self.logger.console.say(
                 f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
                 f"packed anew, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
             shapes = self.captured.plan(epoch.of_all_ranks())
             if shapes is not None:
-                self.records.console.say(shapes)
+                self.logger.console.say(shapes)
         return epoch
 
     def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
@@ -341,7 +341,7 @@ class Trainer:
             gc.collect()
 
     def _end_epoch(self) -> None:
-        """Validate, decide, tell of the epoch and save."""
+        """Validate, decide, log the epoch and save."""
         progress, settings = self.state.progress, self.run.settings
         number = progress.epoch + 1
         due = number % settings.train.evaluate_every == 0 or number == settings.train.epochs
@@ -351,10 +351,10 @@ class Trainer:
             try:
                 valid = self._validate()
             except Interrupted:
-                return  # what is saved now stands before the validation, which is repeated
+                return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
-                self.records.console.say(
+                self.logger.console.say(
                     f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
                     f"cannot be the best ones; if that goes on, lower optim.lr"
                 )
@@ -362,7 +362,7 @@ class Trainer:
                 value, progress.epoch, progress.step, settings.schedule
             )
         lr = self._learning_rate(1.0, progress.step)
-        self.records.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
+        self.logger.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
         save = improved and self.saver.improved(valid)
         progress.epoch += 1
         progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
@@ -382,7 +382,7 @@ class Trainer:
         with (
             averaged(self.state.model, self.state.ema),
             _explained_memory(settings.batch),
-            products(settings.train, self.mesh.device),
+            autocast_context(settings.train, self.mesh.device),
         ):
             self.metrics = evaluate_batches(
                 self.run.task,

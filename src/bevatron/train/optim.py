@@ -138,10 +138,10 @@ def load_optimizer_tensors(
     for key, value in tensors.items():
         name, moment = key.rsplit("/", 1)
         moments.setdefault(name, {})[moment] = value
-    strangers = sorted(set(moments) - set(order))
-    if strangers:
+    unknown = sorted(set(moments) - set(order))
+    if unknown:
         raise CheckpointError(
-            f"the checkpoint holds the optimiser's state of '{strangers[0]}', which this run does "
+            f"the checkpoint holds the optimiser's state of '{unknown[0]}', which this run does "
             f"not train; resume with the settings of the run"
         )
     state = optimizer.state_dict()

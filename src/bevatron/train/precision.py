@@ -1,10 +1,13 @@
-"""Number formats and how exactly torch computes with them."""
+"""Precision: types of weights and matmuls, TF32, the loss scale of float16, determinism."""
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bevatron.errors import ConfigError
 from bevatron.task import AllowsAutocast
@@ -22,28 +25,27 @@ def dtype_of(name: str) -> torch.dtype:
     return {"float32": torch.float32, "float64": torch.float64}[name]
 
 
-def products(config: TrainConfig, device: torch.device) -> AbstractContextManager[None]:
-    """Compute matrix products in the type of ``train.autocast`` for a ``with`` block.
+def autocast_context(config: TrainConfig, device: torch.device) -> AbstractContextManager[None]:
+    """Compute matmuls in the type of ``train.autocast`` for the length of a ``with`` block.
 
-    Weights are rounded anew every time, also inside a CUDA graph.
+    Weights are cast again every time, also inside a CUDA graph.
     """
     if config.autocast is None:
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, config.autocast), cache_enabled=True)
 
 
-def check_products(task: object, config: TrainConfig) -> None:
-    """Refuse ``train.autocast`` for a task that does not say that it is made for it.
+def check_autocast(task: object, config: TrainConfig) -> None:
+    """Refuse ``train.autocast`` for a task that does not allow it.
 
     Raises
     ------
     ConfigError
-        If so.
+        If it was asked for.
     """
     if config.autocast is not None and not isinstance(task, AllowsAutocast):
         raise ConfigError(
-            f"train.autocast: this model is not made for products in {config.autocast}; leave it "
-            f"out"
+            f"train.autocast: this model does not allow matmuls in {config.autocast}; leave it out"
         )
 
 
@@ -82,3 +84,60 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before[1]
         torch.backends.cudnn.allow_tf32 = before[2]
         torch.use_deterministic_algorithms(mode=before[3])
+
+
+FIRST = 2.0**16
+"""Initial factor; it soon grows to the largest that does not overflow."""
+LEAST = 1.0
+"""Lower bound: a gradient that overflows without a factor is not a matter of scale."""
+PATIENCE = 2000
+"""Steps in a row without overflow after which the factor is doubled."""
+
+
+@dataclass
+class LossScale:
+    """The factor of the loss that keeps small gradients of float16 matmuls from vanishing.
+
+    float16 underflows below 6e-8. The loss is multiplied by the factor before the backward pass and
+    gradients are divided by it afterwards, in float32. If one overflows, the step is skipped and
+    the factor halved; after `PATIENCE` steps without overflow it is doubled. bfloat16 has the range
+    of float32 and needs none of it. The factor goes into checkpoints.
+
+    Attributes
+    ----------
+    factor
+        Of the next step.
+    sound_steps
+        Steps without overflow since it last changed.
+    """
+
+    factor: float = FIRST
+    sound_steps: int = 0
+
+    def divide(self, gradients: Iterable[Tensor | None]) -> None:
+        """Divide gradients by the factor, in place."""
+        found = [gradient for gradient in gradients if gradient is not None]
+        if found:
+            torch._foreach_mul_(found, 1.0 / self.factor)
+
+    def take(self, grad_norm: float) -> bool:
+        """Take note of a step's gradient; return False if the step must be skipped.
+
+        A gradient that overflows at the smallest factor is left to the check for divergence.
+
+        Examples
+        --------
+        >>> scale = LossScale(factor=8.0)
+        >>> scale.take(float("inf")), scale.factor
+        (False, 4.0)
+        >>> scale.take(0.5), scale.factor
+        (True, 4.0)
+        """
+        if not math.isfinite(grad_norm):
+            skipped = self.factor > LEAST
+            self.factor, self.sound_steps = max(self.factor / 2, LEAST), 0
+            return not skipped
+        self.sound_steps += 1
+        if self.sound_steps == PATIENCE:
+            self.factor, self.sound_steps = self.factor * 2, 0
+        return True

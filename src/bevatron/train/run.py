@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from bevatron.train.evaluate import ordered_batches
 from bevatron.train.precision import dtype_of
 from bevatron.train.profiling.autograd_memory import saved_bytes
 from bevatron.train.settings import Settings
-from bevatron.train.sharing import SamplesApart, Sharing
 from bevatron.typing import IntArray
 
 WEIGHTS = "weights.safetensors"
@@ -37,9 +36,47 @@ def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
     write_bytes_atomically(folder / WEIGHTS, save(tensors))
 
 
+class Sharing(Protocol):
+    """Decides among which ranks an epoch's samples are divided.
+
+    Losses and gradients are sums over ranks divided by counts over all ranks, whatever a rank
+    holds. So ranks may divide the samples, or each sample into parts; only who takes which batches
+    differs.
+    """
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return this rank among those that have batches of their own."""
+
+
+@dataclass(frozen=True)
+class SamplesApart:
+    """Data parallelism: each rank has batches of its own."""
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return the mesh itself."""
+        return mesh
+
+
+@dataclass(frozen=True)
+class SamplesTogether:
+    """Every rank takes every batch and holds a part of each sample, such as a block of a graph.
+
+    The data set gives each rank its part; model and task exchange what parts need of each other.
+
+    Examples
+    --------
+    >>> SamplesTogether().planner(Mesh(rank=3, world=8)).world
+    1
+    """
+
+    def planner(self, mesh: Mesh) -> Mesh:
+        """Return a mesh of one."""
+        return Mesh(device=mesh.device)
+
+
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes
     ----------
@@ -111,7 +148,7 @@ class Run:
     save_model
         Writes a model folder.
     shown_metrics
-        Validation metrics that the console tells of after an epoch; none given: all.
+        Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the beginning of the log: what was found in the data.
     sharing

@@ -1,19 +1,22 @@
-"""The folder of a run: what may be written where, and whether there is something to go on from."""
+"""The folder of a run: what is written where and when, and whether there is something to resume."""
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bevatron.config import dump_yaml, to_dict
-from bevatron.errors import CheckpointError, ConfigError
+from bevatron.config import dump_yaml
+from bevatron.errors import BevatronError, CheckpointError, ConfigError
 from bevatron.files import (
     ASIDE,
     atomic_folder,
@@ -24,27 +27,28 @@ from bevatron.files import (
     write_json_atomically,
     write_text_atomically,
 )
-from bevatron.parallel.collectives import broadcast_json
+from bevatron.parallel.collectives import barrier, broadcast_json, sum_scalars
+from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import (
     Checkpoint,
     RunRecord,
-    check_identity,
-    differences,
-    flatten,
     list_checkpoints,
+    prune_checkpoints,
     read_checkpoint,
+    save_checkpoint,
 )
-from bevatron.train.run import WEIGHTS, Run, SaveModel
+from bevatron.train.identity import check_identity, harmless_settings, identity_of
+from bevatron.train.logger import METRICS, Logger
+from bevatron.train.optim import averaged
+from bevatron.train.run import WEIGHTS, FitResult, Run, SaveModel
 from bevatron.train.schedule import Decisions
-from bevatron.train.settings import HARMLESS, Settings
+from bevatron.train.state import TrainState
 
 if sys.platform != "win32":
     import fcntl
 
 BEST_NOTE = "best.json"
-IDLE_KEYS = ("loader.", "checkpoint.", "train.log_every", "train.tensorboard", "train.wandb")
-"""Settings whose change cannot alter a number."""
 
 
 class RunFolder:
@@ -60,20 +64,20 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / METRICS
         self.log = path / "log.txt"
         self.config = path / "config.yaml"
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep others from training into the folder meanwhile; however the process ends, that ends.
+        """Lock the folder against other trainings; the lock ends with the process.
 
-        Where the file system knows no locks of folders nothing is kept from anybody.
+        On a file system without locks for folders nothing is locked.
 
         Raises
         ------
         ConfigError
-            If somebody is training there, or the folder cannot be made.
+            If another process is training there, or the folder cannot be made.
         """
         with explained(self.path, ConfigError):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -97,7 +101,7 @@ class RunFolder:
             os.close(place)
 
     def open(self, run: Run, mesh: Mesh) -> Checkpoint | None:
-        """Make the folder ready and return the checkpoint to go on from, None to begin.
+        """Prepare the folder and return the checkpoint to resume from, None for a new run.
 
         Raises
         ------
@@ -114,7 +118,7 @@ class RunFolder:
         if chosen is None:
             return None
         checkpoint = read_checkpoint(Path(chosen))
-        check_identity(checkpoint, identity_of(run))
+        check_identity(checkpoint.path, checkpoint.record.identity, identity_of(run))
         return checkpoint
 
     def _choose(self, run: Run) -> Path | None:
@@ -144,7 +148,7 @@ class RunFolder:
         return there[-1] if there else None
 
     def settle(self, checkpoint: Checkpoint, decisions: Decisions, mesh: Mesh) -> None:
-        """Remove what is newer than the checkpoint that the run goes on from.
+        """Remove what is newer than the checkpoint that the run resumes from.
 
         If the best weights are newer than it, the next validation counts as the best again.
         """
@@ -195,37 +199,114 @@ class RunFolder:
 
 
 def _has_lines(path: Path) -> bool:
-    """Whether a run has written anything; one that was refused at its start has not."""
+    """Whether a run has written anything; one that was refused when it started has not."""
     return path.exists() and path.stat().st_size > 0
 
 
-def identity_of(run: Run) -> dict[str, Any]:
-    """Return the flat settings that may not differ on resume."""
-    return flatten({**run.identity, **_own(run.settings, harmless=False)})
+class Saver:
+    """Writes checkpoints, the best weights and the final ones; all ranks call its methods."""
 
+    def __init__(
+        self, run: Run, state: TrainState, folder: RunFolder, logger: Logger, mesh: Mesh
+    ) -> None:
+        self.run, self.state, self.folder = run, state, folder
+        self.logger, self.mesh = logger, mesh
+        self._seconds_before = state.progress.seconds
+        self._began = self._saved_at = time.monotonic()
+        progress = state.progress
+        self._saved = (progress.step, progress.epoch, progress.finished)
+        self._improved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._improved_waits = False
 
-def harmless_settings(run: Run, mesh: Mesh) -> dict[str, Any]:
-    """Return the flat settings that may differ on resume and are then reported."""
-    own = flatten(_own(run.settings, harmless=True))
-    identity = identity_of(run)
-    rest = {k: v for k, v in flatten(run.config).items() if k not in identity and k not in own}
-    return {"ranks": mesh.world, **own, **rest}
+    def time_due(self) -> bool:
+        """Whether rank 0's clock asks for a checkpoint."""
+        config = self.run.settings.checkpoint
+        waited = time.monotonic() - self._saved_at
+        minutes_over = config.every_minutes is not None and waited >= config.every_minutes * 60
+        improved_over = self._improved_waits and waited >= config.best_seconds
+        return self.mesh.is_main and (minutes_over or improved_over)
 
+    def improved(self, metrics: Mapping[str, float]) -> bool:
+        """Keep the present (averaged) weights as the best ones; tell all ranks whether to save.
 
-def _own(settings: Settings, *, harmless: bool) -> dict[str, Any]:
-    flat = flatten(to_dict(settings))
-    return {
-        key: value
-        for key, value in flat.items()
-        if (key in HARMLESS or key.split(".")[0] in HARMLESS) == harmless
-    }
+        They are in memory until the next checkpoint.
+        """
+        progress = self.state.progress
+        if self.mesh.is_main and self.run.settings.checkpoint.best:
+            note = {
+                "epoch": progress.epoch,
+                "step": progress.step,
+                "value": progress.decisions.best,
+                "metrics": {k: v for k, v in metrics.items() if math.isfinite(v)},
+            }
+            self._improved = self.weights(), note
+        self._improved_waits = True
+        due = sum_scalars({"due": float(self.time_due())}, self.mesh)["due"]
+        return bool(due)
 
+    def checkpoint(self) -> None:
+        """Write a checkpoint unless this state is on disk already, and prune older ones.
 
-def changes_since(record: RunRecord, run: Run, mesh: Mesh) -> list[tuple[str, str, str]]:
-    """List (key, before, now) of settings that another start of the run has changed."""
-    return differences(record.settings, harmless_settings(run, mesh))
+        The best weights come first: a checkpoint must not refer to better ones than are on disk.
+        """
+        self._improved_waits = False
+        if self._improved is not None:
+            self.folder.save_best(self.run.save_model, *self._improved)
+            self._improved = None
+        progress, config = self.state.progress, self.run.settings.checkpoint
+        now = (progress.step, progress.epoch, progress.finished)
+        if now == self._saved:
+            return
+        progress.seconds = self._seconds_before + time.monotonic() - self._began
+        record = RunRecord(
+            identity=identity_of(self.run),
+            settings=harmless_settings(self.run, self.mesh),
+            threads=torch.get_num_threads(),
+            metrics_bytes=self.logger.sync(),
+            num_ranks=self.mesh.world,
+        )
+        save_checkpoint(self.folder.checkpoints, self.state, record, self.mesh)
+        if self.mesh.is_main:
+            prune_checkpoints(self.folder.checkpoints, config.keep)
+        self._saved, self._saved_at = now, time.monotonic()
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the present weights, averaged if the run averages them."""
+        with averaged(self.state.model, self.state.ema):
+            return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
-def matters(key: str) -> bool:
-    """Whether a changed setting can alter the numbers of the run."""
-    return not key.startswith(IDLE_KEYS)
+    def finish(self, result: FitResult) -> FitResult:
+        """Write the weights of a finished run, put them into the model, call what ends it.
+
+        No rank leaves before all is written: over NCCL `equalise` makes no host wait.
+        """
+        decisions = self.state.progress.decisions
+        self.logger.console.say(f"the run is over ({result.finished}), writing its weights")
+        if self.mesh.is_main:
+            weights, which = self.folder.final_weights(self.run, self.weights(), decisions)
+            self.state.model.load_state_dict(weights)
+            with explained(self.run.folder, BevatronError):
+                self.run.save_model(self.run.folder, weights)
+            self.logger.console.say(f"weights: {which}; all is in {self.run.folder}")
+        equalise(self.state.model, self.mesh)
+        if self.run.before_end is not None:
+            self.run.before_end(self.mesh)
+        if self.mesh.is_main and self.run.on_end is not None:
+            self.run.on_end(result, self.run.folder)
+        barrier(self.mesh)
+        return result
+
+    def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
+        """Sum up where the run is."""
+        progress = self.state.progress
+        return FitResult(
+            folder=self.run.folder,
+            finished=progress.finished,
+            stopped_by=stopped_by,
+            epochs=progress.epoch,
+            steps=progress.step,
+            metrics=dict(metrics),
+            best=progress.decisions.best,
+            best_epoch=progress.decisions.best_epoch,
+            seconds=self._seconds_before + time.monotonic() - self._began,
+        )

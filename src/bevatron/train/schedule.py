@@ -1,6 +1,6 @@
 """The learning rate as a function of where the run is, and decisions from validation.
 
-Nothing here has hidden state: all that changes stands in `Decisions`, which goes into checkpoints.
+There is no hidden state: all that changes is in `Decisions`, which goes into checkpoints.
 """
 
 import math
@@ -20,7 +20,7 @@ class Decisions:
     without_improvement
         Validations since.
     plateau_scale
-        What the plateau schedule has made of the learning rate.
+        Factor of the plateau schedule on the learning rate.
     plateau_best, plateau_wait
         Its own best and the validations since.
     """
@@ -57,7 +57,7 @@ class Decisions:
         self.best, self.best_epoch, self.best_step = None, -1, -1
 
     def begin_stage(self) -> None:
-        """Begin anew: another stage weighs errors otherwise."""
+        """Start afresh: another stage weights errors differently."""
         self.forget_best()
         self.plateau_best, self.plateau_wait, self.without_improvement = None, 0, 0
 
@@ -118,8 +118,8 @@ def learning_rate(
     if schedule.warmup_steps:
         warm = min(warm, (step + 1) / schedule.warmup_steps)
     if schedule.warmup_epochs:
-        # The first step of all has a rate above zero, whatever the epoch's length; only a rate
-        # that changes per epoch begins, as its inventors have it, with a whole epoch of zero.
+        # The very first step has a rate above zero, however long the epoch is; only a rate that
+        # changes per epoch starts, as in GPS++, with a whole epoch of zero.
         least = 0.0 if schedule.per_epoch else 1e-3
         warm = min(warm, max(now, least) / schedule.warmup_epochs)
     return value * warm

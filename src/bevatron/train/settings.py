@@ -185,8 +185,12 @@ class BatchConfig:
     oversized
         A sample above capacity: ``refuse`` stops and names it, ``alone`` gives it a batch of its
         own.
-    cost_nodes, cost_edges, cost_constant
-        Old keys, which become ``cost``.
+    cost_nodes
+        Old key of ``cost``: the weight of what the samples are measured in.
+    cost_edges
+        Old key of ``cost``.
+    cost_constant
+        Old key of ``cost``.
     """
 
     algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
@@ -239,11 +243,14 @@ class BatchConfig:
         raise ConfigError("batch.capacity: 'auto' is measured by a recipe; give a number here")
 
     def costs(self, counted: Iterable[str]) -> dict[str, float]:
-        """Return the weights of a sample's cost by name; see `capacities`."""
+        """Return the weights of a sample's cost by name, without zeros; see `capacities`."""
         names = list(counted)
-        weights = {OLD_UNIT: 1.0} if self.cost is None else self.cost
-        old = OLD_UNIT not in names
-        return {names[0] if old and n == OLD_UNIT else n: weight for n, weight in weights.items()}
+        weights = {names[0]: 1.0} if self.cost is None else self.cost
+        return {
+            names[0] if name == OLD_UNIT and OLD_UNIT not in names else name: weight
+            for name, weight in weights.items()
+            if weight
+        }
 
 
 @dataclass(frozen=True)
@@ -259,7 +266,7 @@ class LoaderConfig:
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
     prefetch
-        Batches under way or ready at most; None = two per worker.
+        Upper bound of batches in preparation or ready; None = two per worker.
     sample_timeout
         Seconds after which a sample counts as hanging; None = never.
     pin
@@ -336,7 +343,7 @@ class TrainConfig:
     Attributes
     ----------
     epochs
-        How often every sample is seen.
+        Number of passes over the samples.
     seed
         Of weights, plans and random numbers.
     dtype
@@ -359,11 +366,11 @@ class TrainConfig:
     deterministic
         Only algorithms of torch that repeat to the last bit (slower on a GPU).
     tf32
-        Matrix products of float32 on a GPU in TF32: faster, 10 bits of mantissa.
+        Matmuls of float32 on a GPU in TF32: faster, 10 bits of mantissa.
     autocast
-        Matrix products of float32 in this type, weights and sums staying float32, for models that
-        are made for it; None = in float32. With float16 the loss is scaled, see
-        `bevatron.train.loss_scale`, and steps are not captured as CUDA graphs.
+        Matmuls of float32 in this type, weights and sums staying float32, for models that allow it;
+        None = in float32. With float16 the loss is scaled, see
+        `bevatron.train.precision.LossScale`, and steps are not captured as CUDA graphs.
     compile
         Pass the model through torch.compile.
     cuda_graphs
@@ -429,16 +436,3 @@ class Settings:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-
-
-HARMLESS = frozenset(
-    {
-        "optim.lr", "optim.clip", "optim.clip_norm", "optim.accumulate", "optim.fused", "schedule",
-        "batch", "loader", "checkpoint", "train.epochs", "train.device", "train.monitor",
-        "train.patience", "train.evaluate_every", "train.threads", "train.explode_factor",
-        "train.deterministic", "train.tf32", "train.autocast", "train.compile",
-        "train.cuda_graphs", "train.collect_every", "train.log_every", "train.tensorboard",
-        "train.wandb", "train.wandb_project", "train.timeout_minutes",
-    }
-)  # fmt: skip
-"""Keys (or whole groups) that may differ when a run is resumed; all others belong to the run."""

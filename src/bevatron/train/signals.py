@@ -1,7 +1,7 @@
 """Requests to stop: SIGTERM and SIGUSR1 (Slurm, torchrun) and Ctrl-C save and leave cleanly.
 
-A handler only takes note. The loop asks once per step, all ranks agree in the reduction that they
-make anyway, and then all save together. A second Ctrl-C leaves at once.
+A handler only sets a flag. The loop checks it once per step, all ranks agree in the reduction that
+they make anyway, and then all save together. A second Ctrl-C exits at once.
 """
 
 import signal
@@ -15,9 +15,9 @@ _PREFIX = "stop/"
 
 
 class StopRequests:
-    """Notes the signals that ask for an end, for the length of a ``with`` block.
+    """Catches the signals that ask the run to stop, for the length of a ``with`` block.
 
-    Outside the main thread, where Python allows no handlers, nothing is noted.
+    Outside the main thread, where Python allows no handlers, nothing is caught.
     """
 
     def __init__(self) -> None:

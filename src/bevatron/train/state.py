@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from bevatron.train.epochs import Segment, segments_from_json
-from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import AveragedWeights
+from bevatron.train.precision import LossScale
 from bevatron.train.schedule import Decisions
 
 
@@ -40,9 +40,9 @@ class Progress:
     decisions
         Best metric, patience and plateau.
     loss_scale
-        The factor of the loss, None unless products are in float16.
+        The factor of the loss, None unless matmuls are in float16.
     changes
-        Where another number of ranks, batches or settings took over.
+        Where the number of ranks, batches or settings changed.
     finished
         Why the run is over: ``epochs`` or ``patience``; None while it is not.
     seconds
@@ -105,10 +105,10 @@ class TrainState:
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:
     """Seed Python, numpy and torch, differently on every rank."""
-    words = np.random.SeedSequence([seed, rank, step]).generate_state(3, np.uint64)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]) % 2**32)  # noqa: NPY002  users' code may draw from it
-    torch.manual_seed(int(words[2]) % 2**63)
+    seeds = np.random.SeedSequence([seed, rank, step]).generate_state(3, np.uint64)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]) % 2**32)  # noqa: NPY002  users' code may draw from it
+    torch.manual_seed(int(seeds[2]) % 2**63)
 
 
 def random_state(device: torch.device) -> bytes:

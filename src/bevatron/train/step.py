@@ -1,4 +1,4 @@
-"""One optimiser step: from a rank's batches to new weights, and what can go wrong with it."""
+"""One optimiser step, from a rank's batches to new weights, and its errors."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,8 @@ from bevatron.errors import DivergenceError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
 from bevatron.parallel.data_parallel import sum_gradients
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.loss_scale import LossScale
 from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
-from bevatron.train.precision import dtype_of, products
+from bevatron.train.precision import LossScale, autocast_context, dtype_of
 from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
 
@@ -31,8 +30,8 @@ class StepResult:
     loss, terms
         The step's loss and its parts.
     grad_norm
-        Global norm of the gradient before clipping; infinite or NaN if the step was left out, see
-        `bevatron.train.loss_scale`.
+        Global norm of the gradient before clipping; infinite or NaN if the step was skipped, see
+        `bevatron.train.precision.LossScale`.
     sizes
         Of all batches, by the names that batches give them.
     notes
@@ -48,21 +47,21 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A step that the device may still be at.
+    """A step that the device may not have finished.
 
     Attributes
     ----------
     notes
         Sums over ranks of what the caller handed in.
     result
-        Waits for the step; raises what came of it if it cannot be gone on from.
-    recording
-        Seconds spent on recording CUDA graphs before it was launched.
+        Waits for the step; raises an error if the run cannot continue after it.
+    capture_seconds
+        Spent on capturing CUDA graphs before it was launched.
     """
 
     notes: dict[str, float]
     result: Callable[[], StepResult]
-    recording: float = 0.0
+    capture_seconds: float = 0.0
 
 
 def train_step(
@@ -112,7 +111,7 @@ def train_step(
     try:
         for batch in batches:
             moved = batch.to(mesh.device, dtype, non_blocking=True)
-            with products(settings.train, mesh.device):
+            with autocast_context(settings.train, mesh.device):
                 loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
                 (loss.total if scale is None else loss.total * scale.factor).backward()
@@ -195,7 +194,7 @@ def _diverged(
 
 
 def largest_loss(progress: Progress, explode_factor: float | None) -> float:
-    """Return the loss above which it counts as exploded; infinity while that cannot be said."""
+    """Return the loss above which it counts as exploded; infinity while the average is too new."""
     if explode_factor is None or progress.loss_steps < 10 or progress.loss_average <= 0:
         return math.inf
     return explode_factor * progress.loss_average
@@ -244,7 +243,7 @@ def divergence(
 
 
 def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
-    """Say at which batch the memory ended and what to set."""
+    """Say at which batch memory ran out and which setting to lower."""
     sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
     config, optim = run.settings.batch, run.settings.optim
     if len(batch.sample_indices) == 1:

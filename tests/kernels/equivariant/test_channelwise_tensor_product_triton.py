@@ -310,8 +310,8 @@ def test_operators_are_registered_as_torch_wants_them(hidden):
         arguments = later = (*tensors, *index, irreps)
     result = operators._forward(*arguments)
     gradient = torch.randn_like(result[0] if hidden else result).requires_grad_()
-    torch.library.opcheck(operators._forward, arguments)
-    torch.library.opcheck(operators._backward, (gradient, *later, [True] * len(tensors)))
+    torch.library.opcheck(operators._forward.op, arguments)
+    torch.library.opcheck(operators._backward.op, (gradient, *later, [True] * len(tensors)))
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

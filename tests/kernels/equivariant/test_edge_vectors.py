@@ -70,10 +70,10 @@ def test_operators_are_registered_as_torch_wants_them():
     positions = torch.randn(3, 3, device=DEVICE, requires_grad=True)
     shifts, cells = torch.randn(4, 3, device=DEVICE), torch.randn(1, 3, 3, device=DEVICE)
     structures = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    torch.library.opcheck(operators.difference, (positions, *index, shifts, cells, structures))
-    torch.library.opcheck(operators.difference, (positions, *index, None, None, None))
+    torch.library.opcheck(operators.difference.op, (positions, *index, shifts, cells, structures))
+    torch.library.opcheck(operators.difference.op, (positions, *index, None, None, None))
     vectors = torch.randn(4, 3, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(operators.totals, (vectors, *index))
+    torch.library.opcheck(operators.totals.op, (vectors, *index))
 
 
 def test_a_wrong_shape_is_named():

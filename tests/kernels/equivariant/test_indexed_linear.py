@@ -135,8 +135,8 @@ def test_operators_are_registered_as_torch_wants_them():
     x, weights = inputs["x"].requires_grad_(), inputs["weights"].requires_grad_()
     rest = (order.order, order.ptr, 0.3)
     g = torch.randn_like(ours.mix(x, weights, *rest)).requires_grad_()
-    torch.library.opcheck(ours.mix, (x, weights, *rest))
-    torch.library.opcheck(ours.outer, (x, g, *rest))
+    torch.library.opcheck(ours.mix.op, (x, weights, *rest))
+    torch.library.opcheck(ours.outer.op, (x, g, *rest))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -67,4 +67,4 @@ def test_operators_are_registered_as_torch_wants_them():
     index, ptr, order = index.to(DEVICE), ptr.to(DEVICE), index.argsort(stable=True).to(DEVICE)
     for operator, rows in ((operators.total, 3), (operators.spread, 3)):
         values = torch.randn(rows, 2, device=DEVICE, requires_grad=True)
-        torch.library.opcheck(operator, (values, index, ptr, order))
+        torch.library.opcheck(operator.op, (values, index, ptr, order))

@@ -172,15 +172,15 @@ def test_operators_are_registered_as_torch_wants_them():
     rest = (order.order, order.ptr, key)
     g = torch.randn_like(ours.forward(a, c, *rest)).requires_grad_()
     paths = torch.randn(5, polynomial.mixing.shape[1], 2, dtype=a.dtype, device=DEVICE)
-    torch.library.opcheck(ours.fold, (paths.requires_grad_(), key))
-    torch.library.opcheck(ours.unfold, (c, key))
-    torch.library.opcheck(ours.forward, (a, c, *rest))
-    torch.library.opcheck(ours.backward, (g, a, c, *rest))
-    torch.library.opcheck(ours.weights, (g, a, *rest))
+    torch.library.opcheck(ours.fold.op, (paths.requires_grad_(), key))
+    torch.library.opcheck(ours.unfold.op, (c, key))
+    torch.library.opcheck(ours.forward.op, (a, c, *rest))
+    torch.library.opcheck(ours.backward.op, (g, a, c, *rest))
+    torch.library.opcheck(ours.weights.op, (g, a, *rest))
     v = torch.randn_like(a)
     inputs = [tensor.detach() for tensor in (v, g, a, c)]
-    torch.library.opcheck(ours.double_backward, (*inputs, *rest))
-    torch.library.opcheck(ours.weights_along, (*inputs[:3], *rest))
+    torch.library.opcheck(ours.double_backward.op, (*inputs, *rest))
+    torch.library.opcheck(ours.weights_along.op, (*inputs[:3], *rest))
 
 
 def test_compiled_with_its_inner_gradient_it_equals_eager():

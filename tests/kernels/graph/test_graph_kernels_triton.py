@@ -32,6 +32,7 @@ from bevatron.kernels.graph.dot_attention import triton_launch as dot_launch  # 
 from bevatron.kernels.graph.graph_attention import triton as gat_operator  # noqa: E402
 from bevatron.kernels.graph.graph_attention import triton_launch as gat_launch  # noqa: E402
 from bevatron.kernels.graph.spmm import triton as spmm_launch  # noqa: E402
+from bevatron.kernels.shared import custom_op  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not GPU and os.environ.get("TRITON_INTERPRET") != "1",
@@ -83,7 +84,7 @@ def _rows_are_cut_and_steps_are_short(monkeypatch):
     small = Tile(128, 32)
     with contextlib.ExitStack() as stack:
         for module in (dot_launch, gat_launch, spmm_launch):
-            stack.enter_context(module.tiles(**dict.fromkeys(module.TILES, small)))
+            stack.enter_context(module.TILES.replaced(**dict.fromkeys(module.TILES, small)))
         yield
 
 
@@ -150,7 +151,7 @@ def test_gat_in_double_precision():
 
 
 def test_gat_shares_out_channels():
-    with gat_launch.tiles(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
+    with gat_launch.TILES.replaced(forward=Tile(64, 4), backward=Tile(64, 4), values=Tile(64, 4)):
         gat(*_first(matrix("random", values=True), 2, 10, torch.float32))
 
 
@@ -158,7 +159,7 @@ def test_gat_shares_out_channels():
 def test_gat_in_buckets_of_length(monkeypatch, numbers):
     monkeypatch.setattr(launch, "FEW_PARTS", 0)
     small = Tile(numbers, 4)
-    with gat_launch.tiles(forward=small, backward=small, values=small):
+    with gat_launch.TILES.replaced(forward=small, backward=small, values=small):
         hub = "a hub, rows of one, an empty row and column"
         gat(*_first(matrix(hub, values=True), 1, 4, torch.float32))
 
@@ -231,7 +232,7 @@ def test_an_infinite_feature_is_where_the_reference_has_it_if_fetches_have_no_ma
     x, row_score, col_score = draw(24, 2, 4), draw(9, 2, seed=1), draw(24, 2, seed=2)
     x[int(full[0].nonzero()[0]), 1, 1] = -torch.inf
     x.requires_grad_(trains)
-    with gat_launch.tiles(forward=Tile(16, 4)), kernels.use("triton"):
+    with gat_launch.TILES.replaced(forward=Tile(16, 4)), kernels.use("triton"):
         found = graph_attention(csr, x, row_score, col_score)
     with kernels.use("reference"):
         wanted = graph_attention(csr, x, row_score, col_score)
@@ -379,8 +380,7 @@ def test_through_the_dispatcher_the_bits_are_the_same(operator, monkeypatch):
 
     found = []
     for traced in (False, True):
-        for module in (gat_operator, dot_operator, spmm_launch):
-            monkeypatch.setattr(module, "is_traced", lambda x, traced=traced: traced)
+        monkeypatch.setattr(custom_op, "is_watched", lambda _, traced=traced: traced)
         with kernels.use("triton"):
             csr = structure.with_values(values)
             z = run(csr)
@@ -470,7 +470,7 @@ def test_opcheck():
     whole = Csr.from_coo(*torch.ones(7, 5).nonzero().T.to(DEVICE), (7, 5))
     signs = torch.tensor([[2.0], [-2.0], [3.0], [-1.0], [1.0]], device=DEVICE).expand(5, 2)
     torch.library.opcheck(
-        gat_operator.attend,
+        gat_operator.attend.op,
         (
             *(x, 0 * row_score, signs.clone().requires_grad_(), draw(35).requires_grad_()),
             *(draw(35), *launch.rows_of(whole), *launch.columns_of(whole)),
@@ -479,15 +479,15 @@ def test_opcheck():
     )
     query = draw(7, 2, 3).requires_grad_()
     torch.library.opcheck(
-        dot_operator.attend,
+        dot_operator.attend.op,
         (
             *(query, x, None, None, None, None, values, by_column, *sides, [], None),
             *(7, 0.2, 0.0, True, False, False),
         ),
     )
     flat = draw(5, 1, 3).requires_grad_()
-    torch.library.opcheck(spmm_launch.add, (flat, values, by_column, *sides, 7))
-    torch.library.opcheck(spmm_launch.extreme, (flat, values, *sides, 7, 1))
+    torch.library.opcheck(spmm_launch.add.op, (flat, values, by_column, *sides, 7))
+    torch.library.opcheck(spmm_launch.extreme.op, (flat, values, *sides, 7, 1))
 
 
 @ON_GPU

@@ -68,4 +68,4 @@ def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.molecule.gaussian_basis.triton import evaluate
 
     leaves = [tensor.requires_grad_() for tensor in make(6, 4).values()]
-    torch.library.opcheck(evaluate, (*leaves, 0.1, 0.01, torch.float32))
+    torch.library.opcheck(evaluate.op, (*leaves, 0.1, 0.01, torch.float32))

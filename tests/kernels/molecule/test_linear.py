@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import linear, use
-from bevatron.kernels.molecule.linear import linear_beside
+from bevatron.kernels.molecule.linear import linear_with_input
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -45,7 +45,7 @@ def test_any_number_of_rows_is_right(rows, bias):
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_what_flows_back_to_rows_that_are_handed_on_is_added(dtype):
     def both(x, weight, bias):
-        y, x = linear_beside(x, weight, bias)
+        y, x = linear_with_input(x, weight, bias)
         return torch.cat([y, x.square()], 1)
 
     tolerance = TOLERANCES[dtype]
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_shared_with_others_is_not_written_to(dtype):
     """All three terms of a sum get one and the same gradient."""
 
     def both(x, weight, more):
-        y, x = linear_beside(x, weight)
+        y, x = linear_with_input(x, weight)
         return y + x + more
 
     inputs = {
@@ -72,7 +72,7 @@ def test_a_gradient_that_is_shared_with_others_is_not_written_to(dtype):
 def test_rows_that_are_only_handed_on_get_what_flows_back():
     x, weight = draw(3, 4).requires_grad_(), draw(2, 4).requires_grad_()
     with use("triton"):
-        total = linear_beside(x, weight)[1].sum()
+        total = linear_with_input(x, weight)[1].sum()
     found = torch.autograd.grad(total, (x, weight), allow_unused=True)
     assert torch.equal(found[0], torch.ones_like(x))
     assert found[1] is None
@@ -149,7 +149,7 @@ def test_blocks_of_rounded_weights_may_be_nested():
 def test_the_custom_operator_is_well_formed():
     from bevatron.kernels.molecule.linear.triton import sum_rows
 
-    torch.library.opcheck(sum_rows, (draw(30, 5),))
+    torch.library.opcheck(sum_rows.op, (draw(30, 5),))
 
 
 def test_wrong_shapes_are_refused():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import molecule_attention, use
-from bevatron.kernels.molecule.molecule_attention import molecule_attention_beside
+from bevatron.kernels.molecule.molecule_attention import molecule_attention_with_bias
 from bevatron.kernels.molecule.molecule_attention.reference import dropout_mask
 from bevatron.testing import Tolerance, assert_close, check_op
 
@@ -133,7 +133,7 @@ def test_a_bias_with_contiguous_pairs_gets_such_a_gradient():
 def test_what_flows_back_to_a_bias_that_is_handed_on_is_added(lying):
     def both(bias, **inputs):
         given = bias.t().contiguous().t() if lying else bias
-        out, given = molecule_attention_beside(bias=given, **inputs)
+        out, given = molecule_attention_with_bias(bias=given, **inputs)
         return torch.cat([out.flatten(), given.square().flatten()])
 
     check(make([3, 18], spare=3, skipped=2), both)
@@ -191,7 +191,7 @@ def test_the_custom_operators_are_well_formed():
     inputs = make([3, 5])
     tensors = [inputs[name] for name in ("q", "k", "v", "bias")]
     torch.library.opcheck(
-        attend, (*tensors, inputs["graph_ptr"], inputs["pair_ptr"], None, 0.35, 0.0)
+        attend.op, (*tensors, inputs["graph_ptr"], inputs["pair_ptr"], None, 0.35, 0.0)
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import index_bonds, neighbour_sums, use
-from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_beside
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_with_inputs
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -71,7 +71,8 @@ def test_what_flows_back_to_rows_that_are_handed_on_is_added(own, scaled):
 
     def both(messages, nodes):
         factor = None if scale is None else scale.to(messages)
-        sums, messages, nodes = neighbour_sums_beside(messages, nodes, bonds, scale=factor, own=own)
+        found = neighbour_sums_with_inputs(messages, nodes, bonds, scale=factor, own=own)
+        sums, messages, nodes = found
         return torch.cat([part.flatten() for part in (sums, messages.square(), nodes.square())])
 
     inputs = {name: value for name, value in make(7, 9, 24, 20).items() if name in MESSAGES}
@@ -121,7 +122,7 @@ def test_the_custom_operators_are_well_formed():
     bonds = index_bonds(molecule(4, 3), 4)
     lists = (bonds.senders, bonds.receivers, bonds.incoming, bonds.incoming_ptr)
     leaves = (draw(6, 4), draw(4, 3))
-    torch.library.opcheck(gather, (*leaves, None, *lists, True, True))
+    torch.library.opcheck(gather.op, (*leaves, None, *lists, True, True))
 
 
 def test_what_does_not_fit_is_told():

@@ -87,7 +87,7 @@ def test_the_custom_operators_are_well_formed():
     x, weight, bias, linear = (tensor.requires_grad_() for tensor in inputs.values())
     rows, graph = draw(2, 8).requires_grad_(), torch.tensor([0, 0, 1, 1], device=DEVICE)
     lists = (*(None,) * 4, graph, pointers(2, 2))
-    torch.library.opcheck(normalise, (x, None, rows, linear, weight, bias, *lists, 1e-3, False))
+    torch.library.opcheck(normalise.op, (x, None, rows, linear, weight, bias, *lists, 1e-3, False))
 
 
 def test_what_does_not_fit_is_told():

@@ -90,7 +90,7 @@ def test_the_custom_operators_are_well_formed():
     for name, leaf in zip(names, leaves, strict=False):
         if name is not None and "scale" not in name:
             leaf.requires_grad_()
-    torch.library.opcheck(merge, (*leaves, 1e-3))
+    torch.library.opcheck(merge.op, (*leaves, 1e-3))
 
 
 def test_what_does_not_fit_is_told():

@@ -67,4 +67,4 @@ def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.molecule.scaled_residual.triton import add
 
     leaves = (draw(4, 8).requires_grad_(), draw(4, 8, dtype=HALF).requires_grad_())
-    torch.library.opcheck(add, (*leaves, draw(4)))
+    torch.library.opcheck(add.op, (*leaves, draw(4)))

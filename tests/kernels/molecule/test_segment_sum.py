@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bevatron.kernels import segment_sum, use
-from bevatron.kernels.molecule.segment_sum import segment_sum_beside
+from bevatron.kernels.molecule.segment_sum import segment_sum_with_input
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -56,7 +56,7 @@ def test_what_flows_back_to_values_that_are_handed_on_is_added(scaled):
 
     def both(values, ptr):
         factor = None if scale is None else scale.to(values)
-        found, values = segment_sum_beside(values, ptr, factor)
+        found, values = segment_sum_with_input(values, ptr, factor)
         return torch.cat([found, values.square()])
 
     inputs = {"values": draw(40, 20), "ptr": pointers(5, 12, 0) + 2}
@@ -82,7 +82,7 @@ def test_part_of_a_wider_tensor_is_read_where_it_lies():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.molecule.segment_sum.triton import add_segments
 
-    torch.library.opcheck(add_segments, (draw(5, 4), pointers(2, 3), draw(5)))
+    torch.library.opcheck(add_segments.op, (draw(5, 4), pointers(2, 3), draw(5)))
 
 
 def test_wrong_shapes_are_refused():

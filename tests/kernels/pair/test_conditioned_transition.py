@@ -57,7 +57,7 @@ def _small_chunks(monkeypatch):
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton_launch, "ELEMENTS", 256)
     for launching in (triton_launch, triton_products):
-        monkeypatch.setattr(launching, "processors", lambda _device: 1)
+        monkeypatch.setattr(launching, "num_sms", lambda _device: 1)
 
 
 @pytest.mark.parametrize("rows", [(0,), (1,), (2, 5)])
@@ -119,7 +119,7 @@ def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.pair.conditioned_transition.triton import condition
 
     inputs = [value.requires_grad_() for value in make((4,), 6, 5, 12).values()]
-    torch.library.opcheck(condition, (*inputs, 1e-5))
+    torch.library.opcheck(condition.op, (*inputs, 1e-5))
 
 
 def test_wrong_shapes_are_told_by_name():

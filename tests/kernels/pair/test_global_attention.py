@@ -67,8 +67,8 @@ def test_sixteen_bits_of_few_channels_are_right(rows, length, batch, width, head
 def test_any_number_of_parts_of_a_column_is_right(parts, monkeypatch):
     from bevatron.kernels.pair.global_attention import triton_fused
 
-    monkeypatch.setattr(triton_fused, "processors", lambda _: parts)
-    monkeypatch.setattr(triton_fused, "PER_PROCESSOR", 2)
+    monkeypatch.setattr(triton_fused, "num_sms", lambda _: parts)
+    monkeypatch.setattr(triton_fused, "PER_SM", 2)
     check(make(140, 2, 16, 2, 8, dtype=HALF))
 
 
@@ -130,7 +130,7 @@ def test_the_custom_operators_are_well_formed():
 
     gate = torch.randn(2, 3, 4, 8, device=DEVICE, requires_grad=True)
     value = torch.randn(2, 4, 8, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(sigmoid_gate, (gate, value))
+    torch.library.opcheck(sigmoid_gate.op, (gate, value))
 
 
 def test_the_operator_of_few_channels_is_well_formed():
@@ -140,7 +140,7 @@ def test_the_operator_of_few_channels_is_well_formed():
     mask = inputs.pop("mask").to(HALF)
     m, *weights = (value[None] if name == "m" else value for name, value in inputs.items())
     arguments = [tensor.detach().requires_grad_() for tensor in (m, *weights)]
-    torch.library.opcheck(attend, (arguments[0], mask[None], *arguments[1:], 1e-5, 1e-10))
+    torch.library.opcheck(attend.op, (arguments[0], mask[None], *arguments[1:], 1e-5, 1e-10))
 
 
 def test_rows_are_not_kept():

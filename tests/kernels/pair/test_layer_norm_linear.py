@@ -74,7 +74,7 @@ def test_the_custom_operators_are_well_formed():
 
     inputs = make((4,), 8, 3, "norm_weight", "norm_bias", "bias")
     names = ("x", "norm_weight", "norm_bias", "weight", "bias")
-    torch.library.opcheck(project, (*(inputs[name].requires_grad_() for name in names), 1e-5))
+    torch.library.opcheck(project.op, (*(inputs[name].requires_grad_() for name in names), 1e-5))
 
 
 def test_wrong_shapes_are_told_by_name():

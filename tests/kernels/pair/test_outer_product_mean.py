@@ -58,8 +58,8 @@ def _small_chunks(monkeypatch, request):
         monkeypatch.setattr(triton, "KEPT_BYTES", -1)
     monkeypatch.setattr(products, "CHUNK_BYTES", 0)
     monkeypatch.setattr(triton, "ELEMENTS", 64)
-    monkeypatch.setattr(triton, "PER_PROCESSOR", 2)
-    monkeypatch.setattr(triton, "processors", lambda _: 1)
+    monkeypatch.setattr(triton, "PER_SM", 2)
+    monkeypatch.setattr(triton, "num_sms", lambda _: 1)
 
 
 @pytest.mark.parametrize("biases", [(), BIASES, ("b_bias",)])
@@ -217,7 +217,7 @@ def test_the_custom_operators_are_well_formed():
     arguments = (t["m"], torch.ones(3, 4, device=DEVICE), t["norm_weight"], t["norm_bias"])
     outs = (joint, joint_bias, t["out_weight"], t["out_bias"], 1e-5, 1e-3)
     for keeps in (False, True):
-        torch.library.opcheck(mean_of_products, (*arguments, *outs, keeps))
+        torch.library.opcheck(mean_of_products.op, (*arguments, *outs, keeps))
 
 
 def test_wrong_shapes_are_told_by_name():

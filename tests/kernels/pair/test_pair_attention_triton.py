@@ -13,8 +13,9 @@ if not GPU:
 from bevatron import kernels  # noqa: E402
 from bevatron.errors import KernelError  # noqa: E402
 from bevatron.kernels import pair_attention  # noqa: E402
-from bevatron.kernels.pair.pair_attention.tiles import Tiles, replaced  # noqa: E402
+from bevatron.kernels.pair.pair_attention.tiles import replaced  # noqa: E402
 from bevatron.kernels.registry import load  # noqa: E402
+from bevatron.kernels.shared.tiles import Tiles  # noqa: E402
 from bevatron.testing import Tolerance, assert_close, check_op  # noqa: E402
 
 pytest.importorskip("triton")
@@ -174,7 +175,7 @@ def test_scale_may_be_any_number(scale, dtype):
 
 def test_many_rows_are_dealt_to_programs(monkeypatch):
     module = load(*RAN).__globals__
-    monkeypatch.setitem(module, "PROGRAMS_PER_PROCESSOR", 1000)
+    monkeypatch.setitem(module, "PROGRAMS_PER_SM", 1000)
     monkeypatch.setitem(module, "FEWEST_ROWS", 2)
     inputs = make(S=7, Nq=3, Nk=5, D=8)
     check_op(pair_attention, pair_attention, inputs, order=1, tolerance=SINGLE, ran=RAN)

@@ -48,11 +48,11 @@ def draw(name, dtype):
 
 
 @pytest.fixture(autouse=True)
-def _few_processors(monkeypatch):
+def _few_sms(monkeypatch):
     """Let a few rows be enough for the products with something at their end."""
     from bevatron.kernels.pair.swiglu import triton_products
 
-    monkeypatch.setattr(triton_products, "processors", lambda _device: 1)
+    monkeypatch.setattr(triton_products, "num_sms", lambda _device: 1)
 
 
 def run(name, choice, tensors, along=None):

@@ -72,8 +72,8 @@ def test_a_second_backward_pass_gives_the_same():
 def test_the_custom_operators_are_well_formed():
     from bevatron.kernels.pair.swiglu.triton import gated
 
-    torch.library.opcheck(gated, (draw(4, 8).requires_grad_(), draw(4, 8).requires_grad_()))
-    torch.library.opcheck(gated, (draw(4, 8).requires_grad_(), None))
+    torch.library.opcheck(gated.op, (draw(4, 8).requires_grad_(), draw(4, 8).requires_grad_()))
+    torch.library.opcheck(gated.op, (draw(4, 8).requires_grad_(), None))
 
 
 def test_shapes_that_do_not_fit_are_told():

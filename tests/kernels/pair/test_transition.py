@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from bevatron.kernels import transition, use
-from bevatron.kernels.pair.transition import tiles
+from bevatron.kernels.pair.transition.tiles import TILES
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared import chunked_linear as products
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -94,7 +95,7 @@ def test_the_result_may_be_narrower_and_the_input_strided(small_chunks):
 @pytest.mark.parametrize("rows", [1, 16, 45])
 def test_fused_kernels_give_the_right_result(names, rows):
     small = {"forward": (32, 32), "input": (32, 32), "weight": (16, 32)}
-    with tiles.replaced(**{k: tiles.Tiles(*v, warps=4, stages=1) for k, v in small.items()}):
+    with TILES.replaced(**{k: Tiles(*v, warps=4, stages=1) for k, v in small.items()}):
         check(make((rows,), 16, 64, *names, dtype=HALF))
 
 
@@ -201,7 +202,7 @@ def test_the_custom_operators_are_well_formed():
 
     leaves = {k: v.requires_grad_() for k, v in make((4,), 8, 16, *GATED).items()}
     arguments = [leaves.get(name) for name in (*NAMES, "gate_weight", "up_bias", "down_bias")]
-    torch.library.opcheck(widen, (*arguments, 1e-5))
+    torch.library.opcheck(widen.op, (*arguments, 1e-5))
 
 
 def test_wrong_shapes_are_told_by_name():

@@ -6,7 +6,8 @@ import torch
 
 from bevatron.errors import KernelError
 from bevatron.kernels import triangle_multiply, use
-from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, Tiles, replaced
+from bevatron.kernels.pair.triangle_multiply.tiles import MEASURED, replaced
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
@@ -69,7 +70,7 @@ def check(inputs, **options):
 @pytest.fixture
 def small_blocks():
     """End blocks, and parts of rows, anywhere even in a small pair."""
-    small = Tiles(32, 16, 4, 1, per_processor=64)
+    small = Tiles(32, 16, 4, 1, per_sm=64)
     with replaced(**dict.fromkeys(MEASURED, small)):
         yield
 
@@ -248,7 +249,7 @@ def test_the_custom_operators_are_well_formed():
     joint = torch.cat(rest[:4]).detach().requires_grad_()
     biases = [torch.randn(16, device=DEVICE), torch.randn(16, device=DEVICE)]
     arguments = [z, torch.ones(8, 8, device=DEVICE), n1w, n1b, joint, biases[0], *rest[4:]]
-    torch.library.opcheck(multiply, (*arguments, biases[1], True, 1e-5))
+    torch.library.opcheck(multiply.op, (*arguments, biases[1], True, 1e-5))
 
 
 @ON_GPU

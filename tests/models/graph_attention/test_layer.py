@@ -30,7 +30,7 @@ from bevatron.models.graph_attention.formula.expression import (
     tanh,
     weight,
 )
-from bevatron.models.graph_attention.layer import Layer
+from bevatron.models.graph_attention.formula.layer import Layer
 
 N, IN, OUT = 7, 3, 2
 a, b = weight("a", "out"), weight("b", "out")

@@ -64,7 +64,7 @@ def test_the_row_fetched_for_a_score_is_the_one_that_is_summed(name, monkeypatch
         given.append(value)
         return dot_attention(csr, x, value=value, **options)
 
-    monkeypatch.setattr("bevatron.models.graph_attention.layer.dot_attention", counted)
+    monkeypatch.setattr("bevatron.models.graph_attention.formula.layer.dot_attention", counted)
     layer = MAKERS[name]()
     layer(graph(weighted=False)[0], torch.randn(N, WIDTH))
     assert given == [None]

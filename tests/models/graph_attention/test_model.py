@@ -141,7 +141,7 @@ def test_communities_are_learned_transductively(layer):
 
 
 def test_the_trainer_trains_it(tmp_path):
-    from bevatron.train.journal import read_journal
+    from bevatron.train.logger import read_journal
     from bevatron.train.loop import fit
     from bevatron.train.run import Run
     from bevatron.train.settings import (

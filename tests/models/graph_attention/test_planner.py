@@ -21,8 +21,8 @@ from bevatron.models.graph_attention.formula.expression import (
     softmax,
     weight,
 )
+from bevatron.models.graph_attention.formula.layer import Layer
 from bevatron.models.graph_attention.formula.planner import Widths, plan, virtual_nodes
-from bevatron.models.graph_attention.layer import Layer
 from bevatron.models.graph_attention.layers import agnn, agnn_paper, gat, gatv2, gcn, va
 
 cosine = A * (H @ H.T) / outer(norm(H), norm(H))

@@ -19,12 +19,12 @@ from bevatron.data.padding.shape import (
 from bevatron.typing import IntArray
 
 MAX_NEIGHBOURS = 128
-"""Padding edges per padding atom, where they can be kept so few: a kernel that walks an atom's
-edges one after the other would wait for an atom with thousands."""
+"""Upper bound of padding edges per padding atom, where possible: a kernel that loops over the edges
+of an atom would be held up by an atom with thousands."""
 LARGE = {"edges": 65536, "atoms": 2048}
-"""Sizes from which on inference pays for every padded edge or atom: below, launches take longer."""
+"""Sizes above which inference is bound by edges and atoms, not by launches: padding costs time."""
 MAX_PADDING_MOLECULE = 16
-"""Atoms of a padding molecule: kernels are made for molecules of about this size."""
+"""Upper bound of atoms of a padding molecule: kernels are tuned for molecules of this size."""
 
 EDGES, ATOMS = Axis("edges", 128), Axis("atoms", 16, spare=1)
 GRAPHS = Axis("graphs", 8, spare=1, headroom=4.0, counts_work=False)

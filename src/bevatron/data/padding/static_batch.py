@@ -70,7 +70,7 @@ class StaticBatch:
         )
 
     def fill(self, batch: Paddable) -> None:
-        """Write a batch and the padding behind it.
+        """Write a batch and the padding rows after it.
 
         Raises
         ------

@@ -2,7 +2,7 @@
 
 A sample is a plain mapping from field name to numpy array; each kind of sample has a registry of
 its fields (`STRUCTURE_FIELDS` for structures of atoms, `molecule_fields` for molecules) and a
-batch, the same put together for one step.
+batch, which is what samples become for one step.
 """
 
 from bevatron.data.samples.feature_sets import (

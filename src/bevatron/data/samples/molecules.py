@@ -180,7 +180,7 @@ class MoleculeBatch(AtomBatch):
         -------
         first, second, graph : [P] int64
             Atoms of the batch (row and column of the molecule's matrix) and their molecule. Pairs
-            behind the last molecule's, which only padding has, are those of the last atom.
+            beyond the last molecule's, which only padding has, are those of the last atom.
         """
         place = torch.arange(self.num_pairs, device=self.pair_ptr.device)
         graph = torch.searchsorted(self.pair_ptr, place, right=True) - 1

@@ -1,1 +1,17 @@
-"""What operators share, each thing once."""
+"""What operators share, each thing once; none of it imports an operator.
+
+=====================  ==========================================================================
+support                types and devices a kernel takes, why Triton cannot run
+custom_op              declaring custom operators: fakes and the wiring of gradients
+launch                 device guard, number of SMs, contiguous tensors, placeholders of pointers
+tiles                  sizes of blocks, and tables of them
+dtypes                 the type that sums are accumulated in
+triton_math            accumulators, TF32 matmuls, sigmoids and other device functions
+triton_partial_sums    sums of what the programs of a kernel leave behind
+rows                   rows of any strides, seen as three axes
+chunked_linear         matmuls over chunks of rows, and sums of weight gradients
+checks                 types and shapes of arguments
+autograd               whether autograd records a call; empty gradients
+renamed                old names of functions
+=====================  ==========================================================================
+"""

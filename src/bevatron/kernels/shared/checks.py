@@ -1,4 +1,4 @@
-"""One floating-point type for all that an operator multiplies."""
+"""What operators check of their arguments: one floating-point type, shapes that go together."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,3 +43,76 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
                 f"{operator}: {first_name} is {first_type}, but {name} is {other}; make them one "
                 "type"
             )
+
+
+def check_shapes(
+    op: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], source: str
+) -> None:
+    """Compare tensors with the shapes that they must have.
+
+    Parameters
+    ----------
+    op
+        What was called.
+    wanted
+        Tensor and shape by the name of the argument; None is any shape.
+    source
+        What the shapes follow from, for the message.
+
+    Raises
+    ------
+    ValueError
+        If one has another shape; it names the argument.
+    """
+    for name, (tensor, shape) in wanted.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
+                f"{source}"
+            )
+
+
+def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
+    """Refuse vectors that are not as long as a row of ``x``.
+
+    Raises
+    ------
+    ValueError
+        Naming operator, vector and both shapes.
+    """
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != x.shape[-1:]:
+            raise ValueError(
+                f"{operator}: {name} has shape {tuple(vector.shape)}, expected ({x.shape[-1]},) "
+                f"to go with rows {tuple(x.shape)}"
+            )
+
+
+def check_segment_rows(
+    operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
+) -> None:
+    """Refuse rows of segments that fit neither ``x`` nor the segments.
+
+    Parameters
+    ----------
+    operator
+        For the message.
+    x : [N, C]
+    rows : [S, C] of the type of ``x``, one of each segment; None = none
+    index : [N] the segment of each row of ``x``
+    ptr : [S + 1] where each segment begins
+
+    Raises
+    ------
+    ValueError
+        If only some of the three are given, or shape or type of ``rows`` is another.
+    """
+    if len({rows is None, index is None, ptr is None}) > 1:
+        raise ValueError(f"{operator}: rows of segments go with an index and a ptr")
+    if rows is None or index is None or ptr is None:
+        return
+    if rows.shape != (len(ptr) - 1, x.shape[-1]) or rows.dtype != x.dtype:
+        raise ValueError(
+            f"{operator}: rows of segments are {rows.dtype} {tuple(rows.shape)}, expected "
+            f"{x.dtype} ({len(ptr) - 1}, {x.shape[-1]})"
+        )

@@ -1,4 +1,4 @@
-"""Matrix products for operators that work on a chunk of rows at a time."""
+"""Matmuls for operators that work on a chunk of rows at a time."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -6,12 +6,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bevatron.kernels.shared.rows import near
+from bevatron.kernels.shared.rows import indexable_by_32_bits
 
 CHUNK_BYTES = 128 * 2**20
-"""Of all buffers of one chunk together."""
+"""Size of all buffers of one chunk together."""
 CHUNK_MULTIPLE = 1024
-"""Rows of a chunk are a multiple: products of whole tiles."""
+"""Rows of a chunk are a multiple of this: matmuls of whole tiles."""
 
 
 def chunks(
@@ -26,7 +26,7 @@ def chunks(
     multiple
         Of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given.
     times
-        As many times `CHUNK_BYTES`.
+        Multiple of `CHUNK_BYTES` that a chunk may take.
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
     most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
@@ -43,7 +43,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute ``x weight^T + bias`` of matrices of one type."""
-    x = near(x)
+    x = indexable_by_32_bits(x)
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
@@ -51,7 +51,7 @@ def linear(
 
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
-    a, b = near(a), near(b)
+    a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
     plain = a.dtype == torch.float32 or a.device.type != "cuda"
     if onto is None:
         return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
@@ -74,11 +74,11 @@ class WeightGradient:
         self._total: Tensor | None = None
 
     def add(self, dy: Tensor, x: Tensor) -> None:
-        """Add ``dy^T x`` of one chunk: the product itself adds."""
+        """Add ``dy^T x`` of one chunk, accumulated by the matmul."""
         self._total = wide_product(dy.t(), x, self._total)
 
     def add_part(self, part: Tensor) -> None:
-        """Add what one chunk makes of it, in float32."""
+        """Add the gradient of one chunk, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
 
     def total(self) -> Tensor:
@@ -118,14 +118,14 @@ class BiasGradient:
 
 
 class Linear:
-    """Linear layers on the same rows, as one product; and their gradients, summed over chunks.
+    """Linear layers on the same rows as one matmul, and their gradients, summed over chunks.
 
     Parameters
     ----------
     dtype
-        Of the products: weights of another type are rounded to it.
+        Of the matmuls: weights of another type are rounded to it.
     weights
-        [K, C] each; in the result the layers stand side by side.
+        [K, C] each; in the result the layers are concatenated.
     biases
         [K] each, or None.
     """
@@ -145,12 +145,12 @@ class Linear:
 
     @property
     def matrix(self) -> Tensor:
-        """The weights one below the other [sum of K, C], in the type of the products."""
+        """The concatenated weights [sum of K, C], in the type of the matmuls."""
         return self._matrix
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """The biases one behind the other, if there is one, in the type of the products."""
+        """The concatenated biases, if there is one, in the type of the matmuls."""
         if all(bias is None for bias in self._biases):
             return None
         return _joined(
@@ -166,7 +166,7 @@ class Linear:
 
     def backward(self, dy: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """Return the gradient of the rows; ``add`` adds it to what ``out`` holds."""
-        dy = near(dy)
+        dy = indexable_by_32_bits(dy)
         if out is not None and add:
             return torch.addmm(out, dy, self._matrix, out=out)
         return torch.mm(dy, self._matrix, out=out)

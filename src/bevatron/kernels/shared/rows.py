@@ -1,18 +1,15 @@
 """What operators on rows of channels share: strides, shapes, gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
-
-from bevatron.kernels.shared.autograd import empty_gradients, of_given
 
 FARTHEST = 2**31
 """Elements from the first to the last that 32 bits count."""
+
 MOST_AXES = 3
-"""Axes of rows that a kernel steps through; a transposed pair of a batch has so many."""
+"""Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def as_rows(*tensors: Tensor) -> Rows:
     return Rows(tuple(tensors), count, (longer[1][0], longer[2][0]), strides, max(len(axes), 1))
 
 
-def near(matrix: Tensor) -> Tensor:
+def indexable_by_32_bits(matrix: Tensor) -> Tensor:
     """Return rows that a library's matmul can address: a copy if the last begins too far behind.
 
     cuBLASLt counts elements with 32 bits within a view whose rows leave gaps. Without gaps it
@@ -72,77 +69,6 @@ def near(matrix: Tensor) -> Tensor:
     if reach < FARTHEST or reach <= matrix.numel() or matrix.numel() == 0:
         return matrix
     return matrix.contiguous()
-
-
-def check_shapes(
-    op: str, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]], beside: str
-) -> None:
-    """Compare tensors with the shapes that they must have.
-
-    Parameters
-    ----------
-    op
-        What was called.
-    wanted
-        Tensor and shape by the name of the argument; None is any shape.
-    beside
-        What the shapes follow from, for the message.
-
-    Raises
-    ------
-    ValueError
-        If one has another shape; it names the argument.
-    """
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{op}: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
-                f"{beside}"
-            )
-
-
-def register_gradients(
-    forward: Any, backward: Any, tensors: int, *, keeps_result: bool = False
-) -> None:
-    """Make one custom operator the gradient of another that works on rows.
-
-    Parameters
-    ----------
-    forward
-        Takes so many tensors, each may be None, and eps; returns the result and the statistics of
-        rows, which nobody outside sees.
-    backward
-        Takes the result's gradient, the same tensors, the statistics and eps; returns the gradients
-        of all tensors, without elements for those that are not given.
-    tensors
-        How many.
-    keeps_result
-        The result is kept too, and handed to ``backward`` before the statistics.
-    """
-
-    def fake(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        return tuple(empty_gradients(dy, *given[:tensors]))
-
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:tensors], *output[0 if keeps_result else 1 :])
-        ctx.eps = inputs[tensors]
-        ctx.set_materialize_grads(False)
-
-    def gradients(ctx: Any, dy: Tensor | None, *_statistics: Any) -> tuple[Tensor | None, ...]:
-        if dy is None:
-            return (None,) * (tensors + 1)
-        found = backward(dy, *ctx.saved_tensors, ctx.eps)
-        return *of_given(ctx.saved_tensors[:tensors], found), None
-
-    backward.register_fake(fake)
-    forward.register_autograd(gradients, setup_context=save)
-
-
-def processors(device: torch.device) -> int:
-    """Return how many programs a device runs side by side at least."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _fold(

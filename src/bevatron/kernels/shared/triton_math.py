@@ -11,6 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+def accumulator(tensor: Tensor) -> tl.dtype:
+    """Return the type in which a kernel computes from a tensor."""
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
+
 
 def allows_tf32() -> bool:
     """Whether torch may round float32 factors to TF32, whichever way it was told so."""
@@ -25,7 +33,7 @@ def precision(x: Tensor) -> str:
     return "tf32" if allows_tf32() else "split"
 
 
-def halves(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+def high_and_low(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
     """Split as `split` does."""
     high = ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     if not exact:
@@ -75,3 +83,84 @@ def multiply(a, b, PRECISION: tl.constexpr):
         b_high, b_low = split(b, PRECISION == "split")
         total = product(a_high, a_low, b_high, b_low, PRECISION == "split")  # [M, N]
     return total
+
+
+@triton.jit
+def logistic(z):
+    """Compute the sigmoid, elementwise; it is 0 where exp2 overflows.
+
+    The square of rsqrt takes two instructions, a division eight; both are accurate to two ulp.
+    """
+    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
+    return root * root
+
+
+@triton.jit
+def sigmoids(x):
+    """Return sigma(x) and sigma(-x), neither computed as 1 minus the other, which would cancel."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def _power(x, P: tl.constexpr):
+    """Compute x to the power P by repeated multiplication."""
+    result = tl.full(x.shape, 1.0, x.dtype)
+    for _ in tl.static_range(P):
+        result = result * x
+    return result
+
+
+@triton.jit
+def cutoff(r, r_max, P: tl.constexpr):
+    """Return u and its first two derivatives with respect to r."""
+    x = r / r_max
+    x_power = _power(x, P - 2)
+    k = P * (P + 1) * (P + 2) / 2
+    inner = (P + 1) * (P + 2) / 2 - x * (P * (P + 2) - x * (P * (P + 1) / 2))
+    one_minus_x = 1.0 - x
+    u = 1.0 - x_power * x * x * inner
+    du = -k * x_power * x * one_minus_x * one_minus_x / r_max
+    ddu = -k * x_power * one_minus_x * ((P - 1) - (P + 1) * x) / (r_max * r_max)
+    within = r < r_max
+    return tl.where(within, u, 0.0), tl.where(within, du, 0.0), tl.where(within, ddu, 0.0)
+
+
+@triton.jit
+def row_offsets(row, n1, n2, s0, s1, s2, AXES: tl.constexpr):
+    """Return the offset of the first element of each row [BLOCK]; ``row`` is int64."""
+    if AXES == 1:
+        return row * s2
+    outer = row // n2
+    if AXES == 2:
+        return outer * s1 + (row - outer * n2) * s2
+    outermost = outer // n1
+    return outermost * s0 + (outer - outermost * n1) * s1 + (row - outer * n2) * s2
+
+
+@triton.jit
+def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr = tl.float32):
+    """Load one number per channel in the type of the accumulators, to broadcast over rows."""
+    return tl.load(vector + col, mask=col < C, other=0.0).to(WIDE)[None, :]  # [1, C_PAD]
+
+
+@triton.jit
+def norm_gradient(g, xhat, rstd, C: tl.constexpr):
+    """Return dx [BLOCK, C_PAD] from g = dy scale weight and xhat, both 0 in the padding."""
+    mean_g = tl.sum(g, 1) / C  # [BLOCK]
+    mean_gx = tl.sum(g * xhat, 1) / C  # [BLOCK]
+    return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+
+
+GROUPED_ROWS = 8
+"""Blocks of rows that `place` works on together, so that weights are read from the cache."""
+
+
+@triton.jit
+def place(program, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Map a program to its (row block, column block); ROWS row blocks share weights in the L2."""
+    blocks = tl.cdiv(count, BLOCK)
+    first = program // (ROWS * COLUMNS) * ROWS
+    together = tl.minimum(blocks - first, ROWS)
+    within = program % (ROWS * COLUMNS)
+    return first + within % together, within // together

@@ -4,15 +4,17 @@ A folder says by itself what it is, holds no pickle and is written wholly or not
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from bevatron.config import from_dict, to_dict
 from bevatron.errors import CheckpointError
 from bevatron.files import write_bytes_atomically, write_json_atomically
 
@@ -21,6 +23,10 @@ FORMAT = 1
 
 MODEL_FILE = "model.json"
 WEIGHTS_FILE = "weights.safetensors"
+
+
+Config = TypeVar("Config")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -97,32 +103,59 @@ def load_model_folder(path: Path | str) -> ModelFolder:
     return ModelFolder(kind=str(kind), config=dict(config), state=state)
 
 
-def load_kind(path: Path | str, kind: str) -> ModelFolder:
-    """Read a model folder that must hold one kind of model.
+class ModelKind(Generic[Config, Model]):
+    """One kind of model: how its folders name it, its configuration, how it is built.
 
-    Raises
-    ------
-    CheckpointError
-        If it holds another kind, or cannot be read.
+    Parameters
+    ----------
+    kind
+        The name in ``model.json``.
+    config
+        Class of the configuration, which the model keeps as ``config``.
+    model
+        Makes a model from its configuration and a floating-point type.
     """
-    folder = load_model_folder(path)
-    if folder.kind != kind:
-        raise CheckpointError(f"{path}: holds a model of kind '{folder.kind}', expected '{kind}'")
-    return folder
 
+    def __init__(
+        self,
+        kind: str,
+        config: type[Config],
+        model: Callable[[Config, torch.dtype | None], Model],
+    ) -> None:
+        self.kind, self.config, self.model = kind, config, model
 
-def fill(model: nn.Module, folder: ModelFolder, name: str) -> None:
-    """Give a model the weights of a folder.
+    def save(self, model: Model, path: Path | str) -> None:
+        """Write a model into a folder (``model.json``, ``weights.safetensors``)."""
+        save_model(path, self.kind, to_dict(model.config), model.state_dict())
 
-    Raises
-    ------
-    CheckpointError
-        If they do not fit; ``name`` begins the sentence.
-    """
-    try:
-        model.load_state_dict(folder.state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(
-            f"{name}: the weights do not fit the configuration ({first})"
-        ) from None
+    def load(self, path: Path | str, dtype: torch.dtype | None = None) -> Model:
+        """Read a model from a folder, ready for predictions.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        dtype
+            Floating-point type of the model; that of the weights by default.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be read, holds another kind of model, or its weights do not fit its
+            configuration.
+        """
+        folder = load_model_folder(path)
+        if folder.kind != self.kind:
+            raise CheckpointError(
+                f"{path}: holds a model of kind '{folder.kind}', expected '{self.kind}'"
+            )
+        stored = (value.dtype for value in folder.state.values() if value.is_floating_point())
+        model = self.model(from_dict(self.config, folder.config), dtype or next(stored, None))
+        try:
+            model.load_state_dict(folder.state)
+        except RuntimeError as error:
+            first = str(error).splitlines()[-1].strip()
+            raise CheckpointError(
+                f"{path}: the weights do not fit the configuration ({first})"
+            ) from None
+        return model.eval()

@@ -1,5 +1,6 @@
 """GPS++: configuration, features, model, task, conversion from the official weights."""
 
+from bevatron.models.common.model_folder import ModelKind
 from bevatron.models.gpspp.config import PRESETS, DropoutConfig, GPSPlusPlusConfig, Target
 from bevatron.models.gpspp.convert import from_official
 from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, corrupt, observe
@@ -7,10 +8,16 @@ from bevatron.models.gpspp.features import Featurizer, featurize
 from bevatron.models.gpspp.losses import LossConfig
 from bevatron.models.gpspp.metrics import PropertyMetrics
 from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
-from bevatron.models.gpspp.storage import load_model, save_model
 from bevatron.models.gpspp.task import GPSPlusPlusTask
 
+KIND = "gpspp"
+"""How a model folder names this model."""
+
+_folder = ModelKind(KIND, GPSPlusPlusConfig, GPSPlusPlus)
+save_model, load_model = _folder.save, _folder.load
+
 __all__ = [
+    "KIND",
     "OUTPUTS",
     "PRESETS",
     "CorruptionConfig",

@@ -5,8 +5,8 @@ atom and gathered by its bonds, one with a molecule's once per molecule; since e
 both directions, the sums over senders into an atom and over receivers out of it are one vector, and
 the two blocks of weights that act on it are added up. The weights are those of the plain layers.
 
-What several operators read (atoms, messages, the bias) each of them hands on to the next
-(``_beside``): its gradient comes back along the same line, and each adds its own where it writes.
+What several operators read (atoms, messages, the bias) each of them returns for the next
+(``_with_input``): its gradient comes back along the same path, and each accumulates its own.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,11 @@ from bevatron.kernels import (
     residual_norm,
     scaled_residual,
 )
-from bevatron.kernels.molecule.linear import linear_beside
-from bevatron.kernels.molecule.molecule_attention import molecule_attention_beside
-from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_beside
+from bevatron.kernels.molecule.linear import linear_with_input
+from bevatron.kernels.molecule.molecule_attention import molecule_attention_with_bias
+from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_with_inputs
 from bevatron.kernels.molecule.norm_gelu import Activation
-from bevatron.kernels.molecule.segment_sum import segment_sum_beside
+from bevatron.kernels.molecule.segment_sum import segment_sum_with_input
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
 
@@ -138,7 +138,7 @@ class EdgeUpdate(MLP):
         """Compute the messages, and hand the atoms on."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
-        of_atoms, x = linear_beside(x, torch.cat([receiver, sender]))
+        of_atoms, x = linear_with_input(x, torch.cat([receiver, sender]))
         hidden = bond_norm_gelu(
             linear(e, edge),
             of_atoms,
@@ -200,7 +200,7 @@ class NodeUpdate(MLP):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         step = 2 if self.adjacent else 1
         weights = parts[0::step]
-        sums, handed_on, near_x = neighbour_sums_beside(
+        sums, handed_on, near_x = neighbour_sums_with_inputs(
             messages,
             x if self.adjacent else None,
             graphs.bonds,
@@ -246,10 +246,10 @@ class GlobalUpdate(MLP):
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Sum up each molecule's updates, and its messages times their factors; hand both on."""
-        of_nodes, nodes = segment_sum_beside(nodes, graphs.graph_ptr)
+        of_nodes, nodes = segment_sum_with_input(nodes, graphs.graph_ptr)
         read = [g, of_nodes.to(g.dtype)]
         if messages is not None:
-            of_edges, messages = segment_sum_beside(messages, graphs.edge_ptr, scale)
+            of_edges, messages = segment_sum_with_input(messages, graphs.edge_ptr, scale)
             read.append(of_edges.to(g.dtype))
         return super().forward(torch.cat(read, 1)), nodes, messages
 
@@ -314,8 +314,8 @@ class Attention(nn.Module):
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Compute what is added to the nodes; hand nodes and bias on."""
-        qkv, x = linear_beside(x, self.qkv.weight, self.qkv.bias)
-        found, bias = molecule_attention_beside(
+        qkv, x = linear_with_input(x, self.qkv.weight, self.qkv.bias)
+        found, bias = molecule_attention_with_bias(
             qkv.unflatten(1, (3, self.num_heads, -1)),
             None,
             None,
@@ -340,7 +340,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map rows, and hand them on."""
-        hidden, x = linear_beside(x, self.first.weight)
+        hidden, x = linear_with_input(x, self.first.weight)
         hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
         return linear(hidden, self.second.weight, self.second.bias), x

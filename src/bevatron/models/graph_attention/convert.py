@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.layer import Layer
+from bevatron.models.graph_attention.formula.layer import Layer
 from bevatron.models.graph_attention.layers import Combine, agnn, gat, gatv2
 
 

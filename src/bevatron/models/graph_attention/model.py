@@ -18,7 +18,7 @@ from bevatron.data.samples.graphs import SparseRows
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention.config import GraphAttentionConfig
-from bevatron.models.graph_attention.layer import (
+from bevatron.models.graph_attention.formula.layer import (
     Activation,
     Features,
     Layer,
@@ -43,6 +43,8 @@ class NodeClassifier(nn.Module):
     ----------
     config
         Complete, widths of the data included.
+    dtype
+        Floating-point type of the weights.
 
     Raises
     ------
@@ -56,7 +58,7 @@ class NodeClassifier(nn.Module):
     1161
     """
 
-    def __init__(self, config: GraphAttentionConfig) -> None:
+    def __init__(self, config: GraphAttentionConfig, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if config.inputs < 1 or config.outputs < 1:
             raise ConfigError(
@@ -65,6 +67,7 @@ class NodeClassifier(nn.Module):
         self.config = config
         stack = ResidualStack if config.stack == "residual" else _plain_stack(config)
         self.stack = stack(config)
+        self.to(dtype or torch.get_default_dtype())
 
     def forward(self, batch: GraphBatch) -> dict[str, Tensor]:
         """Compute ``logits``, [N, outputs], at least float32."""

@@ -1,5 +1,6 @@
 """MACE: configuration, model, task, statistics of the data, conversion from and to mace-torch."""
 
+from bevatron.models.common.model_folder import ModelKind
 from bevatron.models.mace.config import PRESETS, MaceConfig
 from bevatron.models.mace.convert import (
     from_mace_torch,
@@ -11,10 +12,16 @@ from bevatron.models.mace.features import Statistics, statistics
 from bevatron.models.mace.finetune import TransferRow, load_matching
 from bevatron.models.mace.losses import LossConfig, StageTwo
 from bevatron.models.mace.model import MACE, hessian
-from bevatron.models.mace.storage import load_model, save_model
 from bevatron.models.mace.task import MaceMetrics, MaceTask, per_structure_errors
 
+KIND = "mace"
+"""How a model folder names this model."""
+
+_folder = ModelKind(KIND, MaceConfig, MACE)
+save_model, load_model = _folder.save, _folder.load
+
 __all__ = [
+    "KIND",
     "MACE",
     "PRESETS",
     "LossConfig",

@@ -17,6 +17,7 @@ from bevatron.errors import ConfigError
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
 from bevatron.models.gpspp import (
+    KIND,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -24,7 +25,6 @@ from bevatron.models.gpspp import (
     LossConfig,
     Mode,
 )
-from bevatron.models.gpspp.storage import KIND
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.gpspp.data import (
@@ -223,7 +223,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=_Saver(model.config),
         shown_metrics=_shown(model.config, modes),
-        on_end=_report(data, modes) if config.report else None,
+        on_end=_report(data, modes, settings.batch) if config.report else None,
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
 
@@ -377,10 +377,10 @@ def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
     }
 
 
-def _report(data: MoleculeData, modes: tuple[Mode, ...]) -> Any:
+def _report(data: MoleculeData, modes: tuple[Mode, ...], batch: BatchConfig) -> Any:
     def write(result: FitResult, folder: Path) -> None:
         from bevatron.recipes.gpspp.report import report_of_run
 
-        report_of_run(folder, data, modes, result)
+        report_of_run(folder, data, modes, batch, result)
 
     return write

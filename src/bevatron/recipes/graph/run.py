@@ -17,9 +17,8 @@ from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
-from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
+from bevatron.models.graph_attention import KIND, GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
-from bevatron.models.graph_attention.storage import KIND
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
 from bevatron.recipes.graph.data import (
     GraphData,
@@ -30,7 +29,7 @@ from bevatron.recipes.graph.data import (
 )
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
 from bevatron.train.precision import dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
@@ -40,7 +39,6 @@ from bevatron.train.settings import (
     Settings,
     TrainConfig,
 )
-from bevatron.train.sharing import SamplesApart, SamplesTogether
 
 if TYPE_CHECKING:
     from bevatron.recipes.graph.report import Measured
@@ -267,7 +265,7 @@ class _Reporter:
         from bevatron.recipes.graph.report import measure, report_of_run
 
         measured = self.measured or measure(self.model, self.data, self.settings)
-        report_of_run(folder, self.model, measured, self.data, result)
+        report_of_run(folder, self.model, measured, self.data, self.settings.batch, result)
 
 
 @dataclass(frozen=True)

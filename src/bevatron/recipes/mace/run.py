@@ -17,6 +17,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.kernels import KernelConfig, use
 from bevatron.models.common import model_folder
 from bevatron.models.mace import (
+    KIND,
     MACE,
     LossConfig,
     MaceConfig,
@@ -24,7 +25,6 @@ from bevatron.models.mace import (
     Statistics,
     statistics,
 )
-from bevatron.models.mace.storage import KIND
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.mace.data import (
     DataConfig,

@@ -28,8 +28,8 @@ MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq", "largest": "max_exp_avg_s
 class DeviceUpdate:
     """From summed gradients to new weights without waiting for the device.
 
-    It takes over the gradients, moments and averages of ``state``; they lie in memory of its own
-    from now on.
+    It takes over the gradients, moments and averages of ``state`` and moves them into its own
+    buffers.
 
     Parameters
     ----------
@@ -95,23 +95,23 @@ class DeviceUpdate:
         self.loss, self.verdict = self._tensors.loss, self._tensors.verdict
 
     def set(self, lr: float, largest_loss: float) -> None:
-        """Tell the device what changes from step to step."""
+        """Send what changes from step to step to the device."""
         share = 0.0 if self._ema is None else 1.0 - self._ema.next_decay()
         self._controls.send(torch.tensor([lr, largest_loss, share], dtype=torch.float64))
 
     def run(self) -> None:
-        """Judge the step; if it is sound, update; forget the gradients. See `fused_adam_ema`."""
+        """Check the step, update if it is finite, zero the gradients. See `fused_adam_ema`."""
         fused_adam_ema(self._tensors, self._settings)
 
-    def rehearse(self) -> None:
-        """Launch the same without changing weights, moments or averages."""
+    def warm_up(self) -> None:
+        """Launch the same kernels without changing weights, moments or averages."""
         before = self.verdict.clone()
         self.verdict.fill_(1.0)
         self.run()
         self.verdict.copy_(before)
 
     def release(self) -> None:
-        """Let the optimiser have gradients of its own again, for steps of another kind."""
+        """Give the optimiser its own gradients again, for steps that are not captured."""
         self._optimizer.zero_grad()
 
 
@@ -121,7 +121,7 @@ def _flat_moments(
     steps: Tensor,
     amsgrad: bool,
 ) -> dict[str, FlatTensors]:
-    """Move an optimiser's moments into flat tensors, beginning them with zeros if need be."""
+    """Move an optimiser's moments into flat tensors, zeros if there are none yet."""
     kinds = {here: there for here, there in MOMENTS.items() if here != "largest" or amsgrad}
     flat = {here: FlatTensors.zeros(parameters) for here in kinds}
     for i, (name, parameter) in enumerate(parameters.items()):

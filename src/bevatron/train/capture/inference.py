@@ -4,7 +4,7 @@ The energy and forces of a few thousand atoms are some hundreds of short kernels
 host longer to launch than the GPU to run. Sizes are rounded up to few shapes
 (`bevatron.data.padding.PaddingRule.rounded`); each shape that comes again is captured once and
 replayed from then on. The memory of a graph is its own, so its outputs are copied to the host
-before anybody sees them, without the padding.
+before they are returned, without the padding.
 """
 
 import threading
@@ -119,7 +119,7 @@ class CapturedInference:
         """
         if isinstance(self._model, ChecksBatches):
             self._model.check(batch)
-        # Streams and events are those of the current device, which may be another.
+        # Streams and events belong to the current device, which may be another.
         on_gpu = self._device.type == "cuda"
         with self._lock, torch.cuda.device(self._device) if on_gpu else nullcontext():
             evaluation = self._evaluation_of(batch, options)
@@ -138,17 +138,17 @@ class CapturedInference:
 
         return read
 
-    def _begin(self, circumstances: Hashable) -> None:
+    def _begin(self, context: Hashable) -> None:
         """Forget all graphs and the memory they shared."""
         self._evaluations: OrderedDict[tuple[BatchShape, Hashable], _Evaluation]
         self._evaluations = OrderedDict()
-        self._circumstances = circumstances
+        self._context = context
         self._pool = GraphPool(self._device)
 
     def _evaluation_of(self, batch: Paddable, options: Options) -> "_Evaluation":
-        circumstances = (str(kernels.current()), torch.backends.cuda.matmul.fp32_precision)
-        if circumstances != self._circumstances:
-            self._begin(circumstances)
+        context = (str(kernels.current()), torch.backends.cuda.matmul.fp32_precision)
+        if context != self._context:
+            self._begin(context)
         shape = batch.padding.rounded(batch.padding.size_of(batch.sizes))
         key = shape, tuple(sorted(options.items()))
         if key not in self._evaluations:

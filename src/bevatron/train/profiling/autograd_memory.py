@@ -1,4 +1,4 @@
-"""How many bytes autograd keeps for a backward pass, in all and by module."""
+"""Bytes that autograd saves for a backward pass, in total and by module."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator

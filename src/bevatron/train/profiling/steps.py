@@ -66,8 +66,8 @@ class Memory:
 
 
 @dataclass
-class Recording:
-    """What one rank saw.
+class Profile:
+    """What one rank measured.
 
     Attributes
     ----------
@@ -109,8 +109,8 @@ class Recording:
     memory: Memory = field(default_factory=Memory)
 
 
-def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
-    """Walk a run for some steps under the profiler; nothing is written to its folder.
+def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
+    """Run some steps under the profiler; nothing is written to the run's folder.
 
     All steps are of one epoch, for which the data are repeated if need be; none is validated.
 
@@ -119,16 +119,16 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
     run
         What to walk, from new weights; under torchrun every process calls this.
     steps
-        To time, and then to trace.
+        Number to time, and then to trace.
     warm
-        Steps before; the first records all shapes of batches where steps are CUDA graphs.
+        Warm-up steps; the first captures all shapes of batches where steps are CUDA graphs.
 
     Raises
     ------
     BevatronError
         If it was stopped on the way, or whatever training itself raises.
     """
-    recording = Recording(steps=steps)
+    found = Profile(steps=steps)
     with TemporaryDirectory(prefix="bevatron-profile-") as folder:
         config = replace(run.settings.train, tensorboard=False, wandb=False)
         config = replace(config, epochs=max(config.epochs, 1))
@@ -142,12 +142,12 @@ def record_steps(run: Run, steps: int = 50, warm: int = 10) -> Recording:
             checkpoint=None,
             on_end=None,
         )
-        fit(alone, partial(ProfiledTrainer, recording, warm))
-    return recording
+        fit(alone, partial(ProfiledTrainer, found, warm))
+    return found
 
 
 def _repeated(run: Run, steps: int) -> Run:
-    """Repeat the data until an epoch has so many steps; one unchanging batch stays one."""
+    """Repeat the data until an epoch has that many steps; one unchanging batch stays one."""
     if one_unchanging_batch(run):
         return run
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
@@ -173,20 +173,20 @@ class _Enough(Exception):  # noqa: N818  no error
 
 
 class ProfiledTrainer(Trainer):
-    """Walks a run until enough steps are recorded.
+    """Runs until enough steps are profiled.
 
     Parameters
     ----------
-    recording
+    found
         Is filled in.
     warm
-        Steps to warm up.
+        Warm-up steps.
     """
 
-    def __init__(self, recording: Recording, warm: int, *parts: Any) -> None:
+    def __init__(self, found: Profile, warm: int, *parts: Any) -> None:
         super().__init__(*parts)
         self.loader = _WatchedLoader(self.loader)  # type: ignore[assignment]
-        self._recording, self._warm = recording, warm
+        self._found, self._warm = found, warm
         self._phase, self._taken, self._began = "warm", 0, 0.0
         self._totals: dict[str, float] = {}
         self._profiler = profile(activities=self._activities())
@@ -194,21 +194,21 @@ class ProfiledTrainer(Trainer):
 
     def walk(self) -> FitResult:
         """Measure the memory of a step, then walk; stops by itself."""
-        recording, state = self._recording, self.state
-        recording.mesh = self.mesh
-        recording.memory = self._probe_memory()
+        found, state = self._found, self.state
+        found.mesh = self.mesh
+        found.memory = self._probe_memory()
         if self._on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.mesh.device)
         try:
             super().walk()
         except _Enough:
-            self.records.console.end_epoch()
+            self.logger.console.end_epoch()
         else:
             why = f"by {self.stopped_by} " if self.stopped_by else ""
             raise BevatronError(f"stopped {why}before enough steps were profiled")
-        recording.captured = self.captured is not None
-        memory, moments = recording.memory, state.optimizer.state.values()
+        found.captured = self.captured is not None
+        memory, moments = found.memory, state.optimizer.state.values()
         memory.optimizer = _bytes(v for m in moments for v in m.values() if torch.is_tensor(v))
         memory.averages = 0 if state.ema is None else _bytes(state.ema.averages.values())
         if self._on_gpu:
@@ -221,7 +221,7 @@ class ProfiledTrainer(Trainer):
         epoch = super()._plan_epoch()
         if not one_unchanging_batch(self.run):
             return epoch
-        steps = self._warm + 2 * self._recording.steps + LEAD_IN + 1
+        steps = self._warm + 2 * self._found.steps + LEAD_IN + 1
         batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
         return replace(epoch, batches=batches, num_batches=len(batches))
 
@@ -235,11 +235,11 @@ class ProfiledTrainer(Trainer):
 
     def _next_phase(self) -> None:
         """Decide before a step whether another phase begins; all ranks decide alike."""
-        steps = self._recording.steps
+        steps = self._found.steps
         if self._phase == "warm" and self._taken >= self._warm:
             self._began, self._taken, self._phase = self._now(), 0, "timed"
         elif self._phase == "timed" and self._taken == steps:
-            self._recording.untraced = (self._now() - self._began) / steps * 1e9
+            self._found.untraced = (self._now() - self._began) / steps * 1e9
             self._profiler.start()
             self._taken, self._phase = 0, "lead-in"
         elif self._phase == "lead-in" and self._taken == LEAD_IN:
@@ -299,17 +299,17 @@ class ProfiledTrainer(Trainer):
         return memory
 
     def _read_trace(self) -> None:
-        recording, read = self._recording, read_trace(self._profiler)
-        recording.window = window = read.window
+        found, read = self._found, read_trace(self._profiler)
+        found.window = window = read.window
         on_device = read.device if self._on_gpu else innermost(read.operators)
         calls = read.device if self._on_gpu else read.operators
-        recording.spans = _work(clipped(on_device, window))
-        recording.calls = _work(call for call in calls if window[0] <= call.start < window[1])
-        recording.data = clipped(read.data, window)
-        recording.ranks = clipped(read.ranks, window) if self._on_gpu else []
-        recording.launches = sum(window[0] <= start < window[1] for start in read.launches)
-        steps = max(recording.steps, 1)
-        recording.sizes = {name: total / steps for name, total in self._totals.items()}
+        found.spans = _work(clipped(on_device, window))
+        found.calls = _work(call for call in calls if window[0] <= call.start < window[1])
+        found.data = clipped(read.data, window)
+        found.ranks = clipped(read.ranks, window) if self._on_gpu else []
+        found.launches = sum(window[0] <= start < window[1] for start in read.launches)
+        steps = max(found.steps, 1)
+        found.sizes = {name: total / steps for name, total in self._totals.items()}
 
 
 class _WatchedLoader:

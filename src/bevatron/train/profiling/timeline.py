@@ -1,8 +1,8 @@
-"""What a timeline says: how long a device computed, communicated or stood idle, and on what.
+"""What a timeline says: how long a device computed, communicated or was idle, and on what.
 
-Functions of lists of spans (name, start, duration, stream), wherever those come from. Times are
+Functions of lists of spans (name, start, duration, stream), whatever their source. Times are
 whole nanoseconds. On a GPU a span is a kernel or a copy; on a CPU, where operators call each other,
-`innermost` first cuts them so that none lies over another.
+`innermost` first cuts them so that no two overlap.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 Intervals = list[tuple[int, int]]
-"""Begin and end, ascending, apart from each other."""
+"""(begin, end), ascending and disjoint."""
 
 MATRIX, FUSED, MEMORY, COPY = "matrix product", "fused kernel", "memory-bound", "copy"
 COMMUNICATION, HOST = "communication", "host"
@@ -43,7 +43,7 @@ _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that ran without a break.
+    """Something that ran without interruption.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ class Span:
 def classify(name: str) -> str:
     """Say by its name what a kernel or operator is: one of the classes above.
 
-    A kernel whose name is a plain word was written in Triton and counts as fused; what only moves
-    pointers or keeps books, such as ``aten::view`` or an autograd node, is work of the host.
+    A kernel whose name is a plain identifier was written in Triton and counts as fused; what only
+    changes metadata, such as ``aten::view`` or an autograd node, is work of the host.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def gaps(intervals: Intervals, window: tuple[int, int]) -> Intervals:
 
 
 def clipped(spans: Iterable[Span], window: tuple[int, int]) -> list[Span]:
-    """Keep what of the spans lies in a window."""
+    """Clip spans to a window."""
     found = []
     for span in spans:
         start, end = max(span.start, window[0]), min(span.end, window[1])
@@ -287,10 +287,10 @@ def by_class(totals: Mapping[str, Total]) -> dict[str, Total]:
 
 
 def waiting_shares(durations: Sequence[Sequence[int]]) -> list[float]:
-    """Find by rank which share of its collectives it only waited for the others in.
+    """Find for each rank the share of its time in collectives spent waiting for other ranks.
 
-    A collective begins to move data when the last rank has come to it: what it took that rank, the
-    shortest of all, is communication, the rest of the others' time is waiting.
+    A collective moves data once the last rank has joined it: the time of that rank, the shortest of
+    all, is communication, the rest of the others' time is waiting.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The events that torch's profiler recorded, sorted by what they say of a step."""
+"""The events of torch's profiler, sorted by what they say about a step."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from torch.profiler import profile
 from bevatron.train.profiling.timeline import Span
 
 WINDOW, DATA = "bevatron: profiled steps", "bevatron: waiting for a batch"
-"""Names under which the trainer records the steps that count, and waiting for data."""
+"""Names of the trainer's profiler ranges: the steps that count, and waiting for data."""
 
 _LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 
@@ -27,7 +27,7 @@ class Trace:
     data, ranks
         Waiting for batches, and work of gloo, through which ranks wait for each other.
     launches
-        When the host gave work to the device.
+        When the host launched work.
     """
 
     window: tuple[int, int] = (0, 0)

@@ -1,47 +1,30 @@
 """Channelwise tensor product with gather and sum: the messages of an equivariant network."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import (
     Path,
     PathTable,
     path_table,
 )
+from bevatron.kernels.equivariant.edge_order import EdgeOrder, check_edge_product
+from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "Path", "PathTable", "channelwise_tensor_product", "path_table", "paths"]
 
-registry.register(
-    "channelwise_tensor_product",
-    "reference",
-    f"{__name__}.reference:channelwise_tensor_product",
-)
-
-
-def only_32_and_64_bit(_: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a Triton kernel over edges cannot run on a type: its sums would be too coarse."""
-    if dtype in {torch.float32, torch.float64}:
-        return None
-    return f"it computes in float32 or float64, not in {str(dtype).removeprefix('torch.')}"
-
-
-registry.register(
-    "channelwise_tensor_product",
-    "triton",
-    f"{__name__}.triton:channelwise_tensor_product",
-    only_32_and_64_bit,
+_operator = registry.operator(
+    "channelwise_tensor_product", __name__, takes=support.float32_or_float64
 )
 
 
 def paths(
     irreps_in: Irreps | str, irreps_harmonics: Irreps | str, irreps_out: Irreps | str
 ) -> PathTable:
-    """List the paths, the irreps of the result and the number of weights; see `path_table`."""
+    """Return the paths, the irreps of the result and the number of weights; see `path_table`."""
     return path_table(
         Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics), Irreps.parse(irreps_out)
     )
@@ -73,22 +56,21 @@ def channelwise_tensor_product(
     Parameters
     ----------
     x
-        Node features, block after block of ``irreps_in``.
+        Node features, the blocks of ``irreps_in`` concatenated.
     harmonics
         Of each edge, in the order of ``irreps_harmonics``.
     weights
         Of each edge, path-major: all channels of the first path, then of the second.
     edges
-        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which a fast implementation
-        otherwise has to find for itself.
+        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which the Triton
+        implementation otherwise computes for itself.
     irreps_in, irreps_harmonics, irreps_out
-        Irreps of ``x``, of ``harmonics`` (one copy of each) and the wanted results. Which paths
-        there are and in which order says `paths`; degrees and parities not in ``irreps_out`` are
-        left out.
+        Irreps of ``x``, of ``harmonics`` (one copy of each) and the results. `paths` lists the
+        paths in their order; degrees and parities not in ``irreps_out`` are left out.
     layout
-        How a block of ``x`` and of the result lies in memory: e3nn's ``mul_ir``, channel after
-        channel and in a channel its 2l+1 components; or ``ir_mul``, component after component and
-        in a component all channels, which is faster.
+        Memory layout of a block of ``x`` and of the result: e3nn's ``mul_ir``, in which the 2l+1
+        components of a channel are contiguous; or ``ir_mul``, in which the channels of a component
+        are, which is faster.
 
     Returns
     -------
@@ -113,7 +95,7 @@ def channelwise_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = check_shapes(
+    num_edges = check_edge_product(
         "channelwise_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
     )
     if tuple(weights.shape) != (num_edges, table.num_weights):
@@ -123,32 +105,8 @@ def channelwise_tensor_product(
         )
     given = {"x": x, "harmonics": harmonics, "weights": weights}
     check_one_type("channelwise_tensor_product", given)
-    run = registry.dispatch("channelwise_tensor_product", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, as_layout(layout)
     )
     return result
-
-
-def check_shapes(
-    operator: str,
-    x: Tensor,
-    harmonics: Tensor,
-    edges: Tensor | EdgeOrder,
-    irreps_in: Irreps,
-    irreps_harmonics: Irreps,
-) -> int:
-    """Compare what all products over edges take with the irreps; return the number of edges."""
-    pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
-    num_edges = pairs.shape[-1]
-    for name, tensor, shape in (
-        ("edges", pairs, (2, num_edges)),
-        ("x", x, (x.shape[0], irreps_in.dim)),
-        ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
-                f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
-            )
-    return num_edges

@@ -7,17 +7,23 @@ registers, over senders along a permutation that `EdgeOrder` computed before.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.paths import PathTable
-from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import Index, chunks, run
-from bevatron.kernels.shared.autograd import is_wanted
+from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import (
+    Chunk,
+    Index,
+    chunks,
+    run,
+)
+from bevatron.kernels.equivariant.edge_order import EdgeOrder
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
+
+__all__ = ["Chunk", "Index", "channelwise_tensor_product", "chunks", "named_product", "run"]
+"""What other operators may use too."""
 
 
 def channelwise_tensor_product(
@@ -37,7 +43,10 @@ def channelwise_tensor_product(
     return result
 
 
-@torch.library.custom_op("bevatron::channelwise_tensor_product", mutates_args=())
+@custom_op(
+    "channelwise_tensor_product",
+    fake=lambda x, irreps: x.new_empty(x.shape[0], named_product(irreps).dim_out),
+)
 def _forward(
     x: Tensor,
     harmonics: Tensor,
@@ -56,7 +65,21 @@ def _forward(
     return out
 
 
-@torch.library.custom_op("bevatron::channelwise_tensor_product_backward", mutates_args=())
+def _results(
+    x: Tensor, harmonics: Tensor, weights: Tensor, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Make room for gradients; that by x is a sum."""
+    return (
+        x.new_zeros(x.shape if needs[0] else 0),
+        x.new_empty(harmonics.shape if needs[1] else 0),
+        x.new_empty(weights.shape if needs[2] else 0),
+    )
+
+
+@_forward.backward(
+    "x harmonics weights",
+    fake=_results,
+)
 def _backward(
     g: Tensor,
     x: Tensor,
@@ -79,7 +102,13 @@ def _backward(
     return results
 
 
-@torch.library.custom_op("bevatron::channelwise_tensor_product_double_backward", mutates_args=())
+@_backward.backward(
+    "g x harmonics weights",
+    fake=lambda g, x, harmonics, weights, needs: (
+        g.new_empty(g.shape if needs[0] else 0),
+        *_results(x, harmonics, weights, needs[1:]),
+    ),
+)
 def _double_backward(
     ax: Tensor | None,
     ay: Tensor | None,
@@ -120,75 +149,8 @@ def _run(
         run(named_product(irreps), kind, there, into, index, chunk)
 
 
-def _results(
-    x: Tensor, harmonics: Tensor, weights: Tensor, needs: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Make room for gradients; that by x is a sum."""
-    return (
-        x.new_zeros(x.shape if needs[0] else 0),
-        x.new_empty(harmonics.shape if needs[1] else 0),
-        x.new_empty(weights.shape if needs[2] else 0),
-    )
-
-
 def _named(
     names: tuple[str, ...], results: tuple[Tensor, ...], needs: list[bool]
 ) -> dict[str, Tensor]:
     triples = zip(names, results, needs, strict=True)
     return {name: result for name, result, need in triples if need}
-
-
-@_forward.register_fake
-def _(x: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape[0], named_product(rest[-1]).dim_out)
-
-
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _, x, harmonics, weights = inputs[:4]
-    return _results(x, harmonics, weights, inputs[-1])
-
-
-@_double_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    g, x, harmonics, weights = inputs[3:7]
-    needs = inputs[-1]
-    by_g: Tensor = g.new_empty(g.shape if needs[0] else 0)
-    return by_g, *_results(x, harmonics, weights, needs[1:])
-
-
-def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:8])
-    ctx.irreps = inputs[8]
-
-
-def _forward_gradients(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = [is_wanted(ctx, i) for i in range(3)]
-    if g is None or not any(needs):
-        return (None,) * 9
-    results = _backward(g, *ctx.saved_tensors, ctx.irreps, needs)
-    return *_where(needs, results), *(None,) * 6
-
-
-def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9])
-    ctx.irreps = inputs[9]
-
-
-def _backward_gradients(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = [is_wanted(ctx, i) for i in range(4)]
-    if all(cotangent is None for cotangent in cotangents) or not any(needs):
-        return (None,) * 11
-    results = _double_backward(*cotangents, *ctx.saved_tensors, ctx.irreps, needs)
-    return *_where(needs, results), *(None,) * 7
-
-
-def _where(needs: list[bool], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Replace the placeholders of what was not computed."""
-    return tuple(r if need else None for need, r in zip(needs, results, strict=True))
-
-
-_forward.register_autograd(_forward_gradients, setup_context=_keep_forward)
-_backward.register_autograd(_backward_gradients, setup_context=_keep_backward)

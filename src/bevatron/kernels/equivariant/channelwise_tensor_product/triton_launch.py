@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import Product
-from bevatron.kernels.equivariant.channelwise_tensor_product.edge_order import EdgeOrder
 from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source import (
     Variant,
     argument_names,
@@ -25,6 +24,8 @@ from bevatron.kernels.equivariant.channelwise_tensor_product.triton_source impor
     num_blocks,
     write_source,
 )
+from bevatron.kernels.equivariant.edge_order import EdgeOrder
+from bevatron.kernels.shared.triton_math import accumulator
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run in Python: then few large programs are best."""
@@ -170,7 +171,7 @@ def _to_senders(rows: Tensor, out: Tensor, index: Index, chunk: Chunk) -> None:
     num_nodes, dim = out.shape
     block = triton.next_power_of_2(dim) if INTERPRETED else min(triton.next_power_of_2(dim), 128)
     grid = (num_nodes * triton.cdiv(dim, block),)
-    dtype = tl.float64 if out.dtype == torch.float64 else tl.float32
+    dtype = accumulator(out)
     constants = {"DIM": dim, "BLOCK": block, "DTYPE": dtype, "num_warps": 1}
     tensors = (rows, index.by_sender, index.sender_ptr, out)
     runs = (index.sender_ptr.shape[0] - 1) // num_nodes

@@ -4,17 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, only_32_and_64_bit
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
+from bevatron.kernels.shared import support
 
 __all__ = ["edge_vectors"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "edge_vectors",
-        _name,
-        f"bevatron.kernels.equivariant.edge_vectors.{_name}:edge_vectors",
-        _obstacle,
-    )
+_operator = registry.operator("edge_vectors", __name__, takes=support.float32_or_float64)
 
 
 def edge_vectors(
@@ -24,19 +19,19 @@ def edge_vectors(
     cells: Float[Tensor, "G 3 3"],
     structures: Int[Tensor, " N"],
 ) -> Float[Tensor, "E 3"]:
-    r"""Subtract: :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
+    r"""Compute :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
 
-    Forces are sums of gradients by these vectors over the edges of each atom. They are added here
-    in an order that never changes, so that the same input gives the same bits.
+    Forces are sums over the edges of each atom of gradients with respect to these vectors. The
+    order of summation is fixed, so that results repeat bit for bit.
 
     Parameters
     ----------
     positions
         r.
     edges
-        Senders and receivers; an `EdgeOrder` if others need the order too.
+        Senders and receivers; an `EdgeOrder` if other operators need the order too.
     shifts
-        s, in cell vectors: which copy of the sender it is; not differentiated.
+        s, in cell vectors: the periodic image of the sender; not differentiated.
     cells
         C, cell vectors of each structure as rows.
     structures
@@ -67,6 +62,6 @@ def edge_vectors(
             f"edge_vectors: shifts {tuple(shifts.shape)} and structures {tuple(structures.shape)} "
             f"of {order.num_edges} edges and {len(positions)} nodes"
         )
-    run = registry.dispatch("edge_vectors", positions)
+    run = _operator.dispatch(positions)
     result: Tensor = run(positions, order, shifts, cells, structures)
     return result

@@ -9,15 +9,14 @@ derivative: cells that need a gradient are multiplied outside.
 subtracting those it sends in a fixed order, and writes one row; no atomics.
 """
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder
 from bevatron.kernels.equivariant.edge_vectors.reference import offsets
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK, INTERPRETED_BLOCK = 128, 4096
 """Edges of a program."""
@@ -38,7 +37,7 @@ def edge_vectors(
     return result
 
 
-@torch.library.custom_op("bevatron::edge_vectors", mutates_args=())
+@custom_op("edge_vectors", fake=lambda positions, edges: positions.new_empty(edges.shape[1], 3))
 def difference(
     positions: Tensor,
     edges: Tensor,
@@ -59,21 +58,23 @@ def difference(
         block = BLOCK if positions.is_cuda else INTERPRETED_BLOCK
         shifted = shifts is not None and cells is not None and structures is not None
         given = (shifts, cells, structures) if shifted else (positions, positions, edges)
-        with torch.cuda.device_of(positions):
-            edge_difference[(triton.cdiv(count, block),)](
-                positions,
-                edges,
-                *(tensor.contiguous() for tensor in given if tensor is not None),
-                vectors,
-                count,
-                SHIFTED=shifted,
-                WIDE=_wide(positions),
-                BLOCK=block,
-            )
+        edge_difference[(triton.cdiv(count, block),)](
+            positions,
+            edges,
+            *(tensor.contiguous() for tensor in given if tensor is not None),
+            vectors,
+            count,
+            SHIFTED=shifted,
+            WIDE=accumulator(positions),
+            BLOCK=block,
+        )
     return vectors
 
 
-@torch.library.custom_op("bevatron::edge_vectors_backward", mutates_args=())
+@difference.backward(
+    "positions",
+    fake=lambda vectors, receiver_ptr: vectors.new_empty(receiver_ptr.shape[0] - 1, 3),
+)
 def totals(
     vectors: Tensor,
     edges: Tensor,
@@ -88,49 +89,35 @@ def totals(
     num_nodes = receiver_ptr.shape[0] - 1
     sums = vectors.new_zeros(num_nodes, 3)
     if len(vectors):
-        with torch.cuda.device_of(vectors):
-            edge_totals[(num_nodes,)](
-                vectors,
-                receiver_ptr,
-                by_sender if permutation is None else permutation,
-                by_sender,
-                sender_ptr,
-                sums,
-                PERMUTED=permutation is not None,
-                WIDE=_wide(vectors),
-                LANES=LANES,
-                num_warps=1,
-            )
+        edge_totals[(num_nodes,)](
+            vectors,
+            receiver_ptr,
+            by_sender if permutation is None else permutation,
+            by_sender,
+            sender_ptr,
+            sums,
+            PERMUTED=permutation is not None,
+            WIDE=accumulator(vectors),
+            LANES=LANES,
+            num_warps=1,
+        )
     return sums
 
 
-@difference.register_fake
-def _(positions: Tensor, edges: Tensor, *_: Any) -> Tensor:
-    return positions.new_empty(edges.shape[1], 3)
+def _gradient(
+    dsums: Tensor,
+    edges: Tensor,
+    receiver_ptr: Tensor,
+    permutation: Tensor | None,
+    by_sender: Tensor,
+    sender_ptr: Tensor,
+) -> Tensor:
+    order = (edges, receiver_ptr, permutation, by_sender, sender_ptr)
+    dvectors: Tensor = difference(dsums, *order, None, None, None)
+    return dvectors
 
 
-@totals.register_fake
-def _(vectors: Tensor, edges: Tensor, receiver_ptr: Tensor, *_: Any) -> Tensor:
-    del edges
-    return vectors.new_empty(receiver_ptr.shape[0] - 1, 3)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:6])
-
-
-difference.register_autograd(
-    lambda ctx, g: (totals(g, *ctx.saved_tensors), *(None,) * 8), setup_context=_keep
-)
-totals.register_autograd(
-    lambda ctx, g: (difference(g, *ctx.saved_tensors, *(None,) * 3), *(None,) * 5),
-    setup_context=_keep,
-)
-
-
-def _wide(x: Tensor) -> Any:
-    return tl.float64 if x.dtype == torch.float64 else tl.float32
+totals.gradients("vectors", _gradient)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.shared.autograd import is_wanted
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import multiply, precision
 
 ROWS = {torch.float32: 128, torch.float64: 64}
@@ -38,7 +38,7 @@ COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
 PARTS = 24
-"""Parts of the rows that are summed apart, to keep all multiprocessors busy."""
+"""Parts of the rows that are summed separately, to keep all SMs busy."""
 
 
 class Side(NamedTuple):
@@ -91,7 +91,10 @@ def sides(spec: str) -> tuple[Side, Side]:
     return Side.of(width_in, blocks), Side.of(width_out, [1] * len(shapes))
 
 
-@torch.library.custom_op("bevatron::equivariant_linear", mutates_args=())
+@custom_op(
+    "equivariant_linear",
+    fake=lambda x, spec, back: x.new_empty(x.shape[0], sides(spec)[not back].row),
+)
 def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
     """[N, D_out] from [N, D_in] and all weights one after the other; ``back`` is transposed."""
     made = sides(spec)[not back]
@@ -102,20 +105,19 @@ def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
             triton.cdiv(x.shape[0] * (2 * degree + 1), rows) * triton.cdiv(width, COLUMNS)
             for degree, width in enumerate(made.width)
         ]
-        with torch.cuda.device_of(x):
-            _kernel("mix", spec, back)[(sum(tiles),)](
-                y, x.contiguous(), weights.contiguous(), x.shape[0],
-                ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
-                num_warps=WARPS, num_stages=STAGES,
-            )  # fmt: skip
+        _kernel("mix", spec, back)[(sum(tiles),)](
+            y, x.contiguous(), weights.contiguous(), x.shape[0],
+            ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     return y
 
 
-@torch.library.custom_op("bevatron::equivariant_linear_outer", mutates_args=())
+@custom_op("equivariant_linear_outer", fake=lambda x, spec: x.new_empty(_num_weights(spec)))
 def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
     """Sum [N, D_in] times [N, D_out] over atoms and components; all matrices in a row."""
     given, made = sides(spec)
-    size = sum(k * j for k, j in zip(given.width, made.width, strict=True))
+    size = _num_weights(spec)
     parts = PARTS if x.is_cuda else 2
     sums = x.new_empty(parts, size)
     if size:
@@ -123,53 +125,37 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
             triton.cdiv(k, 64) * triton.cdiv(j, 64)
             for k, j in zip(given.width, made.width, strict=True)
         ]
-        with torch.cuda.device_of(x):
-            _kernel("outer", spec, False)[parts, sum(tiles)](
-                sums, x.contiguous(), g.contiguous(), x.shape[0],
-                SIZE=size, PARTS=parts, DEPTH=SUMMED, PRECISION=precision(x),
-                num_warps=OUTER_WARPS, num_stages=OUTER_STAGES,
-            )  # fmt: skip
+        _kernel("outer", spec, False)[parts, sum(tiles)](
+            sums, x.contiguous(), g.contiguous(), x.shape[0],
+            SIZE=size, PARTS=parts, DEPTH=SUMMED, PRECISION=precision(x),
+            num_warps=OUTER_WARPS, num_stages=OUTER_STAGES,
+        )  # fmt: skip
     return torch.sum(sums, 0)
 
 
-@mix.register_fake
-def _(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
-    del weights
-    return x.new_empty(x.shape[0], sides(spec)[not back].row)
-
-
-@outer.register_fake
-def _(x: Tensor, g: Tensor, spec: str) -> Tensor:
-    del g
+def _num_weights(spec: str) -> int:
+    """Count the numbers of all matrices."""
     given, made = sides(spec)
-    return x.new_empty(sum(k * j for k, j in zip(given.width, made.width, strict=True)))
+    return sum(k * j for k, j in zip(given.width, made.width, strict=True))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[:2])
-    ctx.spec, *ctx.back = inputs[2:]
+def _mix_gradients(
+    g: Tensor, x: Tensor, weights: Tensor, spec: str, back: bool, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    dx = mix(g, weights, spec, not back) if needs[0] else None
+    factors = (g, x) if back else (x, g)
+    return dx, outer(*factors, spec) if needs[1] else None
 
 
-def _mix_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, weights = ctx.saved_tensors
-    (back,) = ctx.back
-    dx = mix(g, weights, ctx.spec, not back) if is_wanted(ctx, 0) else None
-    dw = None
-    if is_wanted(ctx, 1):
-        dw = outer(g, x, ctx.spec) if back else outer(x, g, ctx.spec)
-    return dx, dw, None, None
+def _outer_gradients(
+    v: Tensor, x: Tensor, g: Tensor, spec: str, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    dx = mix(g, v, spec, True) if needs[0] else None
+    return dx, mix(x, v, spec, False) if needs[1] else None
 
 
-def _outer_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    x, g = ctx.saved_tensors
-    dx = mix(g, v, ctx.spec, True) if is_wanted(ctx, 0) else None
-    dg = mix(x, v, ctx.spec, False) if is_wanted(ctx, 1) else None
-    return dx, dg, None
-
-
-mix.register_autograd(_mix_gradients, setup_context=_keep)
-outer.register_autograd(_outer_gradients, setup_context=_keep)
+mix.gradients("x weights", _mix_gradients)
+outer.gradients("x g", _outer_gradients)
 
 
 @cache

@@ -7,12 +7,7 @@ from bevatron.kernels import registry
 from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.kernels.shared.checks import check_one_type
 
-registry.register(
-    "indexed_linear",
-    "reference",
-    f"{__name__}.reference:indexed_linear",
-)
-registry.register("indexed_linear", "triton", f"{__name__}.triton:indexed_linear")
+_operator = registry.operator("indexed_linear", __name__)
 
 
 def indexed_linear(
@@ -34,12 +29,11 @@ def indexed_linear(
     x
         Features of N atoms: K channels of M components, in any memory layout.
     weights
-        A matrix for each of Z elements.
+        One matrix per element.
     elements
-        The element of each atom; or their `ElementOrder`, which saves sorting them when several
-        operators need it.
+        Element of each atom; or an `ElementOrder`, which is sorted once for several operators.
     scale
-        s, usually one over the square root of the number of inputs.
+        s, usually 1 / sqrt(K).
 
     Returns
     -------
@@ -76,6 +70,6 @@ def indexed_linear(
             f"{weights.shape[0]}"
         )
     check_one_type("indexed_linear", {"x": x, "weights": weights})
-    run = registry.dispatch("indexed_linear", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weights, order, scale)
     return result

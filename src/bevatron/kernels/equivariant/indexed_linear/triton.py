@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.equivariant.indexed_linear.triton_tiles import sum_tiles, tile_table
-from bevatron.kernels.shared.autograd import is_wanted
-from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
 """Block of a matrix product."""
@@ -38,7 +38,7 @@ def indexed_linear(x: Tensor, weights: Tensor, order: ElementOrder, scale: float
     return result
 
 
-@torch.library.custom_op("bevatron::indexed_linear", mutates_args=())
+@custom_op("indexed_linear", fake=lambda x, weights: _result(x, weights.shape[2]))
 def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Tensor:
     """[N, J, M] from [N, K, M] and W [Z, K, J], any strides."""
     num_atoms, num_in, num_components = x.shape
@@ -49,29 +49,31 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     table = tile_table(ptr, num_atoms * num_components, ROWS, num_components)
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
-        with torch.cuda.device_of(x):
-            mix_kernel[grid](
-                y,
-                x,
-                weights,
-                order,
-                table,
-                *y.stride(),
-                *x.stride(),
-                *weights.stride(),
-                K=num_in,
-                J=num_out,
-                M=num_components,
-                SCALE=scale,
-                ROWS=ROWS,
-                COLUMNS=COLUMNS,
-                DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
-                **_precision(x),
-            )
+        mix_kernel[grid](
+            y,
+            x,
+            weights,
+            order,
+            table,
+            *y.stride(),
+            *x.stride(),
+            *weights.stride(),
+            K=num_in,
+            J=num_out,
+            M=num_components,
+            SCALE=scale,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
+            **_precision(x),
+        )
     return y
 
 
-@torch.library.custom_op("bevatron::indexed_linear_outer", mutates_args=())
+@custom_op(
+    "indexed_linear_outer",
+    fake=lambda x, g, ptr: x.new_empty(ptr.shape[0] - 1, x.shape[1], g.shape[1]),
+)
 def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Tensor:
     """[Z, K, J] from [N, K, M] and [N, J, M], any strides."""
     num_atoms, num_in, num_components = x.shape
@@ -80,60 +82,50 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     parts = x.new_empty(len(table), num_in, num_out, dtype=_accumulator(x.dtype))
     grid = (len(table), triton.cdiv(num_in, ROWS), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
-        with torch.cuda.device_of(x):
-            outer_kernel[grid](
-                parts,
-                x,
-                g,
-                order,
-                table,
-                *x.stride(),
-                *g.stride(),
-                K=num_in,
-                J=num_out,
-                M=num_components,
-                SCALE=scale,
-                ROWS=ROWS,
-                COLUMNS=COLUMNS,
-                DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
-                **_precision(x),
-            )
+        outer_kernel[grid](
+            parts,
+            x,
+            g,
+            order,
+            table,
+            *x.stride(),
+            *g.stride(),
+            K=num_in,
+            J=num_out,
+            M=num_components,
+            SCALE=scale,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
+            **_precision(x),
+        )
     return sum_tiles(parts, ptr, SUMMED_ROWS, num_components).to(x.dtype)
 
 
-@mix.register_fake
-def _(x: Tensor, weights: Tensor, *_: Any) -> Tensor:
-    return _result(x, weights.shape[2])
-
-
-@outer.register_fake
-def _(x: Tensor, g: Tensor, _order: Tensor, ptr: Tensor, _scale: float) -> Tensor:
-    return x.new_empty(ptr.shape[0] - 1, x.shape[1], g.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch's names
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _mix_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, weights, order, ptr = ctx.saved_tensors
+def _mix_gradients(
+    g: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    ptr: Tensor,
+    scale: float,
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
     g = _laid_out_as(g, x)
-    dx = mix(g, weights.mT, order, ptr, ctx.scale) if is_wanted(ctx, 0) else None
-    dw = outer(x, g, order, ptr, ctx.scale) if is_wanted(ctx, 1) else None
-    return dx, dw, None, None, None
+    dx = mix(g, weights.mT, order, ptr, scale) if needs[0] else None
+    return dx, outer(x, g, order, ptr, scale) if needs[1] else None
 
 
-def _outer_backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    x, g, order, ptr = ctx.saved_tensors
+def _outer_gradients(
+    v: Tensor, x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     v = v.contiguous()
-    dx = mix(g, v.mT, order, ptr, ctx.scale) if is_wanted(ctx, 0) else None
-    dg = mix(x, v, order, ptr, ctx.scale) if is_wanted(ctx, 1) else None
-    return dx, dg, None, None, None
+    dx = mix(g, v.mT, order, ptr, scale) if needs[0] else None
+    return dx, mix(x, v, order, ptr, scale) if needs[1] else None
 
 
-mix.register_autograd(_mix_backward, setup_context=_keep)
-outer.register_autograd(_outer_backward, setup_context=_keep)
+mix.gradients("x weights", _mix_gradients)
+outer.gradients("x g", _outer_gradients)
 
 
 def _is_component_major(x: Tensor) -> bool:
@@ -162,7 +154,7 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 def _precision(x: Tensor) -> dict[str, Any]:
     tf32 = x.dtype != torch.float64 and allows_tf32()
     return {
-        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "ACC": accumulator(x),
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 

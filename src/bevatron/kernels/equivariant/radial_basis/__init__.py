@@ -1,20 +1,14 @@
-"""Bessel functions of the lengths of edges times a smooth cutoff."""
+"""Bessel functions of edge lengths times a smooth cutoff."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["radial_basis"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "radial_basis",
-        _name,
-        f"bevatron.kernels.equivariant.radial_basis.{_name}:radial_basis",
-        _obstacle,
-    )
+_operator = registry.operator("radial_basis", __name__, takes=support.float32_or_float64)
 
 
 def radial_basis(
@@ -35,14 +29,14 @@ def radial_basis(
     lengths
         Å, above zero.
     frequencies, prefactor, r_max
-        w in 1/Å, c and the cutoff in Å; derivatives by them are only the reference's.
+        w in 1/Å, c and the cutoff in Å; only the reference differentiates with respect to them.
     order
         p of the polynomial, at least 2.
 
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives by lengths.
+        If Triton is requested and cannot run; it gives first and second derivatives by lengths.
 
     Examples
     --------
@@ -52,6 +46,6 @@ def radial_basis(
     >>> radial_basis(r, *bessel_parameters(5.0, 2), torch.tensor(5.0).double(), 5).round(decimals=4)
     tensor([[0.3700, 0.5987]], dtype=torch.float64)
     """
-    run = registry.dispatch("radial_basis", lengths)
+    run = _operator.dispatch(lengths)
     result: Tensor = run(lengths, frequencies, prefactor, r_max, order)
     return result

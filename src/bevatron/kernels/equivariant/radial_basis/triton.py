@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.errors import KernelError
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import cutoff
 
 BLOCK = 128
 INTERPRETED_BLOCK = 4096
@@ -37,7 +39,7 @@ def radial_basis(
     return result
 
 
-@torch.library.custom_op("bevatron::radial_basis", mutates_args=())
+@custom_op("radial_basis", fake=lambda r, w: r.new_empty(r.shape[0], w.shape[0]))
 def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """R [E, B] of r [E]."""
     out = r.new_empty(r.shape[0], w.shape[0])
@@ -45,7 +47,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
     return out
 
 
-@torch.library.custom_op("bevatron::radial_basis_backward", mutates_args=())
+@forward.backward("r")
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
     """Gradient of g . R by r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
@@ -53,7 +55,7 @@ def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: i
     return by_r
 
 
-@torch.library.custom_op("bevatron::radial_basis_double_backward", mutates_args=())
+@backward.backward("g r")
 def double_backward(
     v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
 ) -> tuple[Tensor, Tensor]:
@@ -63,44 +65,6 @@ def double_backward(
     inputs = (v.contiguous(), g.contiguous(), r.contiguous())
     _launch(radial_basis_double_backward, (*inputs, w, c, r_max, by_g, by_r), order)
     return by_g, by_r
-
-
-@forward.register_fake
-def _(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del c, r_max, order
-    return r.new_empty(r.shape[0], w.shape[0])
-
-
-@backward.register_fake
-def _(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    del g, w, c, r_max, order
-    return r.new_empty(r.shape)
-
-
-@double_backward.register_fake
-def _(
-    v: Tensor, g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int
-) -> tuple[Tensor, Tensor]:
-    del v, w, c, r_max, order
-    return g.new_empty(g.shape), r.new_empty(r.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.order = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _forward_gradient(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return backward(g, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-def _backward_gradient(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    return *double_backward(v, *ctx.saved_tensors, ctx.order), None, None, None, None
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
@@ -119,32 +83,6 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], order: int) -> None:
         FUNCTIONS=triton.next_power_of_2(num_functions),
         WIDE=last.dtype == torch.float64,
     )
-
-
-@triton.jit
-@no_type_check
-def _power(x, P: tl.constexpr):
-    """Compute x to the power P by repeated multiplication."""
-    result = tl.full(x.shape, 1.0, x.dtype)
-    for _ in tl.static_range(P):
-        result = result * x
-    return result
-
-
-@triton.jit
-@no_type_check
-def cutoff(r, r_max, P: tl.constexpr):
-    """Return u and its first two derivatives with respect to r."""
-    x = r / r_max
-    x_power = _power(x, P - 2)
-    k = P * (P + 1) * (P + 2) / 2
-    inner = (P + 1) * (P + 2) / 2 - x * (P * (P + 2) - x * (P * (P + 1) / 2))
-    one_minus_x = 1.0 - x
-    u = 1.0 - x_power * x * x * inner
-    du = -k * x_power * x * one_minus_x * one_minus_x / r_max
-    ddu = -k * x_power * one_minus_x * ((P - 1) - (P + 1) * x) / (r_max * r_max)
-    within = r < r_max
-    return tl.where(within, u, 0.0), tl.where(within, du, 0.0), tl.where(within, ddu, 0.0)
 
 
 @triton.jit

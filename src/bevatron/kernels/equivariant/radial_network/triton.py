@@ -33,7 +33,8 @@ from bevatron.kernels.equivariant.radial_network.triton_kernels import (
 )
 from bevatron.kernels.equivariant.silu import silu
 from bevatron.kernels.equivariant.silu_linear import silu_linear
-from bevatron.kernels.shared.autograd import is_differentiated, is_wanted
+from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import precision
 
 LAYERS, WIDEST, MOST_FUNCTIONS = 3, 64, 16
@@ -70,7 +71,7 @@ def radial_network(
             x = silu_linear(x, weight) if number else x @ weight
         return silu(x)
     own = (tensor.to(lengths.dtype) for tensor in constants)
-    sloped = is_differentiated(lengths)
+    sloped = needs_grad(lengths)
     h: Tensor = forward(lengths, *own, *weights, order, sloped)[0]
     return h
 
@@ -82,7 +83,14 @@ def _fits(lengths: Tensor, frequencies: Tensor, weights: Sequence[Tensor]) -> bo
     return len(weights) == LAYERS and small and not wide
 
 
-@torch.library.custom_op("bevatron::radial_network", mutates_args=())
+@custom_op(
+    "radial_network",
+    outputs="h slope",
+    fake=lambda r, w3, sloped: (
+        r.new_empty(r.shape[0], w3.shape[1]),
+        r.new_empty(r.shape[0] if sloped else 0, w3.shape[1]),
+    ),
+)
 def forward(
     r: Tensor,
     w: Tensor,
@@ -99,31 +107,35 @@ def forward(
     slope = r.new_empty(r.shape[0] if sloped else 0, w3.shape[1])
     tensors = [t.contiguous() for t in (r, w, c, r_max, w1, w2, w3)]
     if h.numel():
-        with torch.cuda.device_of(r):
-            radial_network_forward[_programs("forward", r)](
-                *tensors, h, slope if sloped else h, len(r),
-                **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
-                PRECISION=precision(r), num_warps=WARPS["forward"],
-                num_stages=STAGES["forward"],
-            )  # fmt: skip
+        radial_network_forward[_programs("forward", r)](
+            *tensors, h, slope if sloped else h, len(r),
+            **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
+            PRECISION=precision(r), num_warps=WARPS["forward"],
+            num_stages=STAGES["forward"],
+        )  # fmt: skip
     return h, slope
 
 
-@torch.library.custom_op("bevatron::radial_network_along", mutates_args=())
+@custom_op("radial_network_along", fake=lambda p: p.new_empty(p.shape[0]))
 def along(p: Tensor, slope: Tensor) -> Tensor:
     """Of every edge p . slope."""
     p, slope = p.contiguous(), slope.contiguous()
     out = p.new_empty(p.shape[0])
     if p.numel():
-        with torch.cuda.device_of(p):
-            rows_product[(triton.cdiv(len(p), ROWS),)](
-                p, slope, out, len(p), WIDTH=p.shape[1], ROWS=ROWS,
-                FULL=triton.next_power_of_2(p.shape[1]), WIDE=p.dtype == torch.float64,
-            )  # fmt: skip
+        rows_product[(triton.cdiv(len(p), ROWS),)](
+            p, slope, out, len(p), WIDTH=p.shape[1], ROWS=ROWS,
+            FULL=triton.next_power_of_2(p.shape[1]), WIDE=p.dtype == torch.float64,
+        )  # fmt: skip
     return out if p.numel() else out.zero_()
 
 
-@torch.library.custom_op("bevatron::radial_network_backward", mutates_args=())
+@custom_op(
+    "radial_network_backward",
+    fake=lambda r, w1, w2, w3, by_r: (
+        r.new_empty(r.shape[0] if by_r else 0),
+        *empty_gradients(r, w1, w2, w3),
+    ),
+)
 def backward(
     p: Tensor,
     q: Tensor,
@@ -147,115 +159,97 @@ def backward(
         c_2, d_2 = (r.new_empty(r.shape[0], w2.shape[1]) for _ in range(2))
         sizes, kind = _sizes(w1, w2, w3), precision(r)
         shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind}
-        with torch.cuda.device_of(r):
-            radial_network_top[top](
-                p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
-                **sizes, **shared, num_warps=WARPS["top"], num_stages=STAGES["top"],
-            )  # fmt: skip
-            sizes.pop("H3")
-            radial_network_bottom[bottom](
-                c_2, d_2, r, w, c, r_max, w1, w2, found if by_r else c_2, lower, len(r),
-                **sizes, **shared, BY_R=by_r, num_warps=WARPS["bottom"],
-                num_stages=STAGES["bottom"],
-            )  # fmt: skip
+        radial_network_top[top](
+            p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
+            **sizes, **shared, num_warps=WARPS["top"], num_stages=STAGES["top"],
+        )  # fmt: skip
+        sizes.pop("H3")
+        radial_network_bottom[bottom](
+            c_2, d_2, r, w, c, r_max, w1, w2, found if by_r else c_2, lower, len(r),
+            **sizes, **shared, BY_R=by_r, num_warps=WARPS["bottom"],
+            num_stages=STAGES["bottom"],
+        )  # fmt: skip
     first, second = torch.sum(lower, 0).split([w1.numel(), w2.numel()])
     # Copies: what an operator returns must not lie in one piece of memory.
     by_w1, by_w2 = first.clone().view_as(w1), second.clone().view_as(w2)
     return found, by_w1, by_w2, torch.sum(upper, 0).view_as(w3)
 
 
-@forward.register_fake
-def _(
-    r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, w1: Tensor, w2: Tensor, w3: Tensor,
-    order: int, sloped: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    del w, c, r_max, w1, w2, order
-    rows = r.shape[0]
-    return r.new_empty(rows, w3.shape[1]), r.new_empty(rows if sloped else 0, w3.shape[1])
-
-
-@along.register_fake
-def _(p: Tensor, slope: Tensor) -> Tensor:
-    del slope
-    return p.new_empty(p.shape[0])
-
-
-@backward.register_fake
-def _(p: Tensor, q: Tensor, r: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del p, q
-    *_, w1, w2, w3, _, by_r = rest
-    made = (weight.new_empty(weight.shape) for weight in (w1, w2, w3))
-    return r.new_empty(r.shape[0] if by_r else 0), *made
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.order, ctx.sloped = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _forward_gradients(ctx: Any, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
-    *given, slope = ctx.saved_tensors
-    if p is None and q is None:
-        return (None,) * 9
-    weights = [is_wanted(ctx, i) for i in (4, 5, 6)]
+def _forward_gradients(
+    p: Tensor | None,
+    q: Tensor | None,
+    r: Tensor,
+    w: Tensor,
+    c: Tensor,
+    r_max: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    slope: Tensor,
+    order: int,
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
     by_r = None
-    if is_wanted(ctx, 0):
+    if needs[0]:
         # By q only second derivatives by the lengths: what forces alone need is the slope.
         by_r = along(p, slope) if p is not None else None
-    if q is None and not any(weights):
-        return by_r, *(None,) * 8
-    curved = q is not None and is_wanted(ctx, 0)
+    if q is None and not any(needs[1:]):
+        return by_r, None, None, None
+    curved = q is not None and needs[0]
     like = slope if p is None else p
     p, q = (torch.zeros_like(like) if t is None else t for t in (p, q))
-    found = backward(p, q, *given, ctx.order, curved)
-    of_weights = (g if wanted else None for g, wanted in zip(found[1:], weights, strict=True))
-    return found[0] if curved else by_r, None, None, None, *of_weights, None, None
+    found, *of_weights = backward(p, q, r, w, c, r_max, w1, w2, w3, order, curved)
+    return found if curved else by_r, *of_weights
 
 
-def _along_gradients(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-    p, slope = ctx.saved_tensors
+def _along_gradients(
+    u: Tensor, p: Tensor, slope: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     factor = u.unsqueeze(1)
-    return (
-        factor * slope if is_wanted(ctx, 0) else None,
-        factor * p if is_wanted(ctx, 1) else None,
-    )
+    return factor * slope if needs[0] else None, factor * p if needs[1] else None
 
 
-def _keep_both(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    *tensors, ctx.order, ctx.by_r = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward_gradients(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_gradients(
+    dr: Tensor | None,
+    dw1: Tensor | None,
+    dw2: Tensor | None,
+    dw3: Tensor | None,
+    p: Tensor,
+    q: Tensor,
+    r: Tensor,
+    w: Tensor,
+    c: Tensor,
+    r_max: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    order: int,
+    by_r: bool,
+) -> tuple[Tensor, ...]:
     """Differentiate the plain network once more, however often that is to be differentiated."""
-    p, q, r, w, c, r_max, *weights = ctx.saved_tensors
 
     def gradients(p: Tensor, q: Tensor, r: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         def both(r: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
             def network(r: Tensor) -> Tensor:
-                return plain(r, w, c, r_max, ctx.order, weights)
+                return plain(r, w, c, r_max, order, weights)
 
             h, slope, *_ = torch.func.jvp(network, (r,), (torch.ones_like(r),))
             return h, slope
 
-        by_r, *of_weights = torch.func.vjp(both, r, *weights)[1]((p, q))
-        return (by_r if ctx.by_r else by_r[:0], *of_weights)
+        found, *of_weights = torch.func.vjp(both, r, *weights)[1]((p, q))
+        return (found if by_r else found[:0], *of_weights)
 
-    pull = torch.func.vjp(gradients, p, q, r, *weights)[1]
-    by_p, by_q, by_r, *of_weights = pull(tuple(cotangents))
-    return by_p, by_q, by_r, None, None, None, *of_weights, None, None
+    made, pull, *_ = torch.func.vjp(gradients, p, q, r, w1, w2, w3)
+    cotangents = zip(made, (dr, dw1, dw2, dw3), strict=True)
+    found: tuple[Tensor, ...] = pull(
+        tuple(torch.zeros_like(like) if given is None else given for like, given in cotangents)
+    )
+    return found
 
 
-forward.register_autograd(_forward_gradients, setup_context=_keep)
-along.register_autograd(_along_gradients, setup_context=_keep_both)
-backward.register_autograd(_backward_gradients, setup_context=_keep_all)
+forward.gradients("r w1 w2 w3", _forward_gradients)
+along.gradients("p slope", _along_gradients)
+backward.gradients("p q r w1 w2 w3", _backward_gradients)
 
 
 def _programs(kind: str, r: Tensor) -> tuple[int]:

@@ -14,8 +14,7 @@ FULL_B, all hidden widths to FULL.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.equivariant.radial_basis.triton import cutoff
-from bevatron.kernels.shared.triton_math import multiply
+from bevatron.kernels.shared.triton_math import cutoff, multiply
 
 
 @triton.jit

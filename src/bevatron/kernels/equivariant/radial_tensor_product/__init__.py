@@ -4,24 +4,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import (
-    EdgeOrder,
-    check_shapes,
-    only_32_and_64_bit,
-    path_table,
-)
+from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, path_table
+from bevatron.kernels.equivariant.edge_order import check_edge_product
+from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 from bevatron.maths.irreps import Irreps, Layout, as_layout
 
 __all__ = ["EdgeOrder", "radial_tensor_product"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "radial_tensor_product",
-        _name,
-        f"bevatron.kernels.equivariant.radial_tensor_product.{_name}:radial_tensor_product",
-        _obstacle,
-    )
+_operator = registry.operator("radial_tensor_product", __name__, takes=support.float32_or_float64)
 
 
 def radial_tensor_product(
@@ -37,19 +28,19 @@ def radial_tensor_product(
 ) -> Float[Tensor, "N D_mid"]:
     r"""Compute `channelwise_tensor_product` with the weights :math:`w_e = h_e W`.
 
-    The weights of an edge are by far the largest thing in a message passing step, paths times
-    channels of them, and follow from a few dozen hidden numbers. A fast implementation makes them a
-    few thousand edges at a time, in the backward and double backward again, and never keeps them.
+    The weights, P K per edge, are by far the largest tensor of a message passing step and depend on
+    a few dozen hidden features. The Triton implementation computes them for a few thousand edges at
+    a time, and again in the backward and double backward passes, and never stores all of them.
 
     Parameters
     ----------
     x, harmonics, edges, irreps_in, irreps_harmonics, irreps_out, layout
         As in `channelwise_tensor_product`.
     hidden
-        What enters the last layer of the radial network. A factor that the weights of an edge have
-        in common, such as a cutoff, can be multiplied into it.
+        Input of the last layer of the radial network. A factor that all weights of an edge share,
+        such as a cutoff, can be multiplied into it.
     last_weight
-        That layer, normalisation included; it has no bias and no activation.
+        Weight of that layer, normalisation included; it has no bias and no activation.
 
     Returns
     -------
@@ -73,7 +64,7 @@ def radial_tensor_product(
     """
     irreps_in, irreps_harmonics = Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics)
     table = path_table(irreps_in, irreps_harmonics, Irreps.parse(irreps_out))
-    num_edges = check_shapes(
+    num_edges = check_edge_product(
         "radial_tensor_product", x, harmonics, edges, irreps_in, irreps_harmonics
     )
     for name, tensor, shape in (
@@ -86,7 +77,7 @@ def radial_tensor_product(
             )
     given = {"x": x, "harmonics": harmonics, "hidden": hidden, "last_weight": last_weight}
     check_one_type("radial_tensor_product", given)
-    run = registry.dispatch("radial_tensor_product", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x,
         harmonics,

@@ -10,25 +10,24 @@ The weights of the first chunks, up to `KEPT_BYTES` of them, are kept for the de
 stays proportional to the number of edges.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bevatron.kernels.equivariant.channelwise_tensor_product import EdgeOrder, PathTable
-from bevatron.kernels.equivariant.channelwise_tensor_product.couplings import named_product
-from bevatron.kernels.equivariant.channelwise_tensor_product.triton_launch import (
+from bevatron.kernels.equivariant.channelwise_tensor_product.triton import (
     Chunk,
     Index,
     chunks,
+    named_product,
     run,
 )
 from bevatron.kernels.equivariant.radial_tensor_product.triton_matmul import Layer, OuterSum
-from bevatron.kernels.shared.autograd import is_differentiated, is_wanted
+from bevatron.kernels.shared.autograd import needs_grad
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
 
 CHUNK_BYTES = 128 * 2**20
-"""What the weights of a chunk may take: enough to fill a GPU, little beside all weights."""
+"""Size of the weights of a chunk: enough to fill a GPU, little compared with all weights."""
 KEPT_BYTES = 3840
 """Of every edge, what weights may take that are kept for the derivatives, which else make them
 three times. That is three quarters of what 10 paths of 128 channels have, more than 4 paths need:
@@ -57,7 +56,7 @@ def radial_tensor_product(
     index = Index.of(order, size)._replace(permutation=None)
     tensors = (index.senders, index.receiver_ptr, index.by_sender, index.sender_ptr)
     given = (x, harmonics, hidden, last_weight)
-    kept = kept_edges(order.num_edges, size, last_weight) if is_differentiated(*given) else 0
+    kept = kept_edges(order.num_edges, size, last_weight) if needs_grad(*given) else 0
     result: Tensor = _forward(*given, *tensors, irreps, size, kept)[0]
     return result
 
@@ -77,7 +76,14 @@ def kept_edges(num_edges: int, size: int, last_weight: Tensor) -> int:
 # In the operators below edges are sorted by receiver, so that `Index` needs no permutation.
 
 
-@torch.library.custom_op("bevatron::radial_tensor_product", mutates_args=())
+@custom_op(
+    "radial_tensor_product",
+    outputs="out kept",
+    fake=lambda x, last_weight, irreps, kept: (
+        x.new_empty(x.shape[0], named_product(irreps).dim_out),
+        x.new_empty(kept, last_weight.shape[1]),
+    ),
+)
 def _forward(
     x: Tensor,
     harmonics: Tensor,
@@ -109,7 +115,22 @@ def _forward(
     return out, weights.kept
 
 
-@torch.library.custom_op("bevatron::radial_tensor_product_backward", mutates_args=())
+def _results(
+    x: Tensor, harmonics: Tensor, hidden: Tensor, last_weight: Tensor, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Make room for gradients; those by x and the last layer are sums."""
+    return (
+        x.new_zeros(x.shape if needs[0] else 0),
+        x.new_empty(harmonics.shape if needs[1] else 0),
+        x.new_empty(hidden.shape if needs[2] else 0),
+        x.new_zeros(last_weight.shape if needs[3] else 0),
+    )
+
+
+@_forward.backward(
+    "x harmonics hidden last_weight",
+    fake=_results,
+)
 def _backward(
     g: Tensor,
     x: Tensor,
@@ -148,7 +169,13 @@ def _backward(
     return results
 
 
-@torch.library.custom_op("bevatron::radial_tensor_product_double_backward", mutates_args=())
+@_backward.backward(
+    "g x harmonics hidden last_weight",
+    fake=lambda g, x, harmonics, hidden, last_weight, needs: (
+        g.new_empty(g.shape if needs[0] else 0),
+        *_results(x, harmonics, hidden, last_weight, needs[1:]),
+    ),
+)
 def _double_backward(
     ax: Tensor | None,
     ay: Tensor | None,
@@ -249,74 +276,3 @@ class _Weights:
         if chunk.stop <= len(self.kept):
             return self.kept[chunk.first : chunk.stop]
         return self.make(chunk)
-
-
-def _results(
-    x: Tensor, harmonics: Tensor, hidden: Tensor, last_weight: Tensor, needs: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Make room for gradients; those by x and the last layer are sums."""
-    return (
-        x.new_zeros(x.shape if needs[0] else 0),
-        x.new_empty(harmonics.shape if needs[1] else 0),
-        x.new_empty(hidden.shape if needs[2] else 0),
-        x.new_zeros(last_weight.shape if needs[3] else 0),
-    )
-
-
-@_forward.register_fake
-def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    last_weight, irreps, kept = rest[2], rest[-3], rest[-1]
-    out = x.new_empty(x.shape[0], named_product(irreps).dim_out)
-    return out, x.new_empty(kept, last_weight.shape[1])
-
-
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, x, harmonics, hidden, last_weight = inputs[:5]
-    return _results(x, harmonics, hidden, last_weight, inputs[-1])
-
-
-@_double_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    g, x, harmonics, hidden, last_weight = inputs[4:9]
-    needs = inputs[-1]
-    by_g: Tensor = g.new_empty(g.shape if needs[0] else 0)
-    return by_g, *_results(x, harmonics, hidden, last_weight, needs[1:])
-
-
-def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    # Nothing is differentiated by the weights that are kept: they stand for hidden and last_weight.
-    ctx.save_for_backward(*inputs[:8], output[1].detach())
-    ctx.others = inputs[8:10]
-
-
-def _forward_gradients(ctx: Any, g: Tensor | None, _kept: None) -> tuple[Tensor | None, ...]:
-    needs = [is_wanted(ctx, i) for i in range(4)]
-    if g is None or not any(needs):
-        return (None,) * 11
-    results = _backward(g, *ctx.saved_tensors, *ctx.others, needs)
-    return *_where(needs, results), *(None,) * 7
-
-
-def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:10])
-    ctx.others = inputs[10:12]
-
-
-def _backward_gradients(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = [is_wanted(ctx, i) for i in range(5)]
-    if all(cotangent is None for cotangent in cotangents) or not any(needs):
-        return (None,) * 13
-    results = _double_backward(*cotangents, *ctx.saved_tensors, *ctx.others, needs)
-    return *_where(needs, results), *(None,) * 8
-
-
-def _where(needs: list[bool], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Replace the placeholders of what was not computed."""
-    return tuple(r if need else None for need, r in zip(needs, results, strict=True))
-
-
-_forward.register_autograd(_forward_gradients, setup_context=_keep_forward)
-_backward.register_autograd(_backward_gradients, setup_context=_keep_backward)

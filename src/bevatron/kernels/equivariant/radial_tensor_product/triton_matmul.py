@@ -11,43 +11,31 @@ accumulates an [M, N] tile over blocks of K columns; `_outer` sums one part of t
 [M, N] tile of partial sums.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.shared.triton_math import allows_tf32, halves, product, split
+from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_math import allows_tf32, high_and_low, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
-"""Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
+"""Number of programs among which rows are split: one or two waves of a GPU."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Rows, columns and inner numbers of a tile, its warps, and loads under way at once."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-
-
-EXPAND = Tiles(128, 128, 64, 8, 3)
-EXPAND_SMALL = Tiles(64, 64, 64, 4, 1)
+EXPAND = Tiles(128, 128, 8, 3, depth=64)
+EXPAND_SMALL = Tiles(64, 64, 4, 1, depth=64)
 """For more hidden numbers, or other GPUs than Hopper's."""
 ROOMY = 9
 """Compute capability with room for what `EXPAND` takes: 192 KiB, on Blackwell up to 240."""
-CONTRACT = Tiles(64, 64, 32, 4, 3)
-OUTER = Tiles(64, 32, 64, 4, 3)
+CONTRACT = Tiles(64, 64, 4, 3, depth=32)
+OUTER = Tiles(64, 32, 4, 3, depth=64)
 WIDEST = 128
 """Hidden numbers up to which programs, which hold all of a row, fit into any GPU's 99 KiB."""
 
 
 class Layer:
-    """A weight [H, W] with few rows, prepared for products with tensors of edges.
+    """A weight [H, W] with few rows, prepared for matmuls with tensors of edges.
 
     Parameters
     ----------
@@ -60,7 +48,7 @@ class Layer:
         self.hidden, self.width = weight.shape
         self.split = weight.dtype == torch.float32 and self.hidden <= WIDEST
         if self.split:
-            self.high, self.low = halves(weight, _exact())
+            self.high, self.low = high_and_low(weight, _exact())
             self.high_t, self.low_t = self.high.mT.contiguous(), self.low.mT.contiguous()
 
     def expand(self, rows: Tensor, out: Tensor, add: bool = False) -> None:
@@ -88,7 +76,7 @@ class Layer:
         _contract[(triton.cdiv(len(rows), CONTRACT.rows),)](
             rows, self.high, self.low, out, len(rows),
             WIDTH=self.width, HIDDEN=self.hidden, ADD=add,
-            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.inner, EXACT=_exact(),
+            M=CONTRACT.rows, N=_filled(self.hidden), K=CONTRACT.depth, EXACT=_exact(),
             num_warps=CONTRACT.warps, num_stages=CONTRACT.stages,
         )  # fmt: skip
 
@@ -117,11 +105,11 @@ class OuterSum:
             return
         num_rows, width = right.shape
         splits = len(self.parts)
-        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.inner) * OUTER.inner
+        step = triton.cdiv(triton.cdiv(num_rows, splits), OUTER.depth) * OUTER.depth
         _outer[(splits, triton.cdiv(width, OUTER.columns))](
             left, right, self.parts, num_rows, step,
             WIDTH=width, HIDDEN=left.shape[1],
-            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.inner, EXACT=_exact(),
+            M=_filled(left.shape[1]), N=OUTER.columns, K=OUTER.depth, EXACT=_exact(),
             num_warps=OUTER.warps, num_stages=OUTER.stages,
         )  # fmt: skip
 
@@ -132,12 +120,12 @@ class OuterSum:
 
 
 def expand_tiles(major: int, inner: int) -> Tiles:
-    """Choose the tiles for GPUs of a compute capability and so many hidden numbers, filled up."""
-    return EXPAND if major == ROOMY and inner <= EXPAND.inner else EXPAND_SMALL
+    """Choose tiles for a compute capability and a number of hidden features, padded."""
+    return EXPAND if major == ROOMY and inner <= EXPAND.depth else EXPAND_SMALL
 
 
 def _shares(product: str, across: int) -> int:
-    """Share rows out among programs, as many as there is room for beside those of all columns."""
+    """Return the number of programs that split the rows, given those that split the columns."""
     return max(1, PROGRAMS[product] // max(across, 1))
 
 

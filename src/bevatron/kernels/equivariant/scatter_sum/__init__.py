@@ -7,10 +7,7 @@ from bevatron.kernels import registry
 
 __all__ = ["scatter_sum"]
 
-for _name in ("reference", "triton"):
-    registry.register(
-        "scatter_sum", _name, f"bevatron.kernels.equivariant.scatter_sum.{_name}:scatter_sum"
-    )
+_operator = registry.operator("scatter_sum", __name__)
 
 
 def scatter_sum(
@@ -35,7 +32,7 @@ def scatter_sum(
     Returns
     -------
     Tensor
-        Summed in a fixed order, so the same input gives the same bits (the reference: on a CPU);
+        Summed in a fixed order, so that results repeat bit for bit (the reference: on a CPU);
         16-bit types in float32.
 
     Raises
@@ -53,5 +50,5 @@ def scatter_sum(
         raise ValueError(
             f"scatter_sum: {tuple(values.shape)} values do not go with {tuple(index.shape)} indices"
         )
-    result: Tensor = registry.dispatch("scatter_sum", values)(values, index, num_segments, ordered)
+    result: Tensor = _operator.dispatch(values)(values, index, num_segments, ordered)
     return result

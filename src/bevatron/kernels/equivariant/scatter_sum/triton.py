@@ -8,12 +8,13 @@ Two operators, each the other's derivative: ``total`` sums the rows of a segment
 the row of each segment to its members.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
 
 NUMBERS, INTERPRETED_NUMBERS = 512, 4096
 """That a program holds: some rows of one segment."""
@@ -32,7 +33,10 @@ def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool)
     return result.view(num_segments, *values.shape[1:])
 
 
-@torch.library.custom_op("bevatron::scatter_sum", mutates_args=())
+@custom_op(
+    "scatter_sum",
+    fake=lambda values, ptr: values.new_empty(ptr.shape[0] - 1, values.shape[1]),
+)
 def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
     """[N, C] from [E, C], where each segment begins, and which row comes where."""
     del index
@@ -42,52 +46,29 @@ def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> T
     if sums.numel():
         numbers = NUMBERS if values.is_cuda else INTERPRETED_NUMBERS
         columns = min(triton.next_power_of_2(width), numbers)
-        with torch.cuda.device_of(values):
-            scatter_sum_kernel[(count, triton.cdiv(width, columns))](
-                values,
-                ptr,
-                ptr if order is None else order,
-                sums,
-                WIDTH=width,
-                ORDERED=order is None,
-                ROWS=numbers // columns,
-                COLUMNS=columns,
-                WIDE=tl.float64 if values.dtype == torch.float64 else tl.float32,
-                num_warps=4,
-            )
+        scatter_sum_kernel[(count, triton.cdiv(width, columns))](
+            values,
+            ptr,
+            ptr if order is None else order,
+            sums,
+            WIDTH=width,
+            ORDERED=order is None,
+            ROWS=numbers // columns,
+            COLUMNS=columns,
+            WIDE=accumulator(values),
+            num_warps=4,
+        )
     return sums
 
 
-@torch.library.custom_op("bevatron::scatter_sum_backward", mutates_args=())
+@total.backward("values", fake=lambda sums, index: sums.new_empty(index.shape[0], sums.shape[1]))
 def spread(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
     """[E, C] from [N, C]."""
     del ptr, order
     return sums.index_select(0, index)
 
 
-@total.register_fake
-def _(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
-    del index, order
-    return values.new_empty(ptr.shape[0] - 1, values.shape[1])
-
-
-@spread.register_fake
-def _(sums: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> Tensor:
-    del ptr, order
-    return sums.new_empty(index.shape[0], sums.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:])
-
-
-total.register_autograd(
-    lambda ctx, g: (spread(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
-)
-spread.register_autograd(
-    lambda ctx, g: (total(g, *ctx.saved_tensors), None, None, None), setup_context=_keep
-)
+spread.gradients("sums", total)
 
 
 @triton.jit

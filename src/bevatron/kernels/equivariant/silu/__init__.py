@@ -1,22 +1,21 @@
-"""The activation silu, with second derivatives in one pass each."""
+"""SiLU, with a fused kernel for each order of derivative."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["silu"]
 
-registry.register("silu", "reference", f"{__name__}.reference:silu")
-registry.register("silu", "triton", f"{__name__}.triton:silu", only_32_and_64_bit)
+_operator = registry.operator("silu", __name__, takes=support.float32_or_float64)
 
 
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""Compute :math:`x \sigma(x)`, elementwise.
 
-    The gradient of a gradient, which training on forces needs, takes torch some ten passes over
-    the tensor; a fast implementation takes one.
+    The second derivative, which training on forces needs, takes torch about ten passes over the
+    tensor, and one fused kernel here.
 
     Parameters
     ----------
@@ -26,7 +25,7 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives.
+        If Triton is requested and cannot run; it gives first and second derivatives.
 
     Examples
     --------
@@ -34,5 +33,5 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     >>> silu(torch.tensor([0.0, 1.0]))
     tensor([0.0000, 0.7311])
     """
-    result: Tensor = registry.dispatch("silu", x)(x)
+    result: Tensor = _operator.dispatch(x)(x)
     return result

@@ -7,12 +7,14 @@ One elementwise kernel per order of derivative; a program owns ``BLOCK`` consecu
 ``forward`` -> ``backward`` -> ``double_backward``; the last is not differentiable.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK = 1024
 INTERPRETED_BLOCK = 65536
@@ -24,7 +26,7 @@ def silu(x: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu", mutates_args=())
+@custom_op("silu", fake="x")
 def forward(x: Tensor) -> Tensor:
     """Return y."""
     x = x.contiguous()
@@ -34,7 +36,7 @@ def forward(x: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_backward", mutates_args=())
+@forward.backward()
 def backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy y'(x)."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -44,7 +46,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_double_backward", mutates_args=())
+@backward.backward()
 def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``ddx . backward(dy, x)`` by dy and x."""
     ddx, dy, x = ddx.contiguous(), dy.contiguous(), x.contiguous()
@@ -54,43 +56,6 @@ def double_backward(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]
             ddx, dy, x, by_dy, by_x, x.numel(), BLOCK=_block(x), WIDE=_wide(x)
         )
     return by_dy, by_x
-
-
-@forward.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@backward.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    del dy
-    return x.new_empty(x.shape)
-
-
-@double_backward.register_fake
-def _(ddx: Tensor, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    del ddx, dy
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradient(ctx: Any, dy: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    dx: Tensor = backward(dy, x)
-    return dx
-
-
-def _backward_gradient(ctx: Any, ddx: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = double_backward(ddx, *ctx.saved_tensors)
-    return found
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _grid(x: Tensor) -> tuple[int]:

@@ -1,34 +1,28 @@
-"""An activation and the linear layer after it, with second derivatives."""
+"""SiLU followed by a linear layer, with second derivatives."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 from bevatron.kernels.shared.checks import check_one_type
 
 __all__ = ["silu_linear"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "silu_linear",
-        _name,
-        f"bevatron.kernels.equivariant.silu_linear.{_name}:silu_linear",
-        _obstacle,
-    )
+_operator = registry.operator("silu_linear", __name__, takes=support.float32_or_float64)
 
 
 def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[Tensor, "E J"]:
     r"""Compute :math:`y = \mathrm{silu}(x) W`.
 
     The hidden layers of a radial network: very many rows, few columns. The activation, of which a
-    potential trained on forces needs two derivatives, is computed where it is multiplied and never
+    potential trained on forces needs two derivatives, is recomputed by every matmul and never
     stored.
 
     Parameters
     ----------
     x
-        What enters the activation.
+        Input of the activation.
     weight
         W.
 
@@ -48,5 +42,5 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
             f"silu_linear: {tuple(x.shape)} do not go with a weight {tuple(weight.shape)}"
         )
     check_one_type("silu_linear", {"x": x, "weight": weight})
-    result: Tensor = registry.dispatch("silu_linear", x)(x, weight)
+    result: Tensor = _operator.dispatch(x)(x, weight)
     return result

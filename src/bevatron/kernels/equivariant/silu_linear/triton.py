@@ -11,16 +11,15 @@ kernels); H and J are padded to powers of two (``FULL_H``, ``FULL_J``). ``outer`
 [H, J] tile per part of the rows in registers; torch sums the parts.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.silu import silu
-from bevatron.kernels.shared.autograd import is_wanted
-from bevatron.kernels.shared.triton_math import multiply, precision
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import multiply, precision, sigmoids
 
 ROWS = {torch.float32: 64, torch.float64: 32}
 """Of a block; with 128 the double backward has too few registers."""
@@ -48,7 +47,7 @@ def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::silu_linear", mutates_args=())
+@custom_op("silu_linear", fake=lambda x, weight: x.new_empty(x.shape[0], weight.shape[1]))
 def forward(x: Tensor, weight: Tensor) -> Tensor:
     """[E, J] from [E, H] and [H, J]."""
     x = x.contiguous()
@@ -57,7 +56,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::silu_linear_backward", mutates_args=())
+@custom_op("silu_linear_backward", fake="x")
 def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Gradient by x."""
     dy, x = dy.contiguous(), x.contiguous()
@@ -66,13 +65,19 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-@torch.library.custom_op("bevatron::silu_linear_outer", mutates_args=())
+@custom_op("silu_linear_outer", fake=lambda dy, x: x.new_empty(x.shape[1], dy.shape[1]))
 def outer(dy: Tensor, x: Tensor) -> Tensor:
     """Gradient by W."""
     return _summed(x.contiguous(), dy.contiguous())
 
 
-@torch.library.custom_op("bevatron::silu_linear_double_backward", mutates_args=())
+@backward.backward(
+    fake=lambda dy, x, weight, by_weight: (
+        *empty_gradients(x, dy, x),
+        x.new_empty(weight.shape if by_weight else 0),
+    ),
+    asks={"by_weight": "weight"},
+)
 def double_backward(
     u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,60 +88,20 @@ def double_backward(
     return by_dy, by_x, _summed(x, dy, u) if by_weight else x.new_empty(0)
 
 
-@forward.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
+def _forward_gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return backward(dy, x, weight) if needs[0] else None, outer(dy, x) if needs[1] else None
 
 
-@backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    del dy, weight
-    return x.new_empty(x.shape)
+def _outer_gradients(
+    v: Tensor, dy: Tensor, x: Tensor, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
+    return forward(x, v) if needs[0] else None, backward(dy, x, v) if needs[1] else None
 
 
-@outer.register_fake
-def _(dy: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dy.shape[1])
-
-
-@double_backward.register_fake
-def _(
-    u: Tensor, dy: Tensor, x: Tensor, weight: Tensor, by_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    del u
-    return (
-        dy.new_empty(dy.shape),
-        x.new_empty(x.shape),
-        x.new_empty(weight.shape if by_weight else 0),
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _forward_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    dx = backward(dy, x, weight) if is_wanted(ctx, 0) else None
-    return dx, outer(dy, x) if is_wanted(ctx, 1) else None
-
-
-def _backward_gradients(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-    by_weight = is_wanted(ctx, 2)
-    by_dy, by_x, dw = double_backward(u, *ctx.saved_tensors, by_weight)
-    return by_dy, by_x, dw if by_weight else None
-
-
-def _outer_gradients(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    dy, x = ctx.saved_tensors
-    by_dy = forward(x, v) if is_wanted(ctx, 0) else None
-    return by_dy, backward(dy, x, v) if is_wanted(ctx, 1) else None
-
-
-forward.register_autograd(_forward_gradients, setup_context=_save)
-backward.register_autograd(_backward_gradients, setup_context=_save)
-outer.register_autograd(_outer_gradients, setup_context=_save)
+forward.gradients("x weight", _forward_gradients)
+outer.gradients("dy x", _outer_gradients)
 
 
 def _by_rows(
@@ -155,13 +120,12 @@ def _by_rows(
     }
     rows = ROWS[weight.dtype]
     blocks = int(triton.cdiv(count, rows))
-    with torch.cuda.device_of(weight):
-        kernels[kind][(min(blocks, PROGRAMS[kind] if weight.is_cuda else 2),)](
-            *given, *made, weight.contiguous(), count,
-            H=weight.shape[0], J=weight.shape[1],
-            ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight),
-            num_warps=WARPS[kind], num_stages=STAGES,
-        )  # fmt: skip
+    kernels[kind][(min(blocks, PROGRAMS[kind] if weight.is_cuda else 2),)](
+        *given, *made, weight.contiguous(), count,
+        H=weight.shape[0], J=weight.shape[1],
+        ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight),
+        num_warps=WARPS[kind], num_stages=STAGES,
+    )  # fmt: skip
 
 
 def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
@@ -169,14 +133,13 @@ def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
     parts = PARTS if x.is_cuda else 2
     sums = x.new_zeros(parts, x.shape[1], dy.shape[1])
     if x.numel() and dy.numel():
-        with torch.cuda.device_of(x):
-            silu_linear_outer[(parts,)](
-                x, dy, u if u is not None else x, sums, x.shape[0],
-                triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
-                H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
-                ROWS=SUMMED, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x),
-                num_warps=4,
-            )  # fmt: skip
+        silu_linear_outer[(parts,)](
+            x, dy, u if u is not None else x, sums, x.shape[0],
+            triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
+            H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
+            ROWS=SUMMED, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x),
+            num_warps=4,
+        )  # fmt: skip
     return torch.sum(sums, 0)
 
 
@@ -184,13 +147,6 @@ def _filled(hidden: int, width: int) -> dict[str, int]:
     """Fill rows and columns up to what a matrix unit takes."""
     sizes = (max(16, int(triton.next_power_of_2(n))) for n in (hidden, width))
     return dict(zip(("FULL_H", "FULL_J"), sizes, strict=True))
-
-
-@triton.jit
-def _sigmoids(x):
-    """Return sigma(x) and sigma(-x), neither computed as 1 minus the other, which would cancel."""
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e), tl.where(x >= 0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
@@ -229,7 +185,7 @@ def silu_linear_forward(
     for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
-        s, _ = _sigmoids(x)
+        s, _ = sigmoids(x)
         y = multiply(x * s, w, PRECISION)  # [ROWS, FULL_J]
         _store_rows(y_ptr, y, row, j, count, J)
 
@@ -247,7 +203,7 @@ def silu_linear_backward(
         dy = _rows(dy_ptr, row, j, count, J, PRECISION)  # [ROWS, FULL_J]
         x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
         ds = multiply(dy, w_t, PRECISION)  # [ROWS, FULL_H]
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         _store_rows(dx_ptr, ds * s * (1.0 + x * t), row, h, count, H)
 
 
@@ -267,7 +223,7 @@ def silu_linear_double_backward(
         x = _rows(x_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
         u = _rows(u_ptr, row, h, count, H, PRECISION)  # [ROWS, FULL_H]
         ds = multiply(dy, w_t, PRECISION)  # [ROWS, FULL_H]
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         _store_rows(grad_x_ptr, u * ds * s * t * (2.0 + x * (t - s)), row, h, count, H)
         grad_dy = multiply(u * s * (1.0 + x * t), w, PRECISION)  # [ROWS, FULL_J]
         _store_rows(grad_dy_ptr, grad_dy, row, j, count, J)
@@ -289,7 +245,7 @@ def silu_linear_outer(
         row = first + tl.arange(0, ROWS)
         x = _rows(x_ptr, row, h, end, H, PRECISION)  # [ROWS, FULL_H]
         dy = _rows(dy_ptr, row, j, end, J, PRECISION)  # [ROWS, FULL_J]
-        s, t = _sigmoids(x)
+        s, t = sigmoids(x)
         a = x * s
         if ALONG:
             a = _rows(u_ptr, row, h, end, H, PRECISION) * s * (1.0 + x * t)  # [ROWS, FULL_H]

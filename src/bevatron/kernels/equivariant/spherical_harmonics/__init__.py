@@ -4,24 +4,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.equivariant.channelwise_tensor_product import only_32_and_64_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["spherical_harmonics"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_32_and_64_bit)):
-    registry.register(
-        "spherical_harmonics",
-        _name,
-        f"bevatron.kernels.equivariant.spherical_harmonics.{_name}:spherical_harmonics",
-        _obstacle,
-    )
+_operator = registry.operator("spherical_harmonics", __name__, takes=support.float32_or_float64)
 
 
 def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tensor, "E S"]:
-    r"""Real spherical harmonics of all degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
+    r"""Compute real spherical harmonics of degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
 
-    What `bevatron.maths.so3.spherical_harmonics` computes with ``normalize``, its basis and
-    normalisation: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
+    The basis and normalisation are those of `bevatron.maths.so3.spherical_harmonics` with
+    ``normalize``: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
 
     Parameters
     ----------
@@ -38,7 +32,7 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives.
+        If Triton is requested and cannot run; it gives first and second derivatives.
 
     Examples
     --------
@@ -46,5 +40,5 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     >>> spherical_harmonics(1, torch.tensor([[0.0, 2.0, 0.0]])).round(decimals=4)
     tensor([[1.0000, 0.0000, 1.7321, 0.0000]])
     """
-    result: Tensor = registry.dispatch("spherical_harmonics", vectors)(l_max, vectors)
+    result: Tensor = _operator.dispatch(vectors)(l_max, vectors)
     return result

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.spherical_harmonics.polynomials import write_source
+from bevatron.kernels.shared.custom_op import custom_op
 
 BLOCK = 128
 INTERPRETED_BLOCK = 4096
@@ -25,7 +26,7 @@ def spherical_harmonics(l_max: int, vectors: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::spherical_harmonics", mutates_args=())
+@custom_op("spherical_harmonics", fake=lambda v, l_max: v.new_empty(v.shape[0], (l_max + 1) ** 2))
 def forward(v: Tensor, l_max: int) -> Tensor:
     """Y [E, S] of v [E, 3]."""
     y = v.new_empty(v.shape[0], (l_max + 1) ** 2)
@@ -33,7 +34,7 @@ def forward(v: Tensor, l_max: int) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::spherical_harmonics_backward", mutates_args=())
+@forward.backward()
 def backward(g: Tensor, v: Tensor, l_max: int) -> Tensor:
     """Gradient of g . Y by v."""
     by_v = v.new_empty(v.shape)
@@ -41,48 +42,13 @@ def backward(g: Tensor, v: Tensor, l_max: int) -> Tensor:
     return by_v
 
 
-@torch.library.custom_op("bevatron::spherical_harmonics_double_backward", mutates_args=())
+@backward.backward()
 def double_backward(w: Tensor, g: Tensor, v: Tensor, l_max: int) -> tuple[Tensor, Tensor]:
     """Gradients of w . backward(g, v) by g and v."""
     by_g, by_v = v.new_empty(g.shape), v.new_empty(v.shape)
     inputs = (w.contiguous(), g.contiguous(), v.contiguous())
     _launch("double_backward", l_max, *inputs, by_g, by_v)
     return by_g, by_v
-
-
-@forward.register_fake
-def _(v: Tensor, l_max: int) -> Tensor:
-    return v.new_empty(v.shape[0], (l_max + 1) ** 2)
-
-
-@backward.register_fake
-def _(g: Tensor, v: Tensor, l_max: int) -> Tensor:
-    del g, l_max
-    return v.new_empty(v.shape)
-
-
-@double_backward.register_fake
-def _(w: Tensor, g: Tensor, v: Tensor, l_max: int) -> tuple[Tensor, Tensor]:
-    del w, l_max
-    return v.new_empty(g.shape), v.new_empty(v.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.l_max = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _forward_gradient(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-    return backward(g, *ctx.saved_tensors, ctx.l_max), None
-
-
-def _backward_gradient(ctx: Any, w: Tensor) -> tuple[Tensor, Tensor, None]:
-    return *double_backward(w, *ctx.saved_tensors, ctx.l_max), None
-
-
-torch.library.register_autograd(forward, _forward_gradient, setup_context=_save)
-torch.library.register_autograd(backward, _backward_gradient, setup_context=_save)
 
 
 def _launch(kind: str, l_max: int, *tensors: Tensor) -> None:

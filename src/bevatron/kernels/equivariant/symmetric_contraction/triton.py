@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.equivariant.element_order import ElementOrder
-from bevatron.kernels.equivariant.indexed_linear.triton_tiles import sum_tiles, tile_table
 from bevatron.kernels.equivariant.symmetric_contraction.polynomial import (
     known_polynomial,
     polynomial_key,
@@ -29,7 +28,8 @@ from bevatron.kernels.equivariant.symmetric_contraction.triton_source import (
     num_chunks,
     write_source,
 )
-from bevatron.kernels.shared.autograd import is_wanted
+from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 
@@ -59,19 +59,30 @@ def symmetric_contraction(
     return result
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_fold", mutates_args=())
+@custom_op(
+    "symmetric_contraction_fold",
+    fake=lambda weights, key: weights.new_empty(
+        weights.shape[0], len(known_polynomial(key).terms), weights.shape[2]
+    ),
+)
 def fold(weights: Tensor, key: str) -> Tensor:
     """C [Z, T, K] from the weights [Z, paths of all degrees and orders, K]."""
     return known_polynomial(key).matrix(weights.dtype, weights.device) @ weights
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_unfold", mutates_args=())
+@custom_op(
+    "symmetric_contraction_unfold",
+    fake=lambda c, key: c.new_empty(c.shape[0], known_polynomial(key).mixing.shape[1], c.shape[2]),
+)
 def unfold(c: Tensor, key: str) -> Tensor:
     """Gradient by the weights from that by C."""
     return known_polynomial(key).matrix(c.dtype, c.device).T @ c
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction", mutates_args=())
+@custom_op(
+    "symmetric_contraction",
+    fake=lambda a, key: a.new_empty(a.shape[0], a.shape[1] * known_polynomial(key).num_m),
+)
 def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """B [N, M * K] from A [N, K, S], C [Z, T, K] and the atoms by element."""
     num_m = known_polynomial(key).num_m
@@ -81,7 +92,10 @@ def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tenso
     return b
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_backward", mutates_args=())
+@custom_op(
+    "symmetric_contraction_backward",
+    fake=lambda a: torch.empty_like(a),  # noqa: PLW0108  which has another name for a
+)
 def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """Gradient by A."""
     e = torch.empty_like(a)
@@ -89,13 +103,24 @@ def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: s
     return e
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_weights", mutates_args=())
+def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
+    num_terms = len(known_polynomial(key).terms)
+    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=_accumulator(a.dtype))
+
+
+@custom_op(
+    "symmetric_contraction_weights",
+    fake=_empty_coefficients,
+)
 def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """Gradient by C."""
     return _summed("weights", (g, a), order, ptr, key)
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_double_backward", mutates_args=())
+@custom_op(
+    "symmetric_contraction_double_backward",
+    fake=lambda g, a: (torch.empty_like(g), torch.empty_like(a)),
+)
 def double_backward(
     v: Tensor, g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str
 ) -> tuple[Tensor, Tensor]:
@@ -105,86 +130,53 @@ def double_backward(
     return u, h
 
 
-@torch.library.custom_op("bevatron::symmetric_contraction_weights_along", mutates_args=())
+@custom_op(
+    "symmetric_contraction_weights_along",
+    fake=_empty_coefficients,
+)
 def weights_along(v: Tensor, g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """From a gradient v of `backward`'s result that by C."""
     return _summed("weights_along", (v, g, a), order, ptr, key)
 
 
-@fold.register_fake
-def _(weights: Tensor, key: str) -> Tensor:
-    z, _, k = weights.shape
-    return weights.new_empty(z, len(known_polynomial(key).terms), k)
-
-
-@unfold.register_fake
-def _(c: Tensor, key: str) -> Tensor:
-    z, _, k = c.shape
-    return c.new_empty(z, known_polynomial(key).mixing.shape[1], k)
-
-
-@forward.register_fake
-def _(a: Tensor, *arguments: Any) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1] * known_polynomial(arguments[-1]).num_m)
-
-
-@backward.register_fake
-def _(_g: Tensor, a: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(a)
-
-
-@weights.register_fake
-def _(_g: Tensor, a: Tensor, _order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    return _empty_coefficients(a, ptr, key)
-
-
-@double_backward.register_fake
-def _(_v: Tensor, g: Tensor, a: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(g), torch.empty_like(a)
-
-
-@weights_along.register_fake
-def _(_v: Tensor, _g: Tensor, a: Tensor, _order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    return _empty_coefficients(a, ptr, key)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  torch's names
-    *tensors, ctx.key = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _forward_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    a, c, order, ptr = ctx.saved_tensors
+def _forward_gradients(
+    g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     g = g.contiguous()
-    da = backward(g, a, c, order, ptr, ctx.key) if is_wanted(ctx, 0) else None
-    dc = weights(g, a, order, ptr, ctx.key) if is_wanted(ctx, 1) else None
-    return da, dc, None, None, None
+    da = backward(g, a, c, order, ptr, key) if needs[0] else None
+    return da, weights(g, a, order, ptr, key) if needs[1] else None
 
 
-def _backward_backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    g, a, c, order, ptr = ctx.saved_tensors
+def _backward_gradients(
+    v: Tensor,
+    g: Tensor,
+    a: Tensor,
+    c: Tensor,
+    order: Tensor,
+    ptr: Tensor,
+    key: str,
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
     v = _laid_out_as(v, a)
-    dg = da = dc = None
-    if is_wanted(ctx, 0) or is_wanted(ctx, 1):
-        dg, da = double_backward(v, g, a, c, order, ptr, ctx.key)
-    if is_wanted(ctx, 2):
-        dc = weights_along(v, g, a, order, ptr, ctx.key)
-    return dg, da, dc, None, None, None
+    dg = da = None
+    if needs[0] or needs[1]:
+        dg, da = double_backward(v, g, a, c, order, ptr, key)
+    return dg, da, weights_along(v, g, a, order, ptr, key) if needs[2] else None
 
 
-def _weights_backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
-    g, a, order, ptr = ctx.saved_tensors
+def _weights_gradients(
+    w: Tensor, g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str, needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     w = w.contiguous()
-    dg = forward(a, w, order, ptr, ctx.key) if is_wanted(ctx, 0) else None
-    da = backward(g, a, w, order, ptr, ctx.key) if is_wanted(ctx, 1) else None
-    return dg, da, None, None, None
+    dg = forward(a, w, order, ptr, key) if needs[0] else None
+    return dg, backward(g, a, w, order, ptr, key) if needs[1] else None
 
 
-fold.register_autograd(lambda ctx, g: (unfold(g, ctx.key), None), setup_context=_keep)
-unfold.register_autograd(lambda ctx, g: (fold(g, ctx.key), None), setup_context=_keep)
-forward.register_autograd(_forward_backward, setup_context=_keep)
-backward.register_autograd(_backward_backward, setup_context=_keep)
-weights.register_autograd(_weights_backward, setup_context=_keep)
+fold.gradients("weights", unfold)
+unfold.gradients("c", fold)
+forward.gradients("a c", _forward_gradients)
+backward.gradients("g a c", _backward_gradients)
+weights.gradients("g a", _weights_gradients)
 
 
 def _summed(kind: str, inputs: tuple[Tensor, ...], order: Tensor, ptr: Tensor, key: str) -> Tensor:
@@ -216,19 +208,18 @@ def _launch(
     if 0 in grid:
         return
     component_major = _is_component_major(a)
-    with torch.cuda.device_of(a):
-        _kernel(key, kind, chunk, a.is_cuda)[grid](
-            *pointers,
-            order,
-            table,
-            K=num_channels,
-            STRIDE_K=1 if component_major else size,
-            STRIDE_S=num_channels if component_major else 1,
-            ROWS=_rows(kind, a),
-            LANES=lanes,
-            ACC=tl.float32 if dtype == torch.float32 else tl.float64,
-            num_warps=max(1, lanes // 32),
-        )
+    _kernel(key, kind, chunk, a.is_cuda)[grid](
+        *pointers,
+        order,
+        table,
+        K=num_channels,
+        STRIDE_K=1 if component_major else size,
+        STRIDE_S=num_channels if component_major else 1,
+        ROWS=_rows(kind, a),
+        LANES=lanes,
+        ACC=tl.float32 if dtype == torch.float32 else tl.float64,
+        num_warps=max(1, lanes // 32),
+    )
 
 
 def _rows(kind: str, a: Tensor) -> int:
@@ -254,11 +245,6 @@ def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
         namespace |= {"jit": triton.jit, "tl": tl}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
     return namespace[f"contraction_{kind}"]
-
-
-def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
-    num_terms = len(known_polynomial(key).terms)
-    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=_accumulator(a.dtype))
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

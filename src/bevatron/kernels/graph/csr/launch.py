@@ -4,9 +4,7 @@ A launch takes one side of the matrix, rows or columns, as a list of tensors and
 custom operators have no other way to take a structure.
 """
 
-import contextlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,10 +156,3 @@ def slices(channels: int, tile: Tile) -> tuple[int, int]:
     """Return the channels of a program, a power of two, and the number of shares."""
     width = min(tile.channels, 1 << (channels - 1).bit_length())
     return width, -(-channels // width)
-
-
-def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make a tensor's device the current one, as launches need it."""
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()

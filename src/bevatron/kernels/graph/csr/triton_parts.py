@@ -6,17 +6,8 @@ merges in order.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
-
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-def accumulator(tensor: torch.Tensor) -> tl.dtype:
-    """Return the type in which a kernel computes from a tensor."""
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
 @triton.jit

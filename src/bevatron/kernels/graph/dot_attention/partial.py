@@ -20,15 +20,15 @@ from bevatron.kernels.graph.csr import Csr
 
 __all__ = ["Scores", "Sums", "col_backward", "finish", "forward", "merge", "row_backward"]
 
-for _name in ("sums", "row_gradients", "col_gradients"):
-    registry.register(
-        f"dot_attention_{_name}",
-        "reference",
-        f"bevatron.kernels.graph.dot_attention.partial_reference:{_name}",
+_sums, _row_gradients, _col_gradients = (
+    registry.operator(
+        f"dot_attention_{name}",
+        "bevatron.kernels.graph.dot_attention",
+        reference=f"partial_reference:{name}",
+        triton=f"triton:{name}",
     )
-    registry.register(
-        f"dot_attention_{_name}", "triton", f"bevatron.kernels.graph.dot_attention.triton:{_name}"
-    )
+    for name in ("sums", "row_gradients", "col_gradients")
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Sums:
 
 def forward(csr: Csr, scores: Scores) -> Sums:
     """Compute a block's sums."""
-    found = registry.dispatch("dot_attention_sums", scores.key)(csr, scores)
+    found = _sums.dispatch(scores.key)(csr, scores)
     return Sums(*found)
 
 
@@ -112,7 +112,7 @@ def row_backward(
     delta: Float[Tensor, "rows H"] | None = None,
 ) -> tuple[Float[Tensor, "rows H C"], Float[Tensor, "rows H"]]:
     """Compute a block's share of the gradients of the query and of ``row_scale``."""
-    run = registry.dispatch("dot_attention_row_gradients", scores.key)
+    run = _row_gradients.dispatch(scores.key)
     by_query, by_scale = run(csr, scores, grad, lse, delta)
     return by_query, by_scale
 
@@ -128,6 +128,6 @@ def col_backward(
 
     Where the key is the value, the first holds both and the second is None.
     """
-    run = registry.dispatch("dot_attention_col_gradients", scores.key)
+    run = _col_gradients.dispatch(scores.key)
     by_key, by_value, by_scale = run(csr, scores, grad, lse, delta)
     return by_key, by_value, by_scale

@@ -1,12 +1,9 @@
 """Attention whose score takes all channels in Triton: custom operators for VA, AGNN and GATv2."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.csr.direct import direct, is_traced
 from bevatron.kernels.graph.csr.launch import columns_of, ids_of, rows_of
 from bevatron.kernels.graph.dot_attention.partial import Scores
 from bevatron.kernels.graph.dot_attention.triton_launch import (
@@ -15,7 +12,11 @@ from bevatron.kernels.graph.dot_attention.triton_launch import (
     launch_forward,
     launch_rows,
 )
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide, wide_type
+
+__all__ = ["col_gradients", "dot_attention", "row_gradients", "run", "sums"]
+"""What other operators may use too."""
 
 LOG2E = 1.4426950408889634
 
@@ -55,8 +56,7 @@ def run(
 ) -> Tensor:
     """Call the operator with the matrix's parts; a query that is None is the key."""
     by_column = csr.values_by_column
-    launch = attend if is_traced(key) else _attend_directly
-    z: Tensor = launch(
+    z: Tensor = attend(
         *(query, key, value, row_scale, col_scale, vector, csr.values),
         None if by_column is None else by_column.detach(),
         *(*rows_of(csr), *columns_of(csr), ids_of(csr) if seed is not None else [], seed),
@@ -65,7 +65,23 @@ def run(
     return z
 
 
-def _attend(
+def _outputs(
+    key: Tensor, value: Tensor | None, num_rows: int, softmax: bool, partial: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype, heads = wide_type(key), key.shape[1]
+    width = (key if value is None else value).shape[2]
+    z = key.new_empty((num_rows, heads, width), dtype=dtype if partial else key.dtype)
+    first = key.new_empty((num_rows, heads) if softmax else 0, dtype=dtype)
+    second = key.new_empty((num_rows, heads) if softmax and partial else 0, dtype=dtype)
+    return z, first, second
+
+
+@custom_op(
+    "dot_attention",
+    outputs="z lse total",
+    fake=_outputs,
+)
+def attend(
     query: Tensor | None,
     key: Tensor,
     value: Tensor | None,
@@ -98,38 +114,14 @@ def _attend(
     return outputs
 
 
-attend = torch.library.custom_op("bevatron::dot_attention", _attend, mutates_args=())
-
-
-@attend.register_fake
-def _(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    vector: Tensor | None,
-    values: Tensor | None,
-    values_by_column: Tensor | None,
-    rows: list[Tensor],
-    row_numbers: list[int],
-    columns: list[Tensor],
-    column_numbers: list[int],
-    ids: list[Tensor],
-    seed: Tensor | None,
-    num_rows: int,
-    slope: float,
-    dropout: float,
-    softmax: bool,
-    symmetric: bool,
-    partial: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del query, row_scale, col_scale, vector, values, values_by_column, rows, row_numbers
-    del columns, column_numbers, ids, seed, slope, dropout, symmetric
-    return _outputs(key, value, num_rows, softmax, partial)
-
-
-def _attend_backward(
+@attend.backward(
+    "query key value row_scale col_scale vector values",
+    fake=lambda query, key, value, vector, values, z, symmetric, want_values: _gradients(
+        key if query is None else query, key, value, vector, values, z, symmetric, want_values
+    ),
+    asks={"want_values": "values"},
+)
+def attend_backward(
     grad: Tensor,
     z: Tensor,
     lse: Tensor,
@@ -155,7 +147,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value, both scales, vector and values.
 
-    What is absent gets an empty tensor; of a symmetric matrix the key's is the query's too.
+    What is absent gets an empty tensor. The key's is the query's too where both are one tensor.
     """
     given = query if query is not None else key
     problem = Problem(
@@ -183,43 +175,9 @@ def _attend_backward(
             dvector.copy_(by_row.sum(0))
         if by_entry is not None:
             dvalues.copy_(by_entry.sum(1))
+        if query is None:
+            dkey.add_(dquery)
     return found
-
-
-attend_backward = torch.library.custom_op(
-    "bevatron::dot_attention_backward", _attend_backward, mutates_args=()
-)
-
-
-@attend_backward.register_fake
-def _(
-    grad: Tensor,
-    z: Tensor,
-    lse: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    vector: Tensor | None,
-    values: Tensor | None,
-    values_by_column: Tensor | None,
-    rows: list[Tensor],
-    row_numbers: list[int],
-    columns: list[Tensor],
-    column_numbers: list[int],
-    ids: list[Tensor],
-    seed: Tensor | None,
-    slope: float,
-    dropout: float,
-    softmax: bool,
-    symmetric: bool,
-    want_values: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del grad, lse, row_scale, col_scale, values_by_column, rows, row_numbers, columns
-    del column_numbers, ids, seed, slope, dropout, softmax
-    given = query if query is not None else key
-    return _gradients(given, key, value, vector, values, z, symmetric, want_values)
 
 
 def sums(csr: Csr, scores: Scores) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -278,17 +236,6 @@ def _statistics(grad: Tensor, lse: Tensor | None, delta: Tensor | None) -> tuple
     return (wide(lse) * LOG2E).contiguous(), wide(delta).contiguous()
 
 
-def _outputs(
-    key: Tensor, value: Tensor | None, num_rows: int, softmax: bool, partial: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, heads = wide_type(key), key.shape[1]
-    width = (key if value is None else value).shape[2]
-    z = key.new_empty((num_rows, heads, width), dtype=dtype if partial else key.dtype)
-    first = key.new_empty((num_rows, heads) if softmax else 0, dtype=dtype)
-    second = key.new_empty((num_rows, heads) if softmax and partial else 0, dtype=dtype)
-    return z, first, second
-
-
 def _gradients(
     query: Tensor,
     key: Tensor,
@@ -309,45 +256,3 @@ def _gradients(
         key.new_empty(0) if vector is None else vector.new_empty(vector.shape),
         key.new_empty(0) if values is None or not want_values else values.new_empty(values.shape),
     )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    rows, row_numbers, columns, column_numbers, ids, seed = inputs[8:14]
-    ctx.slope, ctx.dropout, ctx.softmax, ctx.symmetric = inputs[15:19]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-    ctx.numbers, ctx.counts = (row_numbers, column_numbers), (len(rows), len(columns), len(ids))
-    ctx.save_for_backward(*output[:2], *inputs[:8], seed, *rows, *columns, *ids)
-
-
-def _backward(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[Any, ...]:
-    del unused
-    rows, columns, ids = ([None] * count for count in ctx.counts)
-    tail = (None, rows, None, columns, None, ids, *(None,) * 7)
-    if grad is None:
-        return (None,) * 7 + tail
-    saved = ctx.saved_tensors  # once: a recomputed tensor is handed out once
-    z, lse, *inputs, seed = saved[:11]
-    lists = list(saved[11:])
-    ends = ctx.counts[0], ctx.counts[0] + ctx.counts[1]
-    run: Any = attend_backward if is_traced(grad) else _attend_backward
-    found = run(
-        *(grad, z, lse, *inputs, lists[: ends[0]], ctx.numbers[0], lists[ends[0] : ends[1]]),
-        *(ctx.numbers[1], lists[ends[1] :], seed, ctx.slope, ctx.dropout, ctx.softmax),
-        *(ctx.symmetric, ctx.needs_input_grad[6]),
-    )
-    dquery, dkey = found[:2]
-    query, *_, values, _ = inputs
-    if query is None and not ctx.symmetric:
-        dkey = dkey + dquery
-    given: list[Tensor | None] = [None if query is None else dquery, dkey]
-    given += [
-        None if before is None else gradient.to(before.dtype)
-        for before, gradient in zip(inputs[2:6], found[2:6], strict=True)
-    ]
-    given.append(found[6] if values is not None and ctx.needs_input_grad[6] else None)
-    return (*given, *tail)
-
-
-attend.register_autograd(_backward, setup_context=_save)
-_attend_directly = direct(_attend, _save, _backward)

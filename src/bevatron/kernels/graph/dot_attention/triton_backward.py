@@ -12,8 +12,9 @@ gather, so one pass over columns computes the whole gradient (SYMMETRIC).
 import triton
 import triton.language as tl
 
-from bevatron.kernels.graph.csr.triton_parts import LOG2E, head_key, is_kept, load_parts
+from bevatron.kernels.graph.csr.triton_parts import head_key, is_kept, load_parts
 from bevatron.kernels.graph.dot_attention.triton_kernels import fetch, load_rows, score_of
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit

@@ -13,7 +13,8 @@ GATv2's score ``w . leaky_relu(q_i + k_j)`` is the other choice (ADDITIVE).
 import triton
 import triton.language as tl
 
-from bevatron.kernels.graph.csr.triton_parts import LN2, LOG2E, head_key, is_kept, load_parts
+from bevatron.kernels.graph.csr.triton_parts import head_key, is_kept, load_parts
+from bevatron.kernels.shared.triton_math import LN2, LOG2E
 
 
 @triton.jit

@@ -1,7 +1,6 @@
 """Launches of the kernels of attention whose score takes all channels."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,27 +8,18 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr.dropout import threshold
-from bevatron.kernels.graph.csr.launch import Tile, buckets, on_device
+from bevatron.kernels.graph.csr.launch import Tile, buckets
 from bevatron.kernels.graph.csr.triton_merge import add_shares
-from bevatron.kernels.graph.csr.triton_parts import accumulator
 from bevatron.kernels.graph.dot_attention.triton_backward import columns_kernel, rows_kernel
 from bevatron.kernels.graph.dot_attention.triton_kernels import forward_kernel, merge_kernel
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.tiles import TileTable
+from bevatron.kernels.shared.triton_math import accumulator
 
-TILES = {"forward": Tile(), "rows": Tile(), "columns": Tile(512)}
+TILES = TileTable(forward=Tile(), rows=Tile(), columns=Tile(512))
 """Sizes of programs; the README says what they were chosen from."""
 MERGED_AT_ONCE = 16
-
-
-@contextmanager
-def tiles(**replaced: Tile) -> Iterator[None]:
-    """Use other sizes of programs, to test or to measure them."""
-    before = dict(TILES)
-    TILES.update(replaced)
-    try:
-        yield
-    finally:
-        TILES.update(before)
 
 
 @dataclass(frozen=True)

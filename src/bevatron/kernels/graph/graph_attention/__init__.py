@@ -10,16 +10,8 @@ from bevatron.kernels.graph.graph_attention import partial
 
 __all__ = ["graph_attention", "graph_attention_v2", "partial"]
 
-for _name in ("graph_attention", "graph_attention_v2"):
-    registry.register(
-        _name, "reference", f"bevatron.kernels.graph.graph_attention.reference:{_name}"
-    )
-registry.register("graph_attention", "triton", f"{__name__}.triton:graph_attention")
-registry.register(
-    "graph_attention_v2",
-    "triton",
-    f"{__name__}.triton_v2:graph_attention_v2",
-)
+_gat = registry.operator("graph_attention", __name__)
+_gatv2 = registry.operator("graph_attention_v2", __name__, triton="triton_v2")
 
 
 def graph_attention(
@@ -32,7 +24,7 @@ def graph_attention(
     *,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "rows H C"]:
-    r"""Attend as a graph attention network does: score, softmax and sum in one pass over entries.
+    r"""Compute GAT attention: score, softmax and sum in one pass over entries.
 
     For row i, head h and the columns j stored in row i
 
@@ -50,16 +42,16 @@ def graph_attention(
     csr
         Values multiply the attention after the softmax; they get a gradient if they require one.
     x
-        What is summed, float64, float32, bfloat16 or float16.
+        Values, float64, float32, bfloat16 or float16.
     row_score, col_score
         l and r.
     negative_slope
         Of LeakyReLU.
     dropout
-        Probability that an entry is left out of a head's sum; 0 where a model does not train.
+        Probability that an entry is dropped from a head's sum; 0 for inference.
     seed
         Of the mask, which is a function of (seed, row, column, head) alone. A tensor on the device
-        may change between replays of a captured graph. None draws one from torch's generator.
+        may change between replays of a captured graph. None: drawn from torch's generator.
 
     Returns
     -------
@@ -83,7 +75,7 @@ def graph_attention(
     _check_shape("graph_attention", "row_score", row_score, (csr.shape[0], x.shape[1]))
     _check_shape("graph_attention", "col_score", col_score, (csr.shape[1], x.shape[1]))
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
-    run = registry.dispatch("graph_attention", x)
+    run = _gat.dispatch(x)
     result: Tensor = run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed)
     return result
 
@@ -98,7 +90,7 @@ def graph_attention_v2(
     *,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "rows H C"]:
-    r"""Attend as GATv2 does, whose score depends on row and column jointly.
+    r"""Compute GATv2 attention, whose score depends on row and column jointly.
 
     .. math::
 
@@ -138,7 +130,7 @@ def graph_attention_v2(
     _check_shape("graph_attention_v2", "query", query, (csr.shape[0], *x.shape[1:]))
     _check_shape("graph_attention_v2", "weight", weight, tuple(x.shape[1:]))
     mask_seed = as_seed(seed, x.device) if dropout > 0.0 else None
-    run = registry.dispatch("graph_attention_v2", x)
+    run = _gatv2.dispatch(x)
     result: Tensor = run(csr, x, query, weight, negative_slope, dropout, mask_seed)
     return result
 

@@ -32,17 +32,15 @@ from bevatron.kernels.graph.csr.dropout import as_seed
 
 __all__ = ["Sums", "backward", "finish", "forward", "merge", "row_gradient"]
 
-for _name in ("sums", "gradients"):
-    registry.register(
-        f"graph_attention_{_name}",
-        "reference",
-        f"bevatron.kernels.graph.graph_attention.partial_reference:{_name}",
+_sums, _gradients = (
+    registry.operator(
+        f"graph_attention_{name}",
+        "bevatron.kernels.graph.graph_attention",
+        reference=f"partial_reference:{name}",
+        triton=f"triton:{name}",
     )
-    registry.register(
-        f"graph_attention_{_name}",
-        "triton",
-        f"bevatron.kernels.graph.graph_attention.triton:{_name}",
-    )
+    for name in ("sums", "gradients")
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def forward(
     backward pass follows, ``backward=False`` spares the sums over positive entries.
     """
     mask_seed = _mask_seed(seed, dropout, x)
-    run = registry.dispatch("graph_attention_sums", x)
+    run = _sums.dispatch(x)
     return Sums(*run(csr, x, row_score, col_score, negative_slope, dropout, mask_seed, backward))
 
 
@@ -140,7 +138,7 @@ def backward(
         <G, z> of the whole rows.
     """
     mask_seed = _mask_seed(seed, dropout, x)
-    run = registry.dispatch("graph_attention_gradients", x)
+    run = _gradients.dispatch(x)
     by_x, by_score = run(
         *(csr, x, row_score, col_score, grad, lse, delta, negative_slope, dropout, mask_seed)
     )

@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.graph.csr.triton_parts import (
-    LN2,
-    LOG2E,
     channel_offsets,
     channels_of,
     entries_of,
@@ -29,6 +27,7 @@ from bevatron.kernels.graph.csr.triton_parts import (
     load_index,
     load_parts,
 )
+from bevatron.kernels.shared.triton_math import LN2, LOG2E
 
 TRAINING, PARTIAL_INFERENCE, PARTIAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Odd modes keep what a backward pass needs; those from 2 are of a block; 0 is inference."""

@@ -1,15 +1,13 @@
 """Launches of the kernels of GAT's attention."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bevatron.kernels.graph.csr.dropout import threshold
-from bevatron.kernels.graph.csr.launch import Tile, buckets, on_device, side_by_side, slices
-from bevatron.kernels.graph.csr.triton_parts import accumulator
+from bevatron.kernels.graph.csr.launch import Tile, buckets, side_by_side, slices
 from bevatron.kernels.graph.graph_attention.triton_kernels import (
     backward_kernel,
     backward_merge_kernel,
@@ -19,25 +17,17 @@ from bevatron.kernels.graph.graph_attention.triton_kernels import (
     values_kernel,
 )
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.tiles import TileTable
+from bevatron.kernels.shared.triton_math import accumulator
 
 INFERENCE, TRAINING, PARTIAL_INFERENCE, PARTIAL = range(4)
 
-TILES = {"forward": Tile(1024, 32), "backward": Tile(1024, 32), "values": Tile(1024, 128)}
+TILES = TileTable(forward=Tile(1024, 32), backward=Tile(1024, 32), values=Tile(1024, 128))
 """Sizes of programs; the README says what they were chosen from."""
 MERGED_AT_ONCE = 16
 PREPARED = 1024
 """Numbers of a block of the kernel that goes before the backward pass."""
-
-
-@contextmanager
-def tiles(**replaced: Tile) -> Iterator[None]:
-    """Use other sizes of programs, to test or to measure them."""
-    before = dict(TILES)
-    TILES.update(replaced)
-    try:
-        yield
-    finally:
-        TILES.update(before)
 
 
 def launch_forward(

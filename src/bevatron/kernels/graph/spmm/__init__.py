@@ -11,8 +11,7 @@ from bevatron.kernels.graph.csr import Csr
 
 __all__ = ["Reduce", "spmm"]
 
-registry.register("spmm", "reference", f"{__name__}.reference:spmm")
-registry.register("spmm", "triton", f"{__name__}.triton:spmm")
+_operator = registry.operator("spmm", __name__)
 
 Reduce = Literal["sum", "mean", "max", "min"]
 
@@ -65,5 +64,5 @@ def spmm(
     if reduce not in get_args(Reduce):
         raise ValueError(f"spmm: reduce is '{reduce}', expected {', '.join(get_args(Reduce))}")
     flat = x.reshape(len(x), 1, math.prod(x.shape[1:]))
-    result: Tensor = registry.dispatch("spmm", x)(csr, flat, reduce)
+    result: Tensor = _operator.dispatch(x)(csr, flat, reduce)
     return result.reshape(csr.shape[0], *x.shape[1:])

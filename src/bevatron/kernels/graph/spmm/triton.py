@@ -1,7 +1,5 @@
 """Aggregation over the semirings in Triton: custom operators and their launches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,10 +7,8 @@ from torch import Tensor
 
 from bevatron.errors import KernelError
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.csr.direct import direct, is_traced
-from bevatron.kernels.graph.csr.launch import Tile, buckets, columns_of, on_device, rows_of, slices
+from bevatron.kernels.graph.csr.launch import Tile, buckets, columns_of, rows_of, slices
 from bevatron.kernels.graph.csr.triton_merge import add_shares
-from bevatron.kernels.graph.csr.triton_parts import accumulator
 from bevatron.kernels.graph.spmm.triton_kernels import (
     entries_kernel,
     extreme_backward_kernel,
@@ -20,25 +16,18 @@ from bevatron.kernels.graph.spmm.triton_kernels import (
     extreme_merge_kernel,
     sum_kernel,
 )
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import on_device
+from bevatron.kernels.shared.tiles import TileTable
+from bevatron.kernels.shared.triton_math import accumulator
 
-TILES = {"sum": Tile(1024, 32), "extreme": Tile(512, 32), "entries": Tile(512, 128)}
+TILES = TileTable(sum=Tile(1024, 32), extreme=Tile(512, 32), entries=Tile(512, 128))
 """Sizes of programs."""
 
 
-@contextmanager
-def tiles(**replaced: Tile) -> Iterator[None]:
-    """Use other sizes of programs, to test or to measure them."""
-    before = dict(TILES)
-    TILES.update(replaced)
-    try:
-        yield
-    finally:
-        TILES.update(before)
-
-
 def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.spmm`. x is [columns, 1, C]."""
+    """Compute what the reference computes, of x [columns, 1, C]."""
     if reduce in {"max", "min"} and csr.col.dtype != torch.int32:
         raise KernelError(
             f"spmm: '{reduce}' over {csr.shape[1]} columns needs 64-bit column numbers, which the "
@@ -51,20 +40,20 @@ def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
         sign = 1 if reduce == "max" else -1
         result: Tensor = extreme(x, values, *sides, csr.shape[0], sign)[0]
         return result
-    run = add if is_traced(x) else _add_directly
-    result = run(x, values, by_column, *sides, csr.shape[0])
+    result = add(x, values, by_column, *sides, csr.shape[0])
     if reduce == "sum":
         return result
     amount = csr.row_ptr.diff()[:, None, None].to(wide_type(x))
     if values is not None:
         ones = x.new_ones((csr.shape[1], 1, 1), dtype=wide_type(x))
-        amount = torch.where(amount > 0, run(ones, values, by_column, *sides, csr.shape[0]), 1.0)
+        amount = torch.where(amount > 0, add(ones, values, by_column, *sides, csr.shape[0]), 1.0)
     else:
         amount = amount.clamp(min=1.0)
     return (result / amount).to(x.dtype)
 
 
-def _add(
+@custom_op("spmm_sum", fake=lambda x, num_rows: x.new_empty((num_rows, *x.shape[1:])))
+def add(
     x: Tensor,
     values: Tensor | None,
     values_by_column: Tensor | None,
@@ -81,25 +70,16 @@ def _add(
     return out
 
 
-add = torch.library.custom_op("bevatron::spmm_sum", _add, mutates_args=())
+def _new_extremes(x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    shape = (num_rows, *x.shape[1:])
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
-@add.register_fake
-def _(
-    x: Tensor,
-    values: Tensor | None,
-    values_by_column: Tensor | None,
-    rows: list[Tensor],
-    row_numbers: list[int],
-    columns: list[Tensor],
-    column_numbers: list[int],
-    num_rows: int,
-) -> Tensor:
-    del values, values_by_column, rows, row_numbers, columns, column_numbers
-    return x.new_empty((num_rows, *x.shape[1:]))
-
-
-@torch.library.custom_op("bevatron::spmm_extreme", mutates_args=())
+@custom_op(
+    "spmm_extreme",
+    outputs="out arg",
+    fake=_new_extremes,
+)
 def extreme(
     x: Tensor,
     values: Tensor | None,
@@ -112,29 +92,12 @@ def extreme(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest (sign 1) or smallest (-1) over the columns of every row, and which."""
     del columns, column_numbers  # for the backward pass
-    shape = (num_rows, *x.shape[1:])
-    out, arg = x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
+    out, arg = _new_extremes(x, num_rows)
     launch_extreme(x, values, rows, row_numbers, out, arg, sign)
     return out, arg
 
 
-@extreme.register_fake
-def _(
-    x: Tensor,
-    values: Tensor | None,
-    rows: list[Tensor],
-    row_numbers: list[int],
-    columns: list[Tensor],
-    column_numbers: list[int],
-    num_rows: int,
-    sign: int,
-) -> tuple[Tensor, Tensor]:
-    del values, rows, row_numbers, columns, column_numbers, sign
-    shape = (num_rows, *x.shape[1:])
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
-
-
-@torch.library.custom_op("bevatron::spmm_extreme_backward", mutates_args=())
+@custom_op("spmm_extreme_backward", fake="x")
 def extreme_backward(
     grad: Tensor, x: Tensor, arg: Tensor, columns: list[Tensor], column_numbers: list[int]
 ) -> Tensor:
@@ -144,15 +107,7 @@ def extreme_backward(
     return dx
 
 
-@extreme_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, arg: Tensor, columns: list[Tensor], column_numbers: list[int]
-) -> Tensor:
-    del grad, arg, columns, column_numbers
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("bevatron::spmm_entries", mutates_args=())
+@custom_op("spmm_entries", fake="values")
 def entries(
     grad: Tensor,
     x: Tensor,
@@ -167,67 +122,48 @@ def entries(
     return dvalues
 
 
-@entries.register_fake
-def _(
+def _sum_gradients(
     grad: Tensor,
     x: Tensor,
-    arg: Tensor | None,
-    values: Tensor,
+    values: Tensor | None,
+    values_by_column: Tensor | None,
     rows: list[Tensor],
     row_numbers: list[int],
-) -> Tensor:
-    del grad, x, arg, rows, row_numbers
-    return values.new_empty(values.shape)
-
-
-def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, values, by_column, rows, row_numbers, columns, column_numbers, _ = inputs
-    del output
-    ctx.numbers, ctx.count, ctx.num_columns = (row_numbers, column_numbers), len(rows), len(x)
-    ctx.save_for_backward(x, values, by_column, *rows, *columns)
-
-
-def _backward_sum(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, values, by_column, *lists = ctx.saved_tensors
-    rows, columns = lists[: ctx.count], lists[ctx.count :]
+    columns: list[Tensor],
+    column_numbers: list[int],
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
     dx = dvalues = dby_column = None
-    if ctx.needs_input_grad[0]:
+    if needs[0]:
         # The transposed product: columns take the place of rows.
-        dx = (add if is_traced(grad) else _add_directly)(
-            *(grad, by_column, values, columns, ctx.numbers[1], rows, ctx.numbers[0]),
-            ctx.num_columns,
+        dx = add(
+            *(grad, values_by_column, values, columns, column_numbers, rows, row_numbers), len(x)
         )
-    if values is not None and ctx.needs_input_grad[1]:
-        dvalues = entries(grad, x, None, values, rows, ctx.numbers[0])
-    if by_column is not None and ctx.needs_input_grad[2]:
+    if needs[1]:
+        dvalues = entries(grad, x, None, values, rows, row_numbers)
+    if needs[2]:
         # This is that transposed product: the values that have a gradient are in the other order.
-        dby_column = entries(x, grad, None, by_column, columns, ctx.numbers[1])
-    return dx, dvalues, dby_column, [None] * len(rows), None, [None] * len(columns), None, None
+        dby_column = entries(x, grad, None, values_by_column, columns, column_numbers)
+    return dx, dvalues, dby_column
 
 
-def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, values, rows, row_numbers, columns, column_numbers, _, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.numbers, ctx.count = (row_numbers, column_numbers), len(rows)
-    ctx.save_for_backward(x, values, output[1], *rows, *columns)
+def _extreme_gradients(
+    grad: Tensor,
+    x: Tensor,
+    values: Tensor | None,
+    arg: Tensor,
+    rows: list[Tensor],
+    row_numbers: list[int],
+    columns: list[Tensor],
+    column_numbers: list[int],
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
+    dx = extreme_backward(grad, x, arg, columns, column_numbers) if needs[0] else None
+    return dx, entries(grad, x, arg, values, rows, row_numbers) if needs[1] else None
 
 
-def _backward_extreme(ctx: Any, grad: Tensor | None, unused: Tensor | None) -> tuple[Any, ...]:
-    del unused
-    x, values, arg, *lists = ctx.saved_tensors
-    rows, columns = lists[: ctx.count], lists[ctx.count :]
-    dx = dvalues = None
-    if grad is not None:
-        dx = extreme_backward(grad, x, arg, columns, ctx.numbers[1])
-        if values is not None and ctx.needs_input_grad[1]:
-            dvalues = entries(grad, x, arg, values, rows, ctx.numbers[0])
-    return dx, dvalues, [None] * len(rows), None, [None] * len(columns), None, None, None
-
-
-add.register_autograd(_backward_sum, setup_context=_save_sum)
-_add_directly = direct(_add, _save_sum, _backward_sum, once=False)
-extreme.register_autograd(_backward_extreme, setup_context=_save_extreme)
+add.gradients("x values values_by_column", _sum_gradients)
+extreme.gradients("x values", _extreme_gradients)
 
 
 def launch_sum(

@@ -1,10 +1,10 @@
 """The sum of a split layer's parts, normalised and activated, in plain PyTorch."""
 
-import torch
 from torch import Tensor
 
 from bevatron.kernels.molecule.bonds import Bonds
 from bevatron.kernels.molecule.norm_gelu.reference import activated_norm
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def bond_norm_gelu(
@@ -21,7 +21,7 @@ def bond_norm_gelu(
 ) -> Tensor:
     """Compute ``gelu(layer_norm(a[receiver] + b[sender] + c + t[graph] + linear_bias))``."""
     del ptr
-    wide = torch.promote_types(edge_rows.dtype, torch.float32)
+    wide = wide_type(edge_rows)
     of_receiver, of_sender = atom_rows.to(wide).chunk(2, 1)
     z = of_receiver[bonds.receivers] + of_sender[bonds.senders] + edge_rows.to(wide)
     if graph_rows is not None and graph is not None:

@@ -5,6 +5,8 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.dtypes import wide_type
+
 
 def gaussian_basis(
     distances: Tensor,
@@ -15,7 +17,7 @@ def gaussian_basis(
     dtype: torch.dtype,
 ) -> Tensor:
     """Compute ``scale N(r; mean, |std| + epsilon)``."""
-    wide = torch.promote_types(mean.dtype, torch.float32)
+    wide = wide_type(mean)
     width = std.to(wide).abs() + epsilon
     z = (distances.to(wide)[:, None] - mean.to(wide)) / width
     psi: Tensor = torch.exp(-0.5 * z.square()) * (scale / sqrt(2 * pi) / width)

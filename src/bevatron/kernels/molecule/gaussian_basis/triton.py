@@ -7,20 +7,19 @@ per program, [2, K], which the host adds up.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import add_shares
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.triton_math import LOG2E, accumulator
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 ELEMENTS = 2048
-PROGRAMS_PER_PROCESSOR = 4
-LOG2E = tl.constexpr(1.4426950408889634)
+PROGRAMS_PER_SM = 4
 ROOT = tl.constexpr(0.3989422804014327)
 """1 / sqrt(2 pi)."""
 
@@ -39,7 +38,12 @@ def gaussian_basis(
     return psi
 
 
-@torch.library.custom_op("bevatron::gaussian_basis", mutates_args=())
+@custom_op(
+    "gaussian_basis",
+    fake=lambda distances, mean, dtype: distances.new_empty(
+        (distances.shape[0], mean.shape[0]), dtype=dtype
+    ),
+)
 def evaluate(
     distances: Tensor,
     mean: Tensor,
@@ -52,81 +56,47 @@ def evaluate(
     psi = distances.new_empty((len(distances), len(mean)), dtype=dtype)
     if psi.numel():
         pad, block = _block(len(mean))
-        with on_device(distances):
-            gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
-                *(distances, mean, std, psi, len(distances), scale, epsilon),
-                K=len(mean),
-                K_PAD=pad,
-                BLOCK=block,
-                WIDE=_wide(mean),
-                num_warps=4,
-            )
+        gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
+            *(distances, mean, std, psi, len(distances), scale, epsilon),
+            K=len(mean),
+            K_PAD=pad,
+            BLOCK=block,
+            WIDE=accumulator(mean),
+            num_warps=4,
+        )
     return psi
 
 
-@evaluate.register_fake
-def _(
-    distances: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    scale: float,
-    epsilon: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    del std, scale, epsilon
-    return distances.new_empty((distances.shape[0], mean.shape[0]), dtype=dtype)
-
-
-@torch.library.custom_op("bevatron::gaussian_basis_backward", mutates_args=())
+@evaluate.backward(
+    "distances mean std",
+    fake=lambda distances, mean: (
+        distances.new_empty(distances.shape),
+        mean.new_empty((2, mean.shape[0]), dtype=wide_type(mean)),
+    ),
+    unpack=lambda ddistances, sums: (ddistances, *sums),
+)
 def evaluate_backward(
     dpsi: Tensor, distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of the distances, and [2, K]: those of mean and std."""
-    wide = torch.promote_types(mean.dtype, torch.float32)
+    dpsi, wide = dpsi.contiguous(), wide_type(mean)
     ddistances = distances.new_empty(distances.shape)
     sums = mean.new_zeros((2, len(mean)), dtype=wide)
     if dpsi.numel():
         pad, block = _block(len(mean))
-        most = PROGRAMS_PER_PROCESSOR * processors(dpsi.device)
+        most = PROGRAMS_PER_SM * num_sms(dpsi.device)
         programs = min(triton.cdiv(len(distances), block), most)
         parts = mean.new_empty((programs, 2, len(mean)), dtype=wide)
-        with on_device(dpsi):
-            gaussian_basis_backward[(programs,)](
-                *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
-                K=len(mean),
-                K_PAD=pad,
-                BLOCK=block,
-                WIDE=_wide(mean),
-                num_warps=4,
-            )
-        add_shares(parts, sums)
+        gaussian_basis_backward[(programs,)](
+            *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
+            K=len(mean),
+            K_PAD=pad,
+            BLOCK=block,
+            WIDE=accumulator(mean),
+            num_warps=4,
+        )
+        sum_partials(parts, sums)
     return ddistances, sums
-
-
-@evaluate_backward.register_fake
-def _(
-    dpsi: Tensor, distances: Tensor, mean: Tensor, std: Tensor, scale: float, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    del dpsi, std, scale, epsilon
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    return distances.new_empty(distances.shape), mean.new_empty((2, mean.shape[0]), dtype=wide)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    distances, mean, std, ctx.scale, ctx.epsilon, _ = inputs
-    ctx.save_for_backward(distances, mean, std)
-
-
-def _backward(ctx: Any, dpsi: Tensor) -> tuple[Tensor | None, ...]:
-    distances, mean, std = ctx.saved_tensors
-    ddistances, sums = evaluate_backward(
-        dpsi.contiguous(), distances, mean, std, ctx.scale, ctx.epsilon
-    )
-    return ddistances, sums[0].to(mean.dtype), sums[1].to(std.dtype), None, None, None
-
-
-evaluate.register_autograd(_backward, setup_context=_save)
 
 
 @triton.jit
@@ -188,7 +158,3 @@ def gaussian_basis_backward(
 def _block(kernels: int) -> tuple[int, int]:
     pad = int(triton.next_power_of_2(kernels))
     return pad, max(1, ELEMENTS // pad)
-
-
-def _wide(mean: Tensor) -> Any:
-    return tl.float64 if mean.dtype == torch.float64 else tl.float32

@@ -5,11 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.linear.rounding import rounded_together
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["linear", "linear_beside", "rounded_together"]
+__all__ = ["linear", "linear_with_input", "rounded_together"]
 
-registry.register("linear", "reference", f"{__name__}.reference:linear")
-registry.register("linear", "triton", f"{__name__}.triton:linear")
+_operator = registry.operator("linear", __name__)
+__getattr__ = renamed(__name__, linear_beside="linear_with_input")
 
 
 def linear(
@@ -17,19 +18,19 @@ def linear(
     weight: Float[Tensor, "O K"],
     bias: Float[Tensor, " O"] | None = None,
 ) -> Float[Tensor, "M O"]:
-    r"""Compute :math:`y = x W^\top + b`; products are in the type of torch's autocast, if it is on.
+    r"""Compute :math:`y = x W^\top + b`, under autocast in its type.
 
-    It is `torch.nn.functional.linear` for many rows. The forward product is the library's; in the
-    backward pass the weight's gradient leaves the product in float32, without a copy, and the
-    bias's is summed by one kernel that reads every row once, where torch takes several times as
-    long for 16-bit rows.
+    It is `torch.nn.functional.linear` for many rows. The forward matmul is cuBLAS's. In the
+    backward pass the matmul returns the weight's gradient in float32, without a copy, and one
+    kernel that reads every row once sums the bias's gradient; torch takes several times as long
+    for 16-bit rows.
 
     Parameters
     ----------
     x
         Rows.
     weight, bias
-        Of the type of ``x``; under autocast of any type, rounded to that of the products.
+        Of the type of ``x``; under autocast of any type, rounded to that of the matmul.
 
     Returns
     -------
@@ -39,7 +40,7 @@ def linear(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
@@ -48,19 +49,19 @@ def linear(
     tensor([[3.5000]])
     """
     _check(x, weight)
-    y: Tensor = registry.dispatch("linear", x)(x, weight, bias)[0]
+    y: Tensor = _operator.dispatch(x)(x, weight, bias)[0]
     return y
 
 
-def linear_beside(
+def linear_with_input(
     x: Float[Tensor, "M K"],
     weight: Float[Tensor, "O K"],
     bias: Float[Tensor, " O"] | None = None,
 ) -> tuple[Float[Tensor, "M O"], Float[Tensor, "M K"]]:
-    """Compute `linear`, and hand x on to what else reads it.
+    """Compute `linear` and return its input for one other consumer.
 
-    What flows back through the second result is added within the product that gives the gradient
-    of x, where autograd would add the two in a pass of its own.
+    The gradient of the second result is accumulated by the matmul that computes the gradient of x;
+    autograd would add the two in a pass of its own.
 
     Parameters
     ----------
@@ -69,22 +70,22 @@ def linear_beside(
 
     Returns
     -------
-    y, and x for one other reader.
+    y, and x for one other consumer.
 
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
     >>> import torch
-    >>> y, x = linear_beside(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]))
+    >>> y, x = linear_with_input(torch.ones(1, 2), torch.tensor([[1.0, 2.0]]))
     >>> y + x
     tensor([[4., 4.]])
     """
     _check(x, weight)
-    found: tuple[Tensor, Tensor] = registry.dispatch("linear", x)(x, weight, bias)
+    found: tuple[Tensor, Tensor] = _operator.dispatch(x)(x, weight, bias)
     return found
 
 

@@ -10,15 +10,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.molecule.linear.rounding import rounded
-from bevatron.kernels.molecule.norm_gelu.triton import add_shares
-from bevatron.kernels.pair.layer_norm.triton import on_device
 from bevatron.kernels.shared.chunked_linear import linear as product
-from bevatron.kernels.shared.rows import near, processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.rows import indexable_by_32_bits
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 256
 """Rows that are loaded at once, and channels of a program: a warp's, so that a thread adds up its
 own."""
-PROGRAMS_PER_PROCESSOR = 8
+PROGRAMS_PER_SM = 8
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -35,7 +37,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        narrow_x, narrow_weight = near(x.to(dtype)), rounded(weight, dtype)
+        narrow_x, narrow_weight = indexable_by_32_bits(x.to(dtype)), rounded(weight, dtype)
         ctx.save_for_backward(narrow_x, narrow_weight)
         ctx.set_materialize_grads(False)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -47,7 +49,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, None, None, None
-        dy = near(dy)
+        dy = indexable_by_32_bits(dy)
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         dx = dweight = dbias = None
@@ -75,35 +77,29 @@ def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(dy.t(), x).to(dtype)
 
 
-@torch.library.custom_op("bevatron::sum_rows", mutates_args=())
+@custom_op("sum_rows", fake=lambda rows: rows.new_empty(rows.shape[1], dtype=wide_type(rows)))
 def sum_rows(rows: Tensor) -> Tensor:
     """Return the sum of all rows, in float32 at least."""
-    wide = torch.promote_types(rows.dtype, torch.float32)
+    wide = wide_type(rows)
     count, width = rows.shape
     if not rows.numel():
         return rows.new_zeros(width, dtype=wide)
     sums = rows.new_empty(width, dtype=wide)
     block = min(LARGEST_BLOCK_C, int(triton.next_power_of_2(width)))
     columns = -(-width // block)
-    most = -(-PROGRAMS_PER_PROCESSOR * processors(rows.device) // columns)
+    most = -(-PROGRAMS_PER_SM * num_sms(rows.device) // columns)
     programs = min(-(-count // BLOCK_M), most)
     parts = rows.new_empty((programs, width), dtype=wide)
-    with on_device(rows):
-        sum_rows_kernel[(programs, columns)](
-            *(rows, parts, count),
-            C=width,
-            BLOCK=BLOCK_M,
-            BLOCK_C=block,
-            WIDE=tl.float64 if wide == torch.float64 else tl.float32,
-            num_warps=1,
-        )
-    add_shares(parts, sums)
+    sum_rows_kernel[(programs, columns)](
+        *(rows, parts, count),
+        C=width,
+        BLOCK=BLOCK_M,
+        BLOCK_C=block,
+        WIDE=tl.float64 if wide == torch.float64 else tl.float32,
+        num_warps=1,
+    )
+    sum_partials(parts, sums)
     return sums
-
-
-@sum_rows.register_fake
-def _(rows: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -1,31 +1,17 @@
 """Attention within each of many small molecules, with a bias for every pair of atoms."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["molecule_attention", "molecule_attention_beside"]
-
-
-def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    if dtype == torch.float64 and device.type == "cuda":
-        return "it computes in float32 on a GPU, not float64"
-    return None
+__all__ = ["molecule_attention", "molecule_attention_with_bias"]
 
 
-registry.register(
-    "molecule_attention",
-    "reference",
-    f"{__name__}.reference:molecule_attention",
-)
-registry.register(
-    "molecule_attention",
-    "triton",
-    f"{__name__}.triton:molecule_attention",
-    _obstacle,
-)
+__getattr__ = renamed(__name__, molecule_attention_beside="molecule_attention_with_bias")
+_operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 
 def molecule_attention(
@@ -40,7 +26,7 @@ def molecule_attention(
     dropout: float = 0.0,
     seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "N H D"]:
-    r"""Attend within every molecule of a batch; no atom sees another molecule's.
+    r"""Attend within every molecule of a batch.
 
     For atoms i and j of one molecule and head h
 
@@ -50,24 +36,24 @@ def molecule_attention(
         o_{ih} = \sum_j \frac{m_{ijh}}{1 - p}\, a_{ijh}\, v_{jh}
 
     with the dropout's mask m. It is the biased self-attention of Graphormer, Transformer-M and
-    GPS++ (arXiv 2302.02947) on molecules laid end to end, without padding.
+    GPS++ (arXiv 2302.02947) on concatenated molecules, without padding.
 
     Parameters
     ----------
     q, k, v
-        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one product gives them,
-        and None for the others: then their gradient is one tensor too.
+        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one projection returns
+        them, and None for the others: then their gradient is one tensor too.
     bias
         b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
-        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at place i n_g + j. Any strides; the
-        kernel reads it best where pairs are contiguous, ``bias.t().contiguous().t()``, and the
-        gradient lies as the bias does. None = no bias.
+        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at i n_g + j. Any strides; loads
+        coalesce where pairs are contiguous, ``bias.t().contiguous().t()``, and the gradient has the
+        strides of the bias. None = no bias.
     graph_ptr
-        [G + 1], where the atoms of each molecule begin.
+        [G + 1], offsets of the molecules' atoms.
     pair_ptr
-        [G + 1], where its pairs begin. A molecule with atoms but no pairs is skipped: its result
-        is zero, and what pads a batch costs nothing. Rows of ``bias`` behind the last pair are
-        not read, and their gradient is zero.
+        [G + 1], offsets of their pairs. A molecule with atoms but no pairs is skipped: its result
+        is zero, and padding costs nothing. Rows of ``bias`` past the last pair are not read, and
+        their gradient is zero.
     scale
         c, not 0; 1/sqrt(D) if not given.
     dropout
@@ -99,12 +85,12 @@ def molecule_attention(
     True
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     out: Tensor = run(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)[0]
     return out
 
 
-def molecule_attention_beside(
+def molecule_attention_with_bias(
     q: Float[Tensor, "N *packed H D"],
     k: Float[Tensor, "N H D"] | None,
     v: Float[Tensor, "N H D"] | None,
@@ -116,10 +102,10 @@ def molecule_attention_beside(
     dropout: float = 0.0,
     seed: Int[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "P H"] | None]:
-    """Compute `molecule_attention`, and hand the bias on to what else reads it.
+    """Compute `molecule_attention` and return the bias for one other consumer.
 
-    What flows back through the second result, as from the next block, is added where the bias's
-    gradient is written, in one pass instead of two.
+    The gradient of the second result, as from the next block, is added by the kernel that writes
+    the bias's gradient, in one pass instead of two.
 
     Parameters
     ----------
@@ -140,12 +126,12 @@ def molecule_attention_beside(
     >>> import torch
     >>> q, k, v = torch.randn(3, 2, 1, 8)
     >>> graph_ptr, pair_ptr = torch.tensor([0, 2]), torch.tensor([0, 4])
-    >>> out, bias = molecule_attention_beside(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
+    >>> out, bias = molecule_attention_with_bias(q, k, v, torch.zeros(4, 1), graph_ptr, pair_ptr)
     >>> bias.shape
     torch.Size([4, 1])
     """
     scale = _checked(q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed)
-    run = registry.dispatch("molecule_attention", q)
+    run = _operator.dispatch(q)
     found: tuple[Tensor, Tensor | None] = run(
         q, k, v, bias, graph_ptr, pair_ptr, scale, dropout, seed
     )

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.dtypes import wide_type
+
 BITS = 0xFFFFFFFF
 
 
@@ -23,7 +25,7 @@ def molecule_attention(
     """
     queries, keys, values = q.unbind(1) if k is None or v is None else (q, k, v)
     num_atoms, num_heads, _ = queries.shape
-    narrow, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    narrow, wide = q.dtype, wide_type(q)
     num_pairs = int(pair_ptr[-1]) if bias is None else len(bias)
     query, key = atoms_of_pairs(graph_ptr, pair_ptr, num_pairs, num_atoms)
     # Pairs of no molecule belong to an atom of their own, which is cut off in the end.

@@ -4,22 +4,23 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.molecule.molecule_attention.reference import threshold
 from bevatron.kernels.molecule.molecule_attention.triton_backward import molecule_attention_backward
 from bevatron.kernels.molecule.molecule_attention.triton_forward import molecule_attention_forward
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.shared.triton_math import allows_tf32
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import pointers
+from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
     {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
 )
-"""Molecules of up to 16 atoms, and all others: a program that could take both would need so many
-registers for the larger that few would run side by side. Programs find out by themselves whether
+"""Molecules of up to 16 atoms, and all others: a program for both would need the registers of the
+larger, which costs occupancy. Programs find out by themselves whether
 a molecule is theirs, so nobody waits for its size."""
 WIDEST = 128
 """Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
@@ -70,7 +71,12 @@ class _Attention(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("bevatron::molecule_attention", mutates_args=())
+def _new_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (q.shape[0], *q.shape[-2:])
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=wide_type(q))
+
+
+@custom_op("molecule_attention", fake=_new_outputs)
 def attend(
     q: Tensor,
     k: Tensor | None,
@@ -85,42 +91,38 @@ def attend(
     """Return the result and, for every atom and head, the base-2 logarithm of the softmax's sum."""
     queries, keys, values = _three(q, k, v)
     num_atoms, num_heads, size = queries.shape
-    out = q.new_empty((num_atoms, num_heads, size))
-    lse = q.new_empty((num_atoms, num_heads), dtype=_wide(q))
+    out, lse = _new_outputs(q)
     if out.numel() == 0:
         return out, lse
     constants = _constants(q, size, bias, dropout)
-    with on_device(q):
-        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
-            molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
-                *(_given(seed, graph_ptr), out, lse),
-                *(*_strides(queries, keys, values), *_pair_strides(bias)),
-                *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-                **constants,
-                **launch,
-            )
+    for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
+        molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+            *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+            *(*pointers(graph_ptr, seed), out, lse),
+            *(*_strides(queries, keys, values), *_pair_strides(bias)),
+            *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            **constants,
+            **launch,
+        )
     return out, lse
 
 
-@attend.register_fake
-def _(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    graph_ptr: Tensor,
-    pair_ptr: Tensor,
-    seed: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    del k, v, bias, graph_ptr, pair_ptr, seed, scale, dropout
-    shape = (q.shape[0], *q.shape[-2:])
-    return q.new_empty(shape), q.new_empty(shape[:2], dtype=_wide(q))
+def _new_gradients(
+    q: Tensor, k: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if bias is None:
+        dbias = q.new_empty((0, 1))
+    elif bias.stride(0) == 1:
+        dbias = bias.new_empty(bias.shape[::-1]).t()
+    else:
+        dbias = bias.new_empty(bias.shape)
+    nothing = q.new_empty(0)
+    if k is None:
+        return q.new_empty(q.shape), nothing, q.new_empty(0), dbias
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape), dbias
 
 
-@torch.library.custom_op("bevatron::molecule_attention_backward", mutates_args=())
+@custom_op("molecule_attention_backward", fake=_new_gradients)
 def attend_backward(
     dout: Tensor,
     q: Tensor,
@@ -150,39 +152,26 @@ def attend_backward(
         return grads
     num_pairs = 0 if bias is None else len(bias)
     constants = _constants(q, size, bias, dropout)
-    with on_device(q):
-        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
-            molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, _given(bias, q), graph_ptr, pair_ptr),
-                *(_given(seed, graph_ptr), out, lse, dout, _given(more, q), *parts, grads[3]),
-                *(*_strides(queries, keys, values), parts[0].stride(0)),
-                *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
-                *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-                ADD=more is not None,
-                **constants,
-                **launch,
-            )
+    for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
+        molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+            *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+            *(
+                *pointers(graph_ptr, seed),
+                out,
+                lse,
+                dout,
+                *pointers(q, more),
+                *parts,
+                grads[3],
+            ),
+            *(*_strides(queries, keys, values), parts[0].stride(0)),
+            *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
+            *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            ADD=more is not None,
+            **constants,
+            **launch,
+        )
     return grads
-
-
-@attend_backward.register_fake
-def _(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    bias: Tensor | None,
-    graph_ptr: Tensor,
-    pair_ptr: Tensor,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    more: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dout, v, graph_ptr, pair_ptr, seed, out, lse, more, scale, dropout
-    return _new_gradients(q, k, bias)
 
 
 def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,36 +183,12 @@ def _three(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tenso
     return queries, keys, values
 
 
-def _new_gradients(
-    q: Tensor, k: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if bias is None:
-        dbias = q.new_empty((0, 1))
-    elif bias.stride(0) == 1:
-        dbias = bias.new_empty(bias.shape[::-1]).t()
-    else:
-        dbias = bias.new_empty(bias.shape)
-    nothing = q.new_empty(0)
-    if k is None:
-        return q.new_empty(q.shape), nothing, q.new_empty(0), dbias
-    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape), dbias
-
-
-def _wide(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
-
-
 def _strides(*tensors: Tensor) -> list[int]:
     return [step for tensor in tensors for step in tensor.stride()[:2]]
 
 
 def _pair_strides(bias: Tensor | None) -> tuple[int, int]:
     return (0, 0) if bias is None else (bias.stride(0), bias.stride(1))
-
-
-def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something that the kernel will not read where there is nothing."""
-    return stand_in if tensor is None else tensor
 
 
 def _dropout(dropout: float) -> tuple[int, float]:
@@ -244,5 +209,5 @@ def _constants(q: Tensor, size: int, bias: Tensor | None, dropout: float) -> dic
         "HAS_BIAS": bias is not None,
         "DROPOUT": dropout > 0.0,
         "PRECISION": "tf32" if tf32 and q.dtype == torch.float32 else "ieee",
-        "WIDE": tl.float64 if q.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(q),
     }

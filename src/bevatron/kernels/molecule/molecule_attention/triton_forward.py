@@ -11,7 +11,7 @@ like all exponentials, for the backward kernel.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit

@@ -1,19 +1,16 @@
-"""What an atom gathers from its bonds: messages into and out of it, and its neighbours."""
+"""Sums over the bonds of every atom: of messages into and out of it, and of its neighbours."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["neighbour_sums", "neighbour_sums_beside"]
+__all__ = ["neighbour_sums", "neighbour_sums_with_inputs"]
 
-registry.register(
-    "neighbour_sums",
-    "reference",
-    f"{__name__}.reference:neighbour_sums",
-)
-registry.register("neighbour_sums", "triton", f"{__name__}.triton:neighbour_sums")
+_operator = registry.operator("neighbour_sums", __name__)
+__getattr__ = renamed(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
 
 
 def neighbour_sums(
@@ -25,7 +22,7 @@ def neighbour_sums(
     outgoing: bool = True,
     own: bool = False,
 ) -> Float[Tensor, "N _"]:
-    r"""Sum messages and neighbours over the bonds of every atom, side by side in one row.
+    r"""Sum messages and neighbours over the bonds of every atom, concatenated in one row.
 
     .. math::
 
@@ -33,7 +30,7 @@ def neighbour_sums(
         \sum_{e: r(e) = i} x_{s(e)} \;\Big|\; x_i \Big]
 
     It is the aggregation of GPS++ (arXiv 2302.02947): receiver and sender aggregation of messages
-    and the sum over adjacent nodes, which is one and the same for both directions of the bonds.
+    and the sum over adjacent nodes, which is the same for both directions of the bonds.
 
     Parameters
     ----------
@@ -46,9 +43,9 @@ def neighbour_sums(
     scale
         s, a factor per edge such as a row dropout; not differentiated. Without it 1.
     outgoing
-        Whether the second part is there.
+        Whether to compute the second part.
     own
-        Whether the last part is there: then the result is all that a linear layer on nodes reads.
+        Whether to append the last part: the input of a linear layer on nodes is then complete.
 
     Returns
     -------
@@ -72,12 +69,12 @@ def neighbour_sums(
             [ 9.,  6., 40.],
             [ 4.,  8., 20.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     sums: Tensor = run(messages, nodes, bonds, scale, outgoing, own)[0]
     return sums
 
 
-def neighbour_sums_beside(
+def neighbour_sums_with_inputs(
     messages: Float[Tensor, "E C"] | None,
     nodes: Float[Tensor, "N D"] | None,
     bonds: Bonds,
@@ -86,10 +83,10 @@ def neighbour_sums_beside(
     outgoing: bool = True,
     own: bool = False,
 ) -> tuple[Float[Tensor, "N _"], Float[Tensor, "E C"] | None, Float[Tensor, "N D"] | None]:
-    """Compute `neighbour_sums`, and hand messages and nodes on to what else reads them.
+    """Compute `neighbour_sums` and return messages and nodes for one other consumer.
 
-    What flows back through them is added where their gradients are gathered, in one pass instead
-    of two.
+    The gradients of these results are added by the kernels that gather the gradients of messages
+    and nodes, in one pass instead of two.
 
     Parameters
     ----------
@@ -110,11 +107,11 @@ def neighbour_sums_beside(
     >>> import torch
     >>> from bevatron.kernels.molecule.bonds import index_bonds
     >>> bonds = index_bonds(torch.tensor([[0, 1], [1, 0]]), 2)
-    >>> neighbour_sums_beside(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
+    >>> neighbour_sums_with_inputs(None, torch.tensor([[10.0], [20.0]]), bonds)[0]
     tensor([[20.],
             [10.]])
     """
-    run = registry.dispatch("neighbour_sums", _checked(messages, nodes, bonds))
+    run = _operator.dispatch(_checked(messages, nodes, bonds))
     found: tuple[Tensor, Tensor | None, Tensor | None] = run(
         messages, nodes, bonds, scale, outgoing, own
     )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.molecule.bonds import Bonds
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def neighbour_sums(
@@ -18,7 +19,7 @@ def neighbour_sums(
     parts: list[Tensor] = []
 
     def add_up(rows: Tensor, atoms: Tensor) -> None:
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        wide = rows.to(wide_type(rows))
         sums = wide.new_zeros(bonds.num_atoms, rows.shape[1]).index_add(0, atoms, wide)
         parts.append(sums.to(rows.dtype))
 

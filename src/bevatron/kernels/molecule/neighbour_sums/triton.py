@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -13,7 +12,12 @@ from bevatron.kernels.molecule.neighbour_sums.triton_kernels import (
     neighbour_sums_backward,
     neighbour_sums_kernel,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import pointers
+from bevatron.kernels.shared.triton_math import accumulator
+
+__all__ = ["launch_gather", "neighbour_sums"]
+"""What other operators may use too."""
 
 ELEMENTS = 2048
 """Numbers that a program adds up at once: as many as fit its registers."""
@@ -75,7 +79,20 @@ class _Sums(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("bevatron::neighbour_sums", mutates_args=())
+def _new_sums(
+    messages: Tensor | None, nodes: Tensor | None, incoming_ptr: Tensor, outgoing: bool, own: bool
+) -> Tensor:
+    width = 0 if messages is None else messages.shape[1] * (1 + outgoing)
+    width += 0 if nodes is None else nodes.shape[1] * (1 + own)
+    given = nodes if messages is None else messages
+    assert given is not None
+    return given.new_empty((incoming_ptr.shape[0] - 1, width))
+
+
+@custom_op(
+    "neighbour_sums",
+    fake=_new_sums,
+)
 def gather(
     messages: Tensor | None,
     nodes: Tensor | None,
@@ -87,7 +104,7 @@ def gather(
     outgoing: bool,
     own: bool,
 ) -> Tensor:
-    """Return the sums side by side."""
+    """Return the sums concatenated."""
     del receivers
     out = _new_sums(messages, nodes, incoming_ptr, outgoing, own)
     launch_gather(
@@ -97,23 +114,19 @@ def gather(
     return out
 
 
-@gather.register_fake
-def _(
-    messages: Tensor | None,
-    nodes: Tensor | None,
-    scale: Tensor | None,
-    senders: Tensor,
-    receivers: Tensor,
-    incoming: Tensor,
-    incoming_ptr: Tensor,
-    outgoing: bool,
-    own: bool,
-) -> Tensor:
-    del scale, senders, receivers, incoming
-    return _new_sums(messages, nodes, incoming_ptr, outgoing, own)
+def _new_gradients(
+    dout: Tensor, senders: Tensor, incoming_ptr: Tensor, channels: int, node_channels: int
+) -> tuple[Tensor, Tensor]:
+    return (
+        dout.new_empty((senders.shape[0], channels)),
+        dout.new_empty((incoming_ptr.shape[0] - 1, node_channels)),
+    )
 
 
-@torch.library.custom_op("bevatron::neighbour_sums_backward", mutates_args=())
+@custom_op(
+    "neighbour_sums_backward",
+    fake=_new_gradients,
+)
 def gather_backward(
     dout: Tensor,
     scale: Tensor | None,
@@ -132,25 +145,23 @@ def gather_backward(
 
     To them ``more_messages`` and ``more_nodes`` are added.
     """
-    dmessages = dout.new_empty((len(senders), channels))
+    dmessages, dnodes = _new_gradients(dout, senders, incoming_ptr, channels, node_channels)
     if dmessages.numel():
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
-        with on_device(dout):
-            neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
-                *(dout, _given(scale, dout), _given(more_messages, dout)),
-                *(senders, receivers, dmessages),
-                *(len(senders), dout.stride(0)),
-                C=channels,
-                C_PAD=pad,
-                BLOCK=block,
-                OUTGOING=outgoing,
-                SCALED=scale is not None,
-                MORE=more_messages is not None,
-                WIDE=_wide(dout),
-                num_warps=4,
-            )
-    dnodes = dout.new_empty((len(incoming_ptr) - 1, node_channels))
+        neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
+            *(dout, *pointers(dout, scale, more_messages)),
+            *(senders, receivers, dmessages),
+            *(len(senders), dout.stride(0)),
+            C=channels,
+            C_PAD=pad,
+            BLOCK=block,
+            OUTGOING=outgoing,
+            SCALED=scale is not None,
+            MORE=more_messages is not None,
+            WIDE=accumulator(dout),
+            num_warps=4,
+        )
     if node_channels:
         first = channels * (1 + outgoing)
         around = dout[:, first : first + node_channels]
@@ -159,28 +170,6 @@ def gather_backward(
             None, around, senders, incoming, incoming_ptr, dnodes, add=mine, more=more_nodes
         )
     return dmessages, dnodes
-
-
-@gather_backward.register_fake
-def _(
-    dout: Tensor,
-    scale: Tensor | None,
-    senders: Tensor,
-    receivers: Tensor,
-    incoming: Tensor,
-    incoming_ptr: Tensor,
-    more_messages: Tensor | None,
-    more_nodes: Tensor | None,
-    channels: int,
-    node_channels: int,
-    outgoing: bool,
-    own: bool,
-) -> tuple[Tensor, Tensor]:
-    del scale, receivers, incoming, more_messages, more_nodes, outgoing, own
-    return (
-        dout.new_empty((senders.shape[0], channels)),
-        dout.new_empty((incoming_ptr.shape[0] - 1, node_channels)),
-    )
 
 
 def launch_gather(
@@ -210,36 +199,25 @@ def launch_gather(
     row = (1 + outgoing) * pads[0] * (channels > 0) + pads[1] * (node_channels > 0)
     block = min(triton.next_power_of_2(max(1, ELEMENTS // max(row, 1)) // 2 + 1), MOST_ATOMS)
     own = nodes if copy else add
-    with on_device(out):
-        neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
-            *(_given(given, out) for given in (messages, nodes, own, more, scale)),
-            *(senders, incoming, incoming_ptr, out, num_atoms),
-            *(0 if nodes is None else nodes.stride(0), out.stride(0)),
-            C=channels,
-            C_PAD=pads[0],
-            D=node_channels,
-            D_PAD=pads[1],
-            BLOCK=block,
-            MESSAGES=messages is not None,
-            OUTGOING=outgoing,
-            NODES=nodes is not None,
-            COPY=copy and nodes is not None,
-            ADD=add is not None,
-            MORE=more is not None,
-            SCALED=scale is not None,
-            WIDE=_wide(out),
-            num_warps=4,
-        )
-
-
-def _new_sums(
-    messages: Tensor | None, nodes: Tensor | None, incoming_ptr: Tensor, outgoing: bool, own: bool
-) -> Tensor:
-    width = 0 if messages is None else messages.shape[1] * (1 + outgoing)
-    width += 0 if nodes is None else nodes.shape[1] * (1 + own)
-    given = nodes if messages is None else messages
-    assert given is not None
-    return given.new_empty((incoming_ptr.shape[0] - 1, width))
+    neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
+        *pointers(out, messages, nodes, own, more, scale),
+        *(senders, incoming, incoming_ptr, out, num_atoms),
+        *(0 if nodes is None else nodes.stride(0), out.stride(0)),
+        C=channels,
+        C_PAD=pads[0],
+        D=node_channels,
+        D_PAD=pads[1],
+        BLOCK=block,
+        MESSAGES=messages is not None,
+        OUTGOING=outgoing,
+        NODES=nodes is not None,
+        COPY=copy and nodes is not None,
+        ADD=add is not None,
+        MORE=more is not None,
+        SCALED=scale is not None,
+        WIDE=accumulator(out),
+        num_warps=4,
+    )
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:
@@ -248,12 +226,3 @@ def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:
         0 if given is None else given.shape[1] for given in (messages, nodes)
     )
     return channels, node_channels
-
-
-def _given(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something that the kernel will not read where there is nothing."""
-    return stand_in if tensor is None else tensor
-
-
-def _wide(tensor: Tensor) -> Any:
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

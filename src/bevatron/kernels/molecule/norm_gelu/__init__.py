@@ -1,4 +1,4 @@
-"""The inside of a two-layer network: layer normalisation, then the activation, in one pass."""
+"""LayerNorm and activation between the two layers of an MLP, in one pass."""
 
 from typing import Literal, get_args
 
@@ -6,14 +6,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared.checks import check_segment_rows, check_vectors
 
 __all__ = ["Activation", "norm_gelu"]
 
 Activation = Literal["gelu", "relu"]
 """``gelu`` is the tanh form."""
 
-registry.register("norm_gelu", "reference", f"{__name__}.reference:norm_gelu")
-registry.register("norm_gelu", "triton", f"{__name__}.triton:norm_gelu")
+_operator = registry.operator("norm_gelu", __name__)
 
 
 def norm_gelu(
@@ -36,21 +36,20 @@ def norm_gelu(
         \operatorname{norm}(z) = \frac{z - \operatorname{mean}(z)}
         {\sqrt{\operatorname{var}(z) + \epsilon}}
 
-    with c the bias of the linear layer before and t one more row for all rows of a segment: what
-    a linear layer makes of a molecule's global features is added here, once per molecule, instead
-    of repeating these features on every atom.
+    with c the bias of the preceding linear layer and t one row per segment: the contribution of a
+    molecule's global features to that layer, computed once per molecule instead of once per atom.
 
     Parameters
     ----------
     x
-        What a linear layer gave, without its bias if ``linear_bias`` is given.
+        Output of a linear layer, without its bias if ``linear_bias`` is given.
     weight, bias
         w and b. Without both there is no normalisation: y = phi(x + c + t).
     linear_bias
         c.
     rows, index, ptr
-        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the same as where the rows
-        of each segment begin, [G + 1]. All three or none.
+        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the offsets of the
+        segments, [G + 1]. All three or none.
     eps
         Added to the variance; 1e-3 is that of Keras and of GPS++.
     activation
@@ -64,7 +63,7 @@ def norm_gelu(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
 
     Examples
     --------
@@ -76,55 +75,9 @@ def norm_gelu(
     check_vectors("norm_gelu", x, weight=weight, bias=bias, linear_bias=linear_bias)
     if (weight is None) != (bias is None):
         raise ValueError("norm_gelu: weight and bias are given together or not at all")
-    check_rows("norm_gelu", x, rows, index, ptr)
+    check_segment_rows("norm_gelu", x, rows, index, ptr)
     if activation not in get_args(Activation):
         raise ValueError(f"norm_gelu: activation is '{activation}', expected gelu or relu")
-    run = registry.dispatch("norm_gelu", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, linear_bias, rows, index, ptr, eps, activation)
     return result
-
-
-def check_vectors(operator: str, x: Tensor, **vectors: Tensor | None) -> None:
-    """Refuse vectors that are not as long as a row of ``x``.
-
-    Raises
-    ------
-    ValueError
-        Naming operator, vector and both shapes.
-    """
-    for name, vector in vectors.items():
-        if vector is not None and vector.shape != x.shape[-1:]:
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(vector.shape)}, expected ({x.shape[-1]},) "
-                f"to go with rows {tuple(x.shape)}"
-            )
-
-
-def check_rows(
-    operator: str, x: Tensor, rows: Tensor | None, index: Tensor | None, ptr: Tensor | None
-) -> None:
-    """Refuse rows of segments that fit neither ``x`` nor the segments.
-
-    Parameters
-    ----------
-    operator
-        For the message.
-    x : [N, C]
-    rows : [S, C] of the type of ``x``, one of each segment; None = none
-    index : [N] the segment of each row of ``x``
-    ptr : [S + 1] where each segment begins
-
-    Raises
-    ------
-    ValueError
-        If only some of the three are given, or shape or type of ``rows`` is another.
-    """
-    if len({rows is None, index is None, ptr is None}) > 1:
-        raise ValueError(f"{operator}: rows of segments go with an index and a ptr")
-    if rows is None or index is None or ptr is None:
-        return
-    if rows.shape != (len(ptr) - 1, x.shape[-1]) or rows.dtype != x.dtype:
-        raise ValueError(
-            f"{operator}: rows of segments are {rows.dtype} {tuple(rows.shape)}, expected "
-            f"{x.dtype} ({len(ptr) - 1}, {x.shape[-1]})"
-        )

@@ -1,8 +1,9 @@
 """Normalisation and activation in plain PyTorch: the specification."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def norm_gelu(
@@ -18,7 +19,7 @@ def norm_gelu(
 ) -> Tensor:
     """Compute ``activation(layer_norm(x + linear_bias + rows[index]))``."""
     del ptr
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_type(x)
     z = x.to(wide)
     if rows is not None and index is not None:
         z = z + rows.to(wide)[index]

@@ -5,33 +5,32 @@ They serve `norm_gelu` and `bond_norm_gelu`: the latter's rows are sums of more.
 
 from typing import Any
 
-import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from bevatron.errors import KernelError
 from bevatron.kernels.molecule.neighbour_sums.triton import launch_gather
-from bevatron.kernels.molecule.norm_gelu.triton_kernels import (
-    add_shares_kernel,
-    norm_gelu_backward,
-    norm_gelu_forward,
-)
+from bevatron.kernels.molecule.norm_gelu.triton_kernels import norm_gelu_backward, norm_gelu_forward
 from bevatron.kernels.molecule.segment_sum.triton import launch_sum
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.molecule.triton_norm_rows import (
+    ELEMENTS_PER_WARP,
+    check_width,
+    shape_of_block,
+)
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.triton_math import accumulator
+from bevatron.kernels.shared.triton_partial_sums import new_sums, sum_partials
 
-LARGEST_WIDTH = 8192
-CHANNELS_PER_WARP, MOST_WARPS = 256, 16
-"""A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
-exchange; few rows, so that several programs fit a multiprocessor."""
-ELEMENTS_PER_WARP, FEWER_ELEMENTS = 512, 256
-"""The backward kernel has fewer where there is no norm, whose sums would hold programs up."""
-WARPS_PER_PROCESSOR, MORE_WARPS = 16, 32
-"""Of the backward kernel, whose programs each leave a share of the vectors' gradients; more of them
-run side by side without a norm."""
-SUM_BLOCK, SUM_BLOCK_C = 512, 8
-"""Shares that are added at once, and columns of a program."""
+__all__ = ["norm_gelu", "normalise"]
+"""What other operators may use too."""
+
+FEWER_ELEMENTS = 256
+"""Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
+WARPS_PER_SM, MORE_WARPS = 16, 32
+"""Of the backward kernel, with and without a norm; each program leaves a partial sum of the
+gradients of the vectors."""
 
 
 def norm_gelu(
@@ -55,21 +54,11 @@ def norm_gelu(
     return y
 
 
-def check_width(operator: str, x: Tensor) -> None:
-    """Refuse rows that are too long for registers."""
-    if x.shape[-1] > LARGEST_WIDTH:
-        raise KernelError(
-            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
-            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
-        )
-
-
-def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """Copy a tensor with gaps."""
-    return None if tensor is None else tensor.contiguous()
-
-
-@torch.library.custom_op("bevatron::norm_gelu", mutates_args=())
+@custom_op(
+    "norm_gelu",
+    outputs="y mean rstd",
+    fake=lambda x, weight: (x.new_empty(x.shape), *_new_statistics(x, weight)),
+)
 def normalise(
     x: Tensor,
     atoms: Tensor | None,
@@ -93,39 +82,23 @@ def normalise(
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1])
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
-        with on_device(x):
-            norm_gelu_forward[(triton.cdiv(len(x), block),)](
-                *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
-                *(len(x), eps),
-                **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-                num_warps=warps,
-            )
+        norm_gelu_forward[(triton.cdiv(len(x), block),)](
+            *(x, *pointers(x, *given), y, mean, rstd),
+            *(len(x), eps),
+            **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
+            num_warps=warps,
+        )
     return y, mean, rstd
 
 
-@normalise.register_fake
-def _(
-    x: Tensor,
-    atoms: Tensor | None,
-    rows: Tensor | None,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    receivers: Tensor | None,
-    senders: Tensor | None,
-    incoming: Tensor | None,
-    incoming_ptr: Tensor | None,
-    graph: Tensor | None,
-    ptr: Tensor | None,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del atoms, rows, linear_bias, bias, receivers, senders, incoming, incoming_ptr, graph, ptr
-    del eps, relu
-    return x.new_empty(x.shape), *_new_statistics(x, weight)
-
-
-@torch.library.custom_op("bevatron::norm_gelu_backward", mutates_args=())
+@normalise.backward(
+    "x atoms rows linear_bias weight bias",
+    fake=lambda x, atoms, rows: (
+        *empty_gradients(x, x, atoms, rows),
+        x.new_empty((3, x.shape[1]), dtype=wide_type(x)),
+    ),
+    unpack=lambda dx, datoms, drows, sums: (dx, datoms, drows, *sums),
+)
 def normalise_backward(
     dy: Tensor,
     x: Tensor,
@@ -148,11 +121,10 @@ def normalise_backward(
 
     The last is [3, C]: of the linear bias, the weight and the bias.
     """
-    dx = x.new_empty(x.shape)
-    datoms, drows = _new(x, atoms), _new(x, rows)
+    dx, datoms, drows = empty_gradients(x, x, atoms, rows)
     sums = new_sums(x, 3, x.shape[1])
     given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
-    _launch_backward(dy, x, given, mean, rstd, dx, sums, relu)
+    _launch_backward(dy.contiguous(), x, given, mean, rstd, dx, sums, relu)
     if atoms is not None:
         assert senders is not None
         assert incoming is not None
@@ -163,56 +135,6 @@ def normalise_backward(
         # What an atom's edges add up to is added up again: fewer rows than the edges themselves.
         launch_sum(dx if atoms is None else datoms, ptr, drows)
     return dx, datoms, drows, sums
-
-
-@normalise_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    atoms: Tensor | None,
-    rows: Tensor | None,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    receivers: Tensor | None,
-    senders: Tensor | None,
-    incoming: Tensor | None,
-    incoming_ptr: Tensor | None,
-    graph: Tensor | None,
-    ptr: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, linear_bias, weight, bias, receivers, senders, incoming, incoming_ptr, graph, ptr
-    del mean, rstd, relu
-    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
-    return x.new_empty(x.shape), _new(x, atoms), _new(x, rows), sums
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _, ctx.relu = inputs
-    ctx.given = [tensor is not None for tensor in tensors[:3]]
-    ctx.dtypes = [None if vector is None else vector.dtype for vector in tensors[3:6]]
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 14
-    *found, sums = normalise_backward(dy.contiguous(), *ctx.saved_tensors, ctx.relu)
-    return (
-        *(grad if given else None for grad, given in zip(found, ctx.given, strict=True)),
-        *(None if kind is None else sums[i].to(kind) for i, kind in enumerate(ctx.dtypes)),
-        *(None,) * 8,
-    )
-
-
-normalise.register_autograd(_backward, setup_context=_save)
 
 
 def _launch_backward(
@@ -232,45 +154,16 @@ def _launch_backward(
     atoms, rows, linear_bias, weight = given[:4]
     plain = weight is None
     pad, block, warps = shape_of_block(width, FEWER_ELEMENTS if plain else ELEMENTS_PER_WARP)
-    side_by_side = (MORE_WARPS if plain else WARPS_PER_PROCESSOR) // warps
-    programs = min(triton.cdiv(len(x), block), side_by_side * processors(x.device))
-    parts = x.new_empty((programs, 3, width), dtype=_wide(x))
-    with on_device(x):
-        norm_gelu_backward[(programs,)](
-            *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
-            *(dz, parts, len(x)),
-            **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-            num_warps=warps,
-        )
-        add_shares(parts, sums)
-
-
-def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:
-    """Return the width rounded up to a power of two, the rows of a block, and warps."""
-    pad = int(triton.next_power_of_2(width))
-    warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
-    return pad, max(1, elements * warps // pad), warps
-
-
-def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
-    """Make room for sums of rows that `add_shares` will write; zeros if there are no rows."""
-    wide = _wide(rows)
-    if rows.numel():
-        return rows.new_empty((count, width), dtype=wide)
-    return rows.new_zeros((count, width), dtype=wide)
-
-
-def add_shares(parts: Tensor, sums: Tensor) -> None:
-    """Add what programs left in ``parts`` [programs, ...], in their order."""
-    programs, width = len(parts), sums.numel()
-    with on_device(parts):
-        add_shares_kernel[(triton.cdiv(width, SUM_BLOCK_C),)](
-            *(parts, sums, programs, width),
-            BLOCK=min(SUM_BLOCK, triton.next_power_of_2(programs)),
-            BLOCK_C=SUM_BLOCK_C,
-            WIDE=tl.float64 if parts.dtype == torch.float64 else tl.float32,
-            num_warps=8,
-        )
+    side_by_side = (MORE_WARPS if plain else WARPS_PER_SM) // warps
+    programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
+    parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
+    norm_gelu_backward[(programs,)](
+        *(dy, x, *pointers(x, *given), mean, rstd),
+        *(dz, parts, len(x)),
+        **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
+        num_warps=warps,
+    )
+    sum_partials(parts, sums)
 
 
 def _constants(
@@ -292,18 +185,10 @@ def _constants(
         "HAS_LINEAR": linear_bias is not None,
         "NORM": weight is not None,
         "RELU": relu,
-        "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(x),
     }
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _new(x: Tensor, like: Tensor | None) -> Tensor:
-    return x.new_empty(0) if like is None else x.new_empty(like.shape, dtype=like.dtype)
 
 
 def _new_statistics(x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     rows = 0 if weight is None else x.shape[0]
-    return x.new_empty(rows, dtype=_wide(x)), x.new_empty(rows, dtype=_wide(x))
+    return x.new_empty(rows, dtype=wide_type(x)), x.new_empty(rows, dtype=wide_type(x))

@@ -11,51 +11,15 @@ the gradient of each row, and one partial sum per program of the vectors' gradie
 import triton
 import triton.language as tl
 
+from bevatron.kernels.molecule.triton_norm_rows import normalise_rows, renormalise_rows
+from bevatron.kernels.shared.triton_math import load_vector, norm_gradient
+
 SLOPE = tl.constexpr(1.5957691216057308)
 CUBIC = tl.constexpr(0.07135481627260025)
 """gelu(u) = u sigmoid(SLOPE u + CUBIC u^3): 2 sqrt(2/pi), and 0.044715 times that."""
 SLOPE_2 = tl.constexpr(-1.5957691216057308 * 1.4426950408889634)
 CUBIC_2 = tl.constexpr(-0.07135481627260025 * 1.4426950408889634)
 """The same for a power of 2."""
-
-
-@triton.jit
-def load_vector(vector, col, C: tl.constexpr, WIDE: tl.constexpr):
-    """Load one value per channel."""
-    return tl.load(vector + col, mask=col < C, other=0.0).to(WIDE)[None, :]  # [1, C_PAD]
-
-
-@triton.jit
-def normalise_rows(z, mask, Mean, Rstd, row, count, eps, C: tl.constexpr):
-    """Normalise rows that are zero where masked; store each row's mean and 1/sigma."""
-    mean = tl.sum(z, 1) / C  # [BLOCK]
-    centred = z - mean[:, None]
-    if z.shape[1] != C:
-        centred = tl.where(mask, centred, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
-    tl.store(Mean + row, mean, mask=row < count)
-    tl.store(Rstd + row, rstd, mask=row < count)
-    return centred * rstd[:, None]
-
-
-@triton.jit
-def renormalise_rows(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
-    """Normalise rows with the statistics `normalise_rows` stored; return 1/sigma too.
-
-    Rows past the end get 1/sigma = 0. Masked channels are not zero: callers that sum over channels
-    multiply them by zeros.
-    """
-    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
-    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
-    return (z - mean[:, None]) * rstd[:, None], rstd
-
-
-@triton.jit
-def norm_gradient(h, xhat, rstd, C: tl.constexpr):
-    """Turn the gradient h of normalised rows into that of the rows."""
-    mean_h = tl.sum(h, 1) / C  # [BLOCK]
-    mean_hx = tl.sum(h * xhat, 1) / C  # [BLOCK]
-    return (h - mean_h[:, None] - xhat * mean_hx[:, None]) * rstd[:, None]
 
 
 @triton.jit
@@ -172,18 +136,3 @@ def norm_gelu_backward(
     if NORM:
         tl.store(part + C, dweight, mask=col < C)
         tl.store(part + 2 * C, dbias, mask=col < C)
-
-
-@triton.jit
-def add_shares_kernel(
-    Parts, Out, parts, width, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, WIDE: tl.constexpr
-):
-    """Add the programs' partial sums [parts, width] of BLOCK_C columns in order."""
-    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    total = tl.zeros([BLOCK, BLOCK_C], WIDE)
-    for first in range(0, parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        mask = (part < parts)[:, None] & (col < width)[None, :]
-        block = Parts + part[:, None].to(tl.int64) * width + col[None, :]
-        total += tl.load(block, mask=mask, other=0.0)  # [BLOCK, BLOCK_C]
-    tl.store(Out + col, tl.sum(total, 0), mask=col < width)  # [BLOCK_C]

@@ -6,12 +6,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.molecule.norm_gelu import check_vectors
+from bevatron.kernels.shared.checks import check_vectors
 
 __all__ = ["MOST_BRANCHES", "residual_norm"]
 
-registry.register("residual_norm", "reference", f"{__name__}.reference:residual_norm")
-registry.register("residual_norm", "triton", f"{__name__}.triton:residual_norm")
+_operator = registry.operator("residual_norm", __name__)
 
 MOST_BRANCHES = 2
 
@@ -25,15 +24,15 @@ def residual_norm(
     scales: Sequence[Float[Tensor, " N"] | None] | None = None,
     eps: float = 1e-3,
 ) -> Float[Tensor, "N C"]:
-    r"""Add each branch to its input, normalise, and add the branches up.
+    r"""Add each branch to the input, normalise, and sum over the branches.
 
     .. math::
 
         y_i = \sum_k \Big( w_k \odot \operatorname{norm}\big(x_i + s_{k,i}\, u_{k,i}\big)
         + b_k \Big)
 
-    With one branch it is a residual connection with the norm behind it; with two, what parallel
-    branches of a block are merged by (message passing and attention in GPS++).
+    With one branch it is a residual connection followed by the norm; with two it merges the
+    parallel branches of a block (message passing and attention in GPS++).
 
     Parameters
     ----------
@@ -45,7 +44,7 @@ def residual_norm(
         w_k and b_k, one of each per branch.
     scales
         s_k, a factor per row: zero where a row (or a whole molecule) is dropped, 1/(1 - p) where
-        it is kept; not differentiated. None stands for 1.
+        it is kept; not differentiated. None = 1.
     eps
         Added to the variance.
 
@@ -85,6 +84,6 @@ def residual_norm(
             raise ValueError(
                 f"residual_norm: a scale has shape {tuple(scale.shape)}, expected ({len(x)},)"
             )
-    run = registry.dispatch("residual_norm", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, list(branches), list(weights), list(biases), scales, eps)
     return result

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def residual_norm(
@@ -16,7 +17,7 @@ def residual_norm(
     eps: float,
 ) -> Tensor:
     """Compute ``sum_k layer_norm_k(x + scale_k * branch_k)``."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_type(x)
     total: Tensor | None = None
     for branch, weight, bias, scale in zip(branches, weights, biases, scales, strict=True):
         u = branch.to(wide)

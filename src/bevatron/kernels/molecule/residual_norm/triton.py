@@ -5,26 +5,22 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import (
-    add_shares,
-    check_width,
-    contiguous,
-    new_sums,
-    shape_of_block,
-)
 from bevatron.kernels.molecule.residual_norm.triton_kernels import (
     residual_norm_backward,
     residual_norm_forward,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.molecule.triton_norm_rows import check_width, shape_of_block
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.triton_math import accumulator
+from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 512, 256
 """Of a warp: the backward kernel has two branches and three sums in registers."""
-WARPS_PER_PROCESSOR = 16
+WARPS_PER_SM = 16
 
 
 def residual_norm(
@@ -44,7 +40,11 @@ def residual_norm(
     return y
 
 
-@torch.library.custom_op("bevatron::residual_norm", mutates_args=())
+@custom_op(
+    "residual_norm",
+    outputs="y mean rstd",
+    fake=lambda x, branch_2: (x.new_empty(x.shape), *_new_statistics(x, branch_2)),
+)
 def merge(
     x: Tensor,
     branch_1: Tensor,
@@ -63,34 +63,30 @@ def merge(
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
-        with on_device(x):
-            residual_norm_forward[(triton.cdiv(len(x), block),)](
-                *(x, *(x if tensor is None else tensor for tensor in given), y, mean, rstd),
-                *(len(x), eps),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=warps,
-            )
+        residual_norm_forward[(triton.cdiv(len(x), block),)](
+            *(x, *pointers(x, *given), y, mean, rstd),
+            *(len(x), eps),
+            **_constants(x, branch_2, scale_1, scale_2, pad, block),
+            num_warps=warps,
+        )
     return y, mean, rstd
 
 
-@merge.register_fake
-def _(
-    x: Tensor,
-    branch_1: Tensor,
-    branch_2: Tensor | None,
-    scale_1: Tensor | None,
-    scale_2: Tensor | None,
-    weight_1: Tensor,
-    weight_2: Tensor | None,
-    bias_1: Tensor,
-    bias_2: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del branch_1, scale_1, scale_2, weight_1, weight_2, bias_1, bias_2, eps
-    return x.new_empty(x.shape), *_new_statistics(x, branch_2)
+def _new_gradients(x: Tensor, branch_2: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    second = x.new_empty(0 if branch_2 is None else x.shape)
+    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
+    return x.new_empty(x.shape), x.new_empty(x.shape), second, sums
 
 
-@torch.library.custom_op("bevatron::residual_norm_backward", mutates_args=())
+@merge.backward(
+    "x branch_1 branch_2 weight_1 weight_2 bias_1 bias_2",
+    fake=_new_gradients,
+    # Both biases have the same gradient, and one in-place change must not reach both.
+    unpack=lambda dx, dbranch_1, dbranch_2, sums: (
+        *(dx, dbranch_1, dbranch_2, sums[1], sums[2]),
+        *(sums[0], sums[0].clone()),
+    ),
+)
 def merge_backward(
     dy: Tensor,
     x: Tensor,
@@ -104,72 +100,24 @@ def merge_backward(
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of x and both branches, and [3, C]: of a bias and of both weights."""
-    width = x.shape[1]
-    dx, dbranch_1 = x.new_empty(x.shape), x.new_empty(x.shape)
-    dbranch_2 = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = new_sums(x, 3, width)
-    if x.numel():
+    width, dy = x.shape[1], dy.contiguous()
+    dx, dbranch_1, dbranch_2, sums = _new_gradients(x, branch_2)
+    if not x.numel():
+        sums.zero_()
+    else:
         pad, block, warps = shape_of_block(width, BACKWARD_ELEMENTS)
-        most = WARPS_PER_PROCESSOR // warps * processors(x.device)
+        most = WARPS_PER_SM // warps * num_sms(x.device)
         programs = min(triton.cdiv(len(x), block), most)
         parts = x.new_empty((programs, 3, width), dtype=_wide(x))
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
-        with on_device(x):
-            residual_norm_backward[(programs,)](
-                *(dy, x, *(x if tensor is None else tensor for tensor in given), mean, rstd),
-                *(dx, dbranch_1, dbranch_2, parts, len(x)),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=warps,
-            )
-        add_shares(parts, sums)
+        residual_norm_backward[(programs,)](
+            *(dy, x, *pointers(x, *given), mean, rstd),
+            *(dx, dbranch_1, dbranch_2, parts, len(x)),
+            **_constants(x, branch_2, scale_1, scale_2, pad, block),
+            num_warps=warps,
+        )
+        sum_partials(parts, sums)
     return dx, dbranch_1, dbranch_2, sums
-
-
-@merge_backward.register_fake
-def _(
-    dy: Tensor,
-    x: Tensor,
-    branch_1: Tensor,
-    branch_2: Tensor | None,
-    scale_1: Tensor | None,
-    scale_2: Tensor | None,
-    weight_1: Tensor,
-    weight_2: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del dy, branch_1, scale_1, scale_2, weight_1, weight_2, mean, rstd
-    second = x.new_empty(0 if branch_2 is None else x.shape)
-    sums = x.new_empty((3, x.shape[1]), dtype=_wide(x))
-    return x.new_empty(x.shape), x.new_empty(x.shape), second, sums
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, bias_1, bias_2, _ = inputs
-    ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (bias_1, bias_2)]
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 10
-    saved = ctx.saved_tensors
-    dx, dbranch_1, dbranch_2, sums = merge_backward(dy.contiguous(), *saved)
-    weight_1, weight_2 = saved[5:7]
-    two = weight_2 is not None
-    dtype_1, dtype_2 = ctx.bias_dtypes
-    return (
-        *(dx, dbranch_1, dbranch_2 if two else None, None, None),
-        *(sums[1].to(weight_1.dtype), sums[2].to(weight_2.dtype) if two else None),
-        *(sums[0].to(dtype_1), sums[0].to(dtype_2) if two else None, None),
-    )
-
-
-merge.register_autograd(_backward, setup_context=_save)
 
 
 def _constants(
@@ -187,12 +135,12 @@ def _constants(
         "TWO": branch_2 is not None,
         "SCALED_1": scale_1 is not None,
         "SCALED_2": scale_2 is not None,
-        "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "WIDE": accumulator(x),
     }
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    return wide_type(x)
 
 
 def _new_statistics(x: Tensor, branch_2: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,8 @@ and one partial sum per program of the gradients of weights and biases.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.molecule.norm_gelu.triton_kernels import (
-    load_vector,
-    norm_gradient,
-    normalise_rows,
-    renormalise_rows,
-)
+from bevatron.kernels.molecule.triton_norm_rows import normalise_rows, renormalise_rows
+from bevatron.kernels.shared.triton_math import load_vector, norm_gradient
 
 
 @triton.jit

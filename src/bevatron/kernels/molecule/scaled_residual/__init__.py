@@ -1,4 +1,4 @@
-"""A residual stream that no norm bounds: added up in its own type, read in that of the products."""
+"""A residual stream accumulated in its own type and read in that of the matmuls."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -7,12 +7,7 @@ from bevatron.kernels import registry
 
 __all__ = ["scaled_residual"]
 
-registry.register(
-    "scaled_residual",
-    "reference",
-    f"{__name__}.reference:scaled_residual",
-)
-registry.register("scaled_residual", "triton", f"{__name__}.triton:scaled_residual")
+_operator = registry.operator("scaled_residual", __name__)
 
 
 def scaled_residual(
@@ -25,7 +20,7 @@ def scaled_residual(
     Parameters
     ----------
     stream
-        e; float32 where ``update`` has 16 bits, so that the sum over many layers keeps its digits.
+        e; float32 where ``update`` has 16 bits, so that the sum over many layers stays precise.
     update
         u.
     scale
@@ -33,13 +28,13 @@ def scaled_residual(
 
     Returns
     -------
-    z in the type of the stream, and z rounded to that of the update, which products read. The two
-    are one tensor if these types are one. Gradients of both are added up in float32.
+    z in the type of the stream, and z rounded to that of the update, for matmuls. The two are one
+    tensor if the types are equal. The gradients of both are accumulated in float32.
 
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
@@ -53,6 +48,6 @@ def scaled_residual(
             f"scaled_residual: stream {tuple(stream.shape)}, update {tuple(update.shape)} and "
             f"scale {None if scale is None else tuple(scale.shape)} do not go together"
         )
-    run = registry.dispatch("scaled_residual", stream)
+    run = _operator.dispatch(stream)
     result: tuple[Tensor, Tensor] = run(stream, update, scale)
     return result

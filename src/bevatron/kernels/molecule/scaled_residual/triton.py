@@ -7,13 +7,13 @@ in the stream's type and, if TWO, also rounded to the narrow type; the backward 
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bevatron.kernels.molecule.norm_gelu.triton import contiguous
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import contiguous
+from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK = 1024
 
@@ -25,67 +25,56 @@ def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tup
     return wide, wide if stream.dtype == update.dtype else narrow
 
 
-@torch.library.custom_op("bevatron::scaled_residual", mutates_args=())
+@custom_op(
+    "scaled_residual",
+    fake=lambda stream, update: (stream.new_empty(stream.shape), _second(stream, update)),
+)
 def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum in both types; without elements the second, if the types are one."""
     wide = stream.new_empty(stream.shape)
     narrow = _second(stream, update)
     if stream.numel():
-        with on_device(stream):
-            scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
-                *(stream, update, update if scale is None else scale, wide, narrow),
-                stream.numel(),
-                C=stream.shape[1],
-                BLOCK=BLOCK,
-                SCALED=scale is not None,
-                TWO=narrow.numel() > 0,
-                WIDE=_wide(stream),
-                num_warps=4,
-            )
+        scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
+            *(stream, update, update if scale is None else scale, wide, narrow),
+            stream.numel(),
+            C=stream.shape[1],
+            BLOCK=BLOCK,
+            SCALED=scale is not None,
+            TWO=narrow.numel() > 0,
+            WIDE=accumulator(stream),
+            num_warps=4,
+        )
     return wide, narrow
 
 
-@add.register_fake
-def _(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    del scale
-    return stream.new_empty(stream.shape), _second(stream, update)
-
-
-@torch.library.custom_op("bevatron::scaled_residual_backward", mutates_args=())
+@custom_op(
+    "scaled_residual_backward",
+    fake=lambda dwide, dnarrow, like, other: tuple(
+        each.new_empty((dnarrow if dwide is None else dwide).shape) for each in (like, other)
+    ),
+)
 def add_backward(
     dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of the stream and the update; ``like`` and ``other`` tell their types."""
     given = dwide if dwide is not None else dnarrow
     assert given is not None
-    dstream = like.new_empty(given.shape)
-    dupdate = other.new_empty(given.shape)
+    dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
-        with on_device(given):
-            scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
-                given if dwide is None else dwide,
-                given if dnarrow is None else dnarrow,
-                *(given if scale is None else scale, dstream, dupdate),
-                given.numel(),
-                C=given.shape[1],
-                BLOCK=BLOCK,
-                SCALED=scale is not None,
-                HAS_WIDE=dwide is not None,
-                HAS_NARROW=dnarrow is not None,
-                WIDE=_wide(dstream),
-                num_warps=4,
-            )
+        scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
+            given if dwide is None else dwide,
+            given if dnarrow is None else dnarrow,
+            *(given if scale is None else scale, dstream, dupdate),
+            given.numel(),
+            C=given.shape[1],
+            BLOCK=BLOCK,
+            SCALED=scale is not None,
+            HAS_WIDE=dwide is not None,
+            HAS_NARROW=dnarrow is not None,
+            WIDE=accumulator(dstream),
+            num_warps=4,
+        )
     return dstream, dupdate
-
-
-@add_backward.register_fake
-def _(
-    dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor]:
-    del scale
-    given = dwide if dwide is not None else dnarrow
-    assert given is not None
-    return like.new_empty(given.shape), other.new_empty(given.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -107,6 +96,7 @@ def _backward(
     return dstream, dupdate, None
 
 
+# Not by name: the stream and the update would be kept for nothing but their types.
 add.register_autograd(_backward, setup_context=_save)
 
 
@@ -148,7 +138,3 @@ def scaled_residual_backward(
 
 def _second(stream: Tensor, update: Tensor) -> Tensor:
     return update.new_empty(0 if stream.dtype == update.dtype else stream.shape)
-
-
-def _wide(tensor: Tensor) -> Any:
-    return tl.float64 if tensor.dtype == torch.float64 else tl.float32

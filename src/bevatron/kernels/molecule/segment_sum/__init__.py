@@ -4,11 +4,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared.renamed import renamed
 
-__all__ = ["segment_sum", "segment_sum_beside"]
+__all__ = ["segment_sum", "segment_sum_with_input"]
 
-registry.register("segment_sum", "reference", f"{__name__}.reference:segment_sum")
-registry.register("segment_sum", "triton", f"{__name__}.triton:segment_sum")
+_operator = registry.operator("segment_sum", __name__)
+__getattr__ = renamed(__name__, segment_sum_beside="segment_sum_with_input")
 
 
 def segment_sum(
@@ -23,8 +24,8 @@ def segment_sum(
     values
         [M, C].
     ptr
-        [S + 1], ascending, where each segment begins and the last one ends. Rows behind that end
-        count nowhere.
+        [S + 1], ascending, offsets of the segments; the last is their end. Rows past it
+        belong to no segment.
     scale
         c, a factor per row such as a row dropout; not differentiated. None = 1.
 
@@ -36,7 +37,7 @@ def segment_sum(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
@@ -47,19 +48,19 @@ def segment_sum(
             [4.]])
     """
     _check(values, ptr)
-    sums: Tensor = registry.dispatch("segment_sum", values)(values, ptr, scale)[0]
+    sums: Tensor = _operator.dispatch(values)(values, ptr, scale)[0]
     return sums
 
 
-def segment_sum_beside(
+def segment_sum_with_input(
     values: Float[Tensor, "M C"],
     ptr: Int[Tensor, " _"],
     scale: Float[Tensor, " M"] | None = None,
 ) -> tuple[Float[Tensor, "_ C"], Float[Tensor, "M C"]]:
-    """Compute `segment_sum`, and hand the values on to what else reads them.
+    """Compute `segment_sum` and return its input for one other consumer.
 
-    What flows back through the second result is added where a segment's gradient is given to its
-    rows, in one pass instead of two.
+    The gradient of the second result is added by the kernel that broadcasts a segment's gradient to
+    its rows, in one pass instead of two.
 
     Parameters
     ----------
@@ -73,16 +74,16 @@ def segment_sum_beside(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
     >>> import torch
-    >>> segment_sum_beside(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
+    >>> segment_sum_with_input(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))[0]
     tensor([[3.]])
     """
     _check(values, ptr)
-    run = registry.dispatch("segment_sum", values)
+    run = _operator.dispatch(values)
     found: tuple[Tensor, Tensor] = run(values, ptr, scale)
     return found
 

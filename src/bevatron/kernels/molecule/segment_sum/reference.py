@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.dtypes import wide_type
+
 
 def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Add row after row; 16-bit types in float32, rounded once; hand the values on."""
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    wide = values.to(wide_type(values))
     if scale is not None:
         wide = wide * scale.detach().to(wide.dtype)[:, None]
     num = len(ptr) - 1

@@ -14,7 +14,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.triton_math import accumulator
+
+__all__ = ["launch_sum", "segment_sum"]
+"""What other operators may use too."""
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 """Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
@@ -50,7 +54,9 @@ class _Sum(torch.autograd.Function):
         return spread_segments(dsums, ptr, scale, more, ctx.num_rows), None, None
 
 
-@torch.library.custom_op("bevatron::segment_sum", mutates_args=())
+@custom_op(
+    "segment_sum", fake=lambda values, ptr: values.new_empty((len(ptr) - 1, values.shape[1]))
+)
 def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     """Return the sum of each segment's rows."""
     sums = values.new_empty((len(ptr) - 1, values.shape[1]))
@@ -58,13 +64,10 @@ def add_segments(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
     return sums
 
 
-@add_segments.register_fake
-def _(values: Tensor, ptr: Tensor, scale: Tensor | None) -> Tensor:
-    del scale
-    return values.new_empty((len(ptr) - 1, values.shape[1]))
-
-
-@torch.library.custom_op("bevatron::segment_sum_backward", mutates_args=())
+@custom_op(
+    "segment_sum_backward",
+    fake=lambda dsums, num_rows: dsums.new_empty((num_rows, dsums.shape[1])),
+)
 def spread_segments(
     dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
 ) -> Tensor:
@@ -76,55 +79,45 @@ def spread_segments(
     if dvalues.numel():
         block = _columns(dsums.shape[1])
         grid = (len(ptr), triton.cdiv(dsums.shape[1], block))
-        with on_device(dsums):
-            segment_spread_kernel[grid](
-                *(
-                    dsums,
-                    ptr,
-                    dsums if scale is None else scale,
-                    dsums if more is None else more,
-                    dvalues,
-                    num_rows,
-                    len(ptr) - 1,
-                    dsums.stride(0),
-                    dsums.stride(1),
-                ),
-                C=dsums.shape[1],
-                BLOCK=BLOCK_M,
-                BLOCK_C=block,
-                SCALED=scale is not None,
-                ADD=more is not None,
-                WIDE=tl.float64 if dsums.dtype == torch.float64 else tl.float32,
-                num_warps=_warps(block),
-            )
+        segment_spread_kernel[grid](
+            *(
+                dsums,
+                ptr,
+                dsums if scale is None else scale,
+                dsums if more is None else more,
+                dvalues,
+                num_rows,
+                len(ptr) - 1,
+                dsums.stride(0),
+                dsums.stride(1),
+            ),
+            C=dsums.shape[1],
+            BLOCK=BLOCK_M,
+            BLOCK_C=block,
+            SCALED=scale is not None,
+            ADD=more is not None,
+            WIDE=accumulator(dsums),
+            num_warps=_warps(block),
+        )
     return dvalues
-
-
-@spread_segments.register_fake
-def _(
-    dsums: Tensor, ptr: Tensor, scale: Tensor | None, more: Tensor | None, num_rows: int
-) -> Tensor:
-    del ptr, scale, more
-    return dsums.new_empty((num_rows, dsums.shape[1]))
 
 
 def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None = None) -> None:
     """Write the sums of segments of rows, in any strides."""
     if not sums.numel():
         return
-    wide = tl.float64 if values.dtype == torch.float64 else tl.float32
+    wide = accumulator(values)
     block = _columns(sums.shape[1])
-    with on_device(values):
-        segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
-            *(values, ptr, values if scale is None else scale, sums, len(values)),
-            *(values.stride(0), values.stride(1)),
-            C=sums.shape[1],
-            BLOCK=BLOCK_M,
-            BLOCK_C=block,
-            SCALED=scale is not None,
-            WIDE=wide,
-            num_warps=_warps(block),
-        )
+    segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
+        *(values, ptr, values if scale is None else scale, sums, len(values)),
+        *(values.stride(0), values.stride(1)),
+        C=sums.shape[1],
+        BLOCK=BLOCK_M,
+        BLOCK_C=block,
+        SCALED=scale is not None,
+        WIDE=wide,
+        num_warps=_warps(block),
+    )
 
 
 def _columns(width: int) -> int:

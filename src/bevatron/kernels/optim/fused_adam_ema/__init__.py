@@ -10,24 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["AdamSettings", "AdamTensors", "FlatTensors", "fused_adam_ema"]
 
-
-def _no_16_bit(_device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why the Triton kernel cannot run on a type."""
-    if dtype in {torch.float32, torch.float64}:
-        return None
-    return f"weights are float32 or float64 here, not {str(dtype).removeprefix('torch.')}"
-
-
-for _name, _obstacle in (("reference", None), ("triton", _no_16_bit)):
-    registry.register(
-        "fused_adam_ema",
-        _name,
-        f"bevatron.kernels.optim.fused_adam_ema.{_name}:fused_adam_ema",
-        _obstacle,
-    )
+_operator = registry.operator("fused_adam_ema", __name__, takes=support.float32_or_float64)
 
 ALIGNMENT = 32
 """Numbers; each part of a flat tensor begins at a multiple of it."""
@@ -35,7 +22,7 @@ ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class FlatTensors:
-    """Tensors that lie one after the other in one, so that one launch reaches all of them.
+    """Tensors packed into one flat buffer, so that one launch updates all of them.
 
     Attributes
     ----------
@@ -86,7 +73,7 @@ def starts_of(tensors: Sequence[Tensor]) -> list[int]:
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Numbers that stay.
+    """Settings that do not change during a run.
 
     Attributes
     ----------
@@ -114,7 +101,7 @@ class AdamTensors:
     Attributes
     ----------
     parameters
-        Wherever they lie, contiguous, of one type and device.
+        Anywhere in memory, each contiguous, of one type and device.
     gradient, first, second : [n]
         Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
     largest : [n]
@@ -176,7 +163,7 @@ class AdamTensors:
 
 @torch.no_grad()
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
-    r"""Clip the gradient, step Adam and move the averages, all in place; then zero the gradient.
+    r"""Clip the gradient, take an Adam step and update the averages in place; zero the gradient.
 
     With the gradient, or each parameter's, scaled to a norm of at most ``clip``, and
     :math:`\lambda w` added to it unless decay is decoupled, for step t
@@ -189,9 +176,9 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         a \leftarrow a + \alpha (w - a)
 
     where :math:`\hat v` is v, or the largest v so far (Kingma and Ba 2015; Reddi et al. 2018;
-    Loshchilov and Hutter 2019). It never waits for the device. If norm or loss are not finite, or
-    the loss is above what counts as sound, now or in an earlier call, nothing but the gradient
-    changes.
+    Loshchilov and Hutter 2019). It never synchronises with the device. If norm or loss is not
+    finite, or the loss above its largest sound value, now or in an earlier call, nothing but the
+    gradient changes.
 
     Examples
     --------
@@ -207,5 +194,5 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
     >>> weight, tensors.steps
     (tensor([0.9000, 0.9000]), tensor([1.]))
     """
-    run = registry.dispatch("fused_adam_ema", tensors.gradient)
+    run = _operator.dispatch(tensors.gradient)
     run(tensors, settings)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.optim.fused_adam_ema import ALIGNMENT, AdamSettings, AdamTensors, starts_of
-from bevatron.kernels.pair.layer_norm.triton import on_device
+from bevatron.kernels.shared.launch import on_device
 
 TILE = 4096
 """Numbers whose squares one program sums."""

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from bevatron.kernels.pair.conditioned_transition import triton_launch as launch
+from bevatron.kernels.pair.gated import gate_and_value
+from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.layer_norm.triton import launch_forward as norm_forward
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.pair.swiglu import halves
-from bevatron.kernels.pair.swiglu.hidden import hidden_rows
+from bevatron.kernels.pair.swiglu.triton import hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_backward as gate_backward
 from bevatron.kernels.pair.swiglu.triton import launch_forward as gate_forward
 from bevatron.kernels.shared.chunked_linear import Linear, chunks
-from bevatron.kernels.shared.rows import register_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 
 CHUNKS = 3
-"""Chunks of the usual size in one: products of few rows leave much of the device idle."""
+"""Multiple of the usual chunk: matmuls of few rows leave much of the device idle."""
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -32,7 +32,12 @@ def conditioned_transition(x: Tensor, s: Tensor, *weights_and_eps: Any) -> Tenso
     return y
 
 
-@torch.library.custom_op("bevatron::conditioned_transition", mutates_args=())
+def _new_outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate the result, and mean and 1/sigma of the rows of x and of s as [4, ...]."""
+    return x.new_empty(x.shape), x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
+
+
+@custom_op("conditioned_transition", outputs="y statistics", fake=_new_outputs)
 def condition(
     x: Tensor,
     s: Tensor,
@@ -48,8 +53,7 @@ def condition(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the result, and mean and 1/sigma of the rows of x and of s as [4, ...] in float32."""
-    y = x.new_empty(x.shape)
-    statistics = x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
+    y, statistics = _new_outputs(x)
     rows = Rows.of(x, s, statistics, norm_weight, eps)
     layers = Layers.of(
         *(x.dtype, scale_weight, scale_bias, shift_weight, gate_weight, up_weight),
@@ -64,13 +68,7 @@ def condition(
     return y, statistics
 
 
-@condition.register_fake
-def _(x: Tensor, s: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor]:
-    del s, weights_and_eps
-    return x.new_empty(x.shape), x.new_empty((4, *x.shape[:-1]), dtype=torch.float32)
-
-
-@torch.library.custom_op("bevatron::conditioned_transition_backward", mutates_args=())
+@condition.backward()
 def condition_backward(
     dy: Tensor,
     x: Tensor,
@@ -103,9 +101,6 @@ def condition_backward(
         outside = (dy_rows[part], y_rows[part], dx_rows[part], ds_rows[part])
         dnorm += _chunk_backward(rows.part(part), layers, *outside)
     return dx, ds, dnorm.to(norm_weight.dtype), *layers.gradients()
-
-
-register_gradients(condition, condition_backward, 11, keeps_result=True)
 
 
 @dataclass(frozen=True)
@@ -217,11 +212,11 @@ class Rows:
         if launch.adapt_fits(condition, layers.adapt.matrix):
             return layers.adapt_rows(condition, self, buffer), buffer, None
         normed, adapted = self._adapted(layers, condition)
-        return normed, halves(adapted)[0], adapted
+        return normed, gate_and_value(adapted)[0], adapted
 
     def _adapted(self, layers: Layers, condition: Tensor) -> tuple[Tensor, Tensor]:
         adapted, normed = layers.adapt(condition), torch.empty_like(self.x)
-        scale, shift = halves(adapted)
+        scale, shift = gate_and_value(adapted)
         norm_forward(
             *(self.x, None, None, scale, shift, normed),
             *(self.statistics[0], self.statistics[1], self.eps),
@@ -243,13 +238,13 @@ def _chunk_backward(
     both = layers.wide(normed)
     hidden = layers.narrow.backward(dnarrow)
     # In place: gradients on gates and values, the hidden rows on their gradient.
-    gate_backward(hidden, *halves(both), *halves(both), hidden)
+    gate_backward(hidden, *gate_and_value(both), *gate_and_value(both), hidden)
     layers.narrow.keep(dnarrow, hidden)
     del hidden, dnarrow
     layers.wide.keep(both, normed)
     if dadapted is None:
         dadapted = dy.new_empty((len(dy), 2 * dy.shape[1]))
-    layers.wide.backward(both, out=halves(dadapted)[1])
+    layers.wide.backward(both, out=gate_and_value(dadapted)[1])
     del both, normed
     dscale_sum = launch.adapted_backward(rows.x, scale, mean, rstd, dx, dadapted)
     layers.adapt.keep(dadapted, condition, dscale_sum)

@@ -11,8 +11,7 @@ D is the number of channels of the condition, C that of x.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import input_gradient, logistic
-from bevatron.kernels.pair.swiglu.triton_products import place
+from bevatron.kernels.shared.triton_math import logistic, norm_gradient, place
 
 
 @triton.jit
@@ -123,7 +122,7 @@ def adapted_backward_kernel(
         dscale = g * xhat * (1.0 - s)
         total += dscale
         tl.store(DAdapted + twice, dscale.to(DAdapted.dtype.element_ty), mask=inside)
-        dx = input_gradient(g, xhat, rstd, C)
+        dx = norm_gradient(g, xhat, rstd, C)
         tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
     part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
     tl.store(part, tl.sum(total, 0), mask=col < C)  # [C_PAD]

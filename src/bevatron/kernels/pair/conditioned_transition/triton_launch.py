@@ -1,4 +1,4 @@
-"""Launches of the kernels between the products of the conditioned transition."""
+"""Launches of the kernels between the matmuls of the conditioned transition."""
 
 import torch
 from torch import Tensor
@@ -10,28 +10,28 @@ from bevatron.kernels.pair.conditioned_transition.triton_kernels import (
     output_gradients_kernel,
     statistics_kernel,
 )
-from bevatron.kernels.pair.layer_norm.triton import on_device, sum_shares
-from bevatron.kernels.pair.swiglu.triton_products import GROUP, Tiles
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_math import GROUPED_ROWS
+from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
-TILES = Tiles(128, 64, 64, 8, 3, 97 * 1024)
+TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
 ELEMENTS = 2048
-"""Of a block of whole rows: few, so that many programs fit side by side."""
-PROGRAMS_PER_PROCESSOR = 4
+"""Of a block of whole rows: few, for occupancy."""
+PROGRAMS_PER_SM = 4
 
 
 def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
     """Say whether `adapt` takes conditions [n, D] and weights [2 C, D] like these."""
-    return len(weight) // 2 % TILES.columns == 0 and TILES.fit(condition, weight)
+    return len(weight) // 2 % TILES.columns == 0 and TILES.fits(condition, weight)
 
 
 def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
     """Write every row's mean and 1/sigma."""
     width, width_pad, block = _block(x)
-    with on_device(x):
-        statistics_kernel[(-(-len(x) // block),)](
-            *(x, mean, rstd, len(x), *x.stride(), eps), C=width, C_PAD=width_pad, BLOCK=block
-        )
+    statistics_kernel[(-(-len(x) // block),)](
+        *(x, mean, rstd, len(x), *x.stride(), eps), C=width, C_PAD=width_pad, BLOCK=block
+    )
 
 
 def adapt(
@@ -60,22 +60,21 @@ def adapt(
     """
     (n, width), tiles = x.shape, TILES
     normed = x.new_empty(x.shape)
-    with on_device(x):
-        adapt_kernel[(-(-n // tiles.rows) * (width // tiles.columns),)](
-            TensorDescriptor.from_tensor(condition, [tiles.rows, tiles.depth]),
-            TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
-            *(bias, x, mean, rstd, normed, normed if scale is None else scale),
-            *(n, *x.stride()),
-            D=condition.shape[1],
-            C=width,
-            BLOCK=tiles.rows,
-            BLOCK_C=tiles.columns,
-            BLOCK_K=tiles.depth,
-            ROWS=GROUP,
-            KEEP=scale is not None,
-            STAGES=tiles.stages,
-            num_warps=tiles.warps,
-        )
+    adapt_kernel[(-(-n // tiles.rows) * (width // tiles.columns),)](
+        TensorDescriptor.from_tensor(condition, [tiles.rows, tiles.depth]),
+        TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
+        *(bias, x, mean, rstd, normed, normed if scale is None else scale),
+        *(n, *x.stride()),
+        D=condition.shape[1],
+        C=width,
+        BLOCK=tiles.rows,
+        BLOCK_C=tiles.columns,
+        BLOCK_K=tiles.depth,
+        ROWS=GROUPED_ROWS,
+        KEEP=scale is not None,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )
     return normed
 
 
@@ -83,10 +82,9 @@ def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor
     """Return the gradient of the narrow rows, write that of ``out`` over it; return its sum."""
     width, width_pad, block = _block(dy)
     dnarrow, shares = torch.empty_like(dy), _shares(dy, block)
-    with on_device(dy):
-        output_gradients_kernel[(len(shares),)](
-            *(dy, y, out, dnarrow, shares, len(dy)), C=width, C_PAD=width_pad, BLOCK=block
-        )
+    output_gradients_kernel[(len(shares),)](
+        *(dy, y, out, dnarrow, shares, len(dy)), C=width, C_PAD=width_pad, BLOCK=block
+    )
     return dnarrow, _sum(shares)
 
 
@@ -96,13 +94,12 @@ def adapted_backward(
     """Write dx, and the scale's gradient before the shift's; return the former's sum over rows."""
     width, width_pad, block = _block(x)
     shares = _shares(x, block)
-    with on_device(x):
-        adapted_backward_kernel[(len(shares),)](
-            *(x, scale, mean, rstd, dx, dadapted, shares, len(x), *x.stride(), scale.stride(0)),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-        )
+    adapted_backward_kernel[(len(shares),)](
+        *(x, scale, mean, rstd, dx, dadapted, shares, len(x), *x.stride(), scale.stride(0)),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+    )
     return _sum(shares)
 
 
@@ -114,12 +111,12 @@ def _block(x: Tensor) -> tuple[int, int, int]:
 
 
 def _shares(x: Tensor, block: int) -> Tensor:
-    programs = min(-(-len(x) // block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+    programs = min(-(-len(x) // block), PROGRAMS_PER_SM * num_sms(x.device))
     return x.new_empty((programs, 2, x.shape[1]), dtype=torch.float32)
 
 
 def _sum(shares: Tensor) -> Tensor:
     """Add the first rows of all shares [programs, 2, C] in their order."""
     total = shares.new_empty(shares.shape[2])
-    sum_shares(shares, total, None, total, shares.new_empty(0))
+    sum_weight_and_bias_partials(shares, total, None, total, shares.new_empty(0))
     return total

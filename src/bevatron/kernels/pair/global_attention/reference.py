@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.reference import layer_norm
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def global_attention(
@@ -29,7 +30,7 @@ def global_attention(
 
     D = k_weight.shape[0]
     n = layer_norm(m, norm_weight, norm_bias, None, None, eps, False)
-    kept = mask.to(torch.promote_types(m.dtype, torch.float32))
+    kept = mask.to(wide_type(m))
     share = kept / (mask_eps + kept.sum(-2, keepdim=True))
     mean = torch.einsum("...sn,...snc->...nc", share.to(m.dtype), n)
     q = D**-0.5 * linear(mean, q_weight).unflatten(-1, (-1, D))

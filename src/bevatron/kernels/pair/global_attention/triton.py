@@ -4,8 +4,6 @@ The heads of a column share keys and values: to `pair_attention` they are the qu
 16-bit rows of few channels go to `triton_fused` instead.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +12,7 @@ from bevatron.kernels.pair.global_attention import triton_fused
 from bevatron.kernels.pair.layer_norm.triton import layer_norm
 from bevatron.kernels.pair.pair_attention.triton import pair_attention
 from bevatron.kernels.pair.swiglu.triton import launch_backward, launch_forward
+from bevatron.kernels.shared.custom_op import custom_op
 
 
 def global_attention(
@@ -60,7 +59,7 @@ def global_attention(
     return F.linear(gated, out_weight.to(m.dtype), out_bias.to(m.dtype)).view(*m.shape[:-1], -1)
 
 
-@torch.library.custom_op("bevatron::global_gate", mutates_args=())
+@custom_op("global_gate", fake="gate")
 def sigmoid_gate(gate: Tensor, value: Tensor) -> Tensor:
     """Return ``sigmoid(gate) * value`` of a gate [B, S, N, C] and one value [B, N, C] for all S."""
     y = gate.new_empty(gate.shape)
@@ -68,13 +67,7 @@ def sigmoid_gate(gate: Tensor, value: Tensor) -> Tensor:
     return y
 
 
-@sigmoid_gate.register_fake
-def _(gate: Tensor, value: Tensor) -> Tensor:
-    del value
-    return gate.new_empty(gate.shape)
-
-
-@torch.library.custom_op("bevatron::global_gate_backward", mutates_args=())
+@sigmoid_gate.backward()
 def sigmoid_gate_backward(dy: Tensor, gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return both gradients."""
     dgate, dvalue = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
@@ -82,22 +75,3 @@ def sigmoid_gate_backward(dy: Tensor, gate: Tensor, value: Tensor) -> tuple[Tens
     # As a product, which reads long columns faster than a sum does; it adds in float32 too.
     ones = dy.new_ones(1, dy.shape[1])
     return dgate, torch.matmul(ones, dvalue.flatten(2)).view(value.shape).to(value.dtype)
-
-
-@sigmoid_gate_backward.register_fake
-def _(dy: Tensor, gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    del dy
-    return gate.new_empty(gate.shape), value.new_empty(value.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-    dgate, dvalue = sigmoid_gate_backward(dy, *ctx.saved_tensors)
-    return dgate, dvalue
-
-
-sigmoid_gate.register_autograd(_backward, setup_context=_save)

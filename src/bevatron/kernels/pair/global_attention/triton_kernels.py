@@ -19,7 +19,7 @@ tile) of D channels, HD = H D, Z output channels.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import LOG2E, load_vector, logistic
+from bevatron.kernels.shared.triton_math import LOG2E, load_vector, logistic
 
 
 @triton.jit

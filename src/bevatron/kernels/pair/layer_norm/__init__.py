@@ -1,24 +1,17 @@
-"""Layer normalisation, plain, affine or with a scale and shift of its own for every row."""
+"""Layer normalisation: plain, affine, or with a scale and shift per row."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
+from bevatron.kernels.shared import support
 
 __all__ = ["layer_norm", "only_up_to_32_bit"]
 
+only_up_to_32_bit = support.up_to_float32
+"""The name that `support.up_to_float32` had."""
 
-def only_up_to_32_bit(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a kernel that computes in float32 does not run on a type."""
-    del device
-    if dtype in {torch.bfloat16, torch.float16, torch.float32}:
-        return None
-    return f"it computes in float32 from bfloat16, float16 or float32, not {dtype}"
-
-
-registry.register("layer_norm", "reference", f"{__name__}.reference:layer_norm")
-registry.register("layer_norm", "triton", f"{__name__}.triton:layer_norm", only_up_to_32_bit)
+_operator = registry.operator("layer_norm", __name__, takes=support.up_to_float32)
 
 
 def layer_norm(
@@ -38,16 +31,16 @@ def layer_norm(
         y = s \odot \Big( w \odot \frac{x - \operatorname{mean}(x)}
         {\sqrt{\operatorname{var}(x) + \epsilon}} + b \Big) + t
 
-    with the mean and the (biased) variance over the last axis, one weight w and bias b for all rows
-    and a scale s and shift t for every row. Ba et al., arXiv 1607.06450; with
+    with the mean and the (biased) variance over the last axis, a weight w and bias b that all rows
+    share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with
     ``sigmoid=True``, no weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26,
     after its two projections.
 
     Parameters
     ----------
     x
-        [..., C], in any strides: a transposed pair or a part of a wider tensor is read where it
-        lies. The result is contiguous.
+        [..., C], in any strides: a transposed pair or a slice of a wider tensor is read in
+        place. The result is contiguous.
     weight, bias
         [C], of any type; their gradients are summed in float32 in a fixed order.
     scale, shift
@@ -55,7 +48,7 @@ def layer_norm(
     eps
         Added to the variance.
     sigmoid
-        ``scale`` goes through a sigmoid first.
+        Whether a sigmoid is applied to ``scale``.
 
     Returns
     -------
@@ -66,9 +59,9 @@ def layer_norm(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, up to 8192
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, up to 8192
         channels, and gives first derivatives. The reference is differentiable to any order.
 
     Examples
@@ -86,7 +79,7 @@ def layer_norm(
                 f"({x.shape[-1]},) to go with x {tuple(x.shape)}"
             )
     scale, shift = _like("scale", scale, x), _like("shift", shift, x)
-    run = registry.dispatch("layer_norm", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(x, weight, bias, scale, shift, eps, sigmoid)
     return result
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.dtypes import wide_type
+
 
 def layer_norm(
     x: Tensor,
@@ -17,7 +19,7 @@ def layer_norm(
 
     16-bit types are computed in float32 and rounded once.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_type(x)
     y = x.to(wide)
     y = y - y.mean(-1, keepdim=True)
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)

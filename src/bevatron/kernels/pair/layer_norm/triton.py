@@ -1,27 +1,26 @@
 """Layer normalisation in Triton: two custom operators and their launches."""
 
-import contextlib
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bevatron.errors import KernelError
-from bevatron.kernels.pair.layer_norm.triton_kernels import (
-    backward_kernel,
-    forward_kernel,
-    sum_kernel,
-)
-from bevatron.kernels.shared.autograd import empty_gradients, of_given
-from bevatron.kernels.shared.rows import as_rows, processors
+from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.rows import as_rows
+from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
+
+__all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new_outputs"]
+"""What other operators may use too."""
 
 LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
 """Of a block, so that it fits the registers of four warps."""
-PROGRAMS_PER_PROCESSOR = 2
-"""Of the backward kernel: each leaves a share of the weights' gradients."""
-SUM_BLOCK, SUM_BLOCK_C = 1024, 8
-"""Shares that are added at once, if so many, and channels of a program."""
+PROGRAMS_PER_SM = 2
+"""Of the backward kernel: each leaves a partial sum of the weights' gradients."""
 
 
 def layer_norm(
@@ -43,7 +42,7 @@ def layer_norm(
     return y
 
 
-@torch.library.custom_op("bevatron::layer_norm", mutates_args=())
+@custom_op("layer_norm", outputs="y mean rstd", fake=lambda x: new_outputs(x, x.shape[-1]))
 def normalise(
     x: Tensor,
     weight: Tensor | None,
@@ -59,13 +58,7 @@ def normalise(
     return y, mean, rstd
 
 
-@normalise.register_fake
-def _(x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    del weights_and_rest
-    return new_outputs(x, x.shape[-1])
-
-
-@torch.library.custom_op("bevatron::layer_norm_backward", mutates_args=())
+@custom_op("layer_norm_backward", fake="x weight bias scale")
 def normalise_backward(
     dy: Tensor,
     x: Tensor,
@@ -84,31 +77,21 @@ def normalise_backward(
     return dx, dweight, dbias, dscale
 
 
-@normalise_backward.register_fake
-def _(dy: Tensor, x: Tensor, *weights_and_rest: Any) -> tuple[Tensor, ...]:
-    del dy
-    return tuple(empty_gradients(x, x, *weights_and_rest[:3]))
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sigmoid: bool,
+) -> tuple[Tensor, ...]:
+    # Every row's shift is added last: its gradient is that of the result.
+    return *normalise_backward(dy, x, weight, bias, scale, mean, rstd, sigmoid), dy
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, bias, scale, shift, _, ctx.sigmoid = inputs
-    ctx.save_for_backward(x, weight, bias, scale, *output[1:])
-    ctx.shift_dtype = None if shift is None else shift.dtype
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dmean: Tensor | None, drstd: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dmean, drstd  # nobody outside sees the statistics
-    if dy is None:
-        return (None,) * 7
-    found = of_given(ctx.saved_tensors[:4], normalise_backward(dy, *ctx.saved_tensors, ctx.sigmoid))
-    dshift = None if ctx.shift_dtype is None else dy.to(ctx.shift_dtype)
-    return *found, dshift, None, None
-
-
-normalise.register_autograd(_backward, setup_context=_save)
+normalise.gradients("x weight bias scale shift", _gradients)
 
 
 def launch_forward(
@@ -133,21 +116,28 @@ def launch_forward(
     )
     if rows.count == 0:
         return
-    with on_device(x):
-        forward_kernel[(-(-rows.count // block),)](
-            *(x_, _vector(weight, x), _vector(bias, x), scale_, shift_, y, mean, rstd),
-            *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-            AXES=rows.axes,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            HAS_SCALE=scale is not None,
-            HAS_SHIFT=shift is not None,
-            SIGMOID=sigmoid,
-            num_warps=_warps(block * width_pad),
-        )
+    forward_kernel[(-(-rows.count // block),)](
+        *(
+            x_,
+            *pointers(x, contiguous(weight), contiguous(bias)),
+            scale_,
+            shift_,
+            y,
+            mean,
+            rstd,
+        ),
+        *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+        AXES=rows.axes,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_SCALE=scale is not None,
+        HAS_SHIFT=shift is not None,
+        SIGMOID=sigmoid,
+        num_warps=_warps(block * width_pad),
+    )
 
 
 def launch_backward(
@@ -177,60 +167,88 @@ def launch_backward(
         dweight.zero_()
         dbias.zero_()
         return
-    programs = min(-(-rows.count // block), PROGRAMS_PER_PROCESSOR * processors(x.device))
+    programs = min(-(-rows.count // block), PROGRAMS_PER_SM * num_sms(x.device))
     parts = x.new_empty((programs, 2, width) if wants_vectors else 0, dtype=torch.float32)
     strides = [step for tensor in rows.strides for step in tensor]
     strides += [0] * (12 - len(strides))
-    with on_device(x):
-        backward_kernel[(programs,)](
-            *(*rows.tensors[:2], _vector(weight, x), _vector(bias, x), rows.tensors[-1]),
-            *(mean, rstd, dx, dscale, parts),
-            *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-            AXES=rows.axes,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            HAS_SCALE=scale is not None,
-            SIGMOID=sigmoid,
-            WANTS_VECTORS=wants_vectors,
-            num_warps=_warps(block * width_pad),
-        )
-    sum_shares(parts, weight, bias, dweight, dbias)
+    backward_kernel[(programs,)](
+        *(
+            *rows.tensors[:2],
+            *pointers(x, contiguous(weight), contiguous(bias)),
+            rows.tensors[-1],
+        ),
+        *(mean, rstd, dx, dscale, parts),
+        *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+        AXES=rows.axes,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_SCALE=scale is not None,
+        SIGMOID=sigmoid,
+        WANTS_VECTORS=wants_vectors,
+        num_warps=_warps(block * width_pad),
+    )
+    sum_weight_and_bias_partials(parts, weight, bias, dweight, dbias)
 
 
-def sum_shares(
-    shares: Tensor, weight: Tensor | None, bias: Tensor | None, dweight: Tensor, dbias: Tensor
-) -> None:
-    """Add what programs left in ``shares`` [programs, 2, C], in their order."""
-    if weight is None and bias is None:
-        return
-    programs, _, width = shares.shape
-    with on_device(shares):
-        sum_kernel[(-(-width // SUM_BLOCK_C), 2)](
-            *(shares, dweight, dbias, programs),
-            C=width,
-            BLOCK=min(SUM_BLOCK, 1 << (programs - 1).bit_length()),
-            BLOCK_C=SUM_BLOCK_C,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            num_warps=8,
+@dataclass(frozen=True)
+class NormedRows:
+    """Rows of a matrix that an operator normalises itself, a part at a time.
+
+    Attributes
+    ----------
+    rows
+        [n, C].
+    weight, bias
+        [C].
+    mean, rstd
+        [n], every row's mean and 1/sigma in float32.
+    """
+
+    rows: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    rstd: Tensor
+    eps: float
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        eps: float,
+    ) -> "NormedRows":
+        """Take a tensor of any shape [..., C] with statistics [...]."""
+        rows = x.reshape(-1, x.shape[-1])
+        return cls(rows, weight, bias, mean.view(-1), rstd.view(-1), eps)
+
+    def make(self, part: slice = slice(None)) -> Tensor:
+        """Return the normalised rows of a part; write their statistics."""
+        rows = self.rows[part]
+        normed = rows.new_empty(rows.shape)
+        mean, rstd = self.mean[part], self.rstd[part]
+        launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
+        return normed
+
+    def backward(self, dnormed: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor) -> None:
+        """Write all gradients, of the statistics that are known; ``dx`` may lie on ``dnormed``."""
+        launch_backward(
+            *(dnormed, self.rows, self.weight, self.bias, None, self.mean, self.rstd),
+            *(dx, dweight, dbias, self.rows.new_empty(0)),
         )
 
 
 def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate rows of so many channels for those of ``x``, and the statistics of the latter."""
+    """Allocate a result with ``channels`` channels, and the statistics of the rows of ``x``."""
     y = x.new_empty((*x.shape[:-1], channels))
     mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return y, mean, torch.empty_like(mean)
-
-
-def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make a tensor's device the current one, as launches need it."""
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
 
 
 def _block(x: Tensor, elements: int) -> tuple[int, int, int]:
@@ -242,8 +260,3 @@ def _block(x: Tensor, elements: int) -> tuple[int, int, int]:
 
 def _warps(elements: int) -> int:
     return 4 if elements <= BACKWARD_ELEMENTS else 8
-
-
-def _vector(vector: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Make a vector contiguous, or give a pointer to something that the kernel will not read."""
-    return stand_in if vector is None else vector.contiguous()

@@ -13,43 +13,7 @@ a plain matrix costs no integer division.
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def row_offsets(row, n1, n2, s0, s1, s2, AXES: tl.constexpr):
-    """Return the offset of the first element of each row [BLOCK]; ``row`` is int64."""
-    if AXES == 1:
-        return row * s2
-    outer = row // n2
-    if AXES == 2:
-        return outer * s1 + (row - outer * n2) * s2
-    outermost = outer // n1
-    return outermost * s0 + (outer - outermost * n1) * s1 + (row - outer * n2) * s2
-
-
-@triton.jit
-def logistic(z):
-    """Compute the sigmoid, elementwise; it is 0 where exp2 overflows.
-
-    The square of rsqrt takes two instructions, a division eight; both are accurate to two ulp.
-    """
-    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2E))
-    return root * root
-
-
-@triton.jit
-def load_vector(vector, col, C: tl.constexpr):
-    """Load one number per channel in float32, to broadcast over rows."""
-    return tl.load(vector + col, mask=col < C, other=0.0).to(tl.float32)[None, :]  # [1, C_PAD]
-
-
-@triton.jit
-def input_gradient(g, xhat, rstd, C: tl.constexpr):
-    """Return dx [BLOCK, C_PAD] from g = dy scale weight and xhat, both 0 in the padding."""
-    mean_g = tl.sum(g, 1) / C  # [BLOCK]
-    mean_gx = tl.sum(g * xhat, 1) / C  # [BLOCK]
-    return (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient, row_offsets
 
 
 @triton.jit
@@ -163,30 +127,9 @@ def backward_kernel(
             dbias += g
         if HAS_WEIGHT:
             g *= weight
-        dx = input_gradient(g, xhat, rstd, C)
+        dx = norm_gradient(g, xhat, rstd, C)
         tl.store(DX + row[:, None] * C + col[None, :], dx.to(DX.dtype.element_ty), mask=inside)
     if WANTS_VECTORS:
         part = Parts + tl.program_id(0).to(tl.int64) * 2 * C + col
         tl.store(part, tl.sum(dweight, 0), mask=col < C)  # [C_PAD]
         tl.store(part + C, tl.sum(dbias, 0), mask=col < C)  # [C_PAD]
-
-
-@triton.jit
-def sum_kernel(
-    Parts, DWeight, DBias, parts, C: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Sum the partial gradients of BLOCK_C channels of dweight (program_id(1) = 0) or dbias (1)."""
-    col = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    which = tl.program_id(1)
-    total = tl.zeros([BLOCK, BLOCK_C], tl.float32)
-    for first in range(0, parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        at = Parts + (part * 2 + which)[:, None] * C + col[None, :]
-        # [BLOCK, BLOCK_C]
-        total += tl.load(at, mask=(part < parts)[:, None] & (col < C)[None, :], other=0.0)
-    summed = tl.sum(total, 0)  # [BLOCK_C]
-    if HAS_WEIGHT and which == 0:
-        tl.store(DWeight + col, summed.to(DWeight.dtype.element_ty), mask=col < C)
-    if HAS_BIAS and which == 1:
-        tl.store(DBias + col, summed.to(DBias.dtype.element_ty), mask=col < C)

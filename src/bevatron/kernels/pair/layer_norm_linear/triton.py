@@ -4,16 +4,12 @@ The normalised rows of a chunk come from the LayerNorm's kernel and go into the 
 product while they are in its cache; the backward pass makes them again.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import new_outputs
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import Linear, chunks
-from bevatron.kernels.shared.rows import register_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 
 
 def layer_norm_linear(
@@ -29,7 +25,11 @@ def layer_norm_linear(
     return y
 
 
-@torch.library.custom_op("bevatron::layer_norm_linear", mutates_args=())
+@custom_op(
+    "layer_norm_linear",
+    outputs="y mean rstd",
+    fake=lambda x, weight: new_outputs(x, weight.shape[0]),
+)
 def project(
     x: Tensor,
     norm_weight: Tensor | None,
@@ -47,12 +47,7 @@ def project(
     return y, mean, rstd
 
 
-@project.register_fake
-def _(x: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return new_outputs(x, weights_and_eps[2].shape[0])
-
-
-@torch.library.custom_op("bevatron::layer_norm_linear_backward", mutates_args=())
+@project.backward()
 def project_backward(
     dy: Tensor,
     x: Tensor,
@@ -76,6 +71,3 @@ def project_backward(
     rows.backward(dx_rows, dx_rows, dnorm_weight, dnorm_bias)
     (dweight,), (dbias,) = layer.gradients()
     return dx, dnorm_weight, dnorm_bias, dweight, dbias
-
-
-register_gradients(project, project_backward, 5)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm.reference import layer_norm
+from bevatron.kernels.shared.dtypes import wide_type
 
 
 def outer_product_mean(
@@ -31,6 +32,6 @@ def outer_product_mean(
     a = linear(n, a_weight, a_bias) * kept[..., None]
     b = linear(n, b_weight, b_bias) * kept[..., None]
     outer = torch.einsum("...sic,...sjd->...ijcd", a, b).flatten(-2)
-    wide = torch.promote_types(m.dtype, torch.float32)
+    wide = wide_type(m)
     count = torch.einsum("...si,...sj->...ij", kept.to(wide), kept.to(wide))
     return linear(outer, out_weight, out_bias) / (mask_eps + count).to(m.dtype)[..., None]

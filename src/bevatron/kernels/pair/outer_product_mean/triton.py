@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
+from bevatron.kernels.pair.layer_norm.triton import NormedRows
 from bevatron.kernels.pair.outer_product_mean.triton_kernels import (
     layer_back_kernel,
     layer_kernel,
     layer_weight_kernel,
     scaled_kernel,
 )
-from bevatron.kernels.shared.autograd import empty_gradients, is_differentiated, of_given
+from bevatron.kernels.shared.autograd import needs_grad
 from bevatron.kernels.shared.chunked_linear import (
     BiasGradient,
     WeightGradient,
@@ -29,7 +28,8 @@ from bevatron.kernels.shared.chunked_linear import (
     linear,
     wide_product,
 )
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 CHUNK_LINES = 4
@@ -48,10 +48,10 @@ SINGLE_BACK = {"BM": 32, "BN": 32, "STAGES": 1, "num_warps": 8}
 """Blocks of the last layer, of its input's and its weight's gradient; of float32."""
 BACK_ELEMENTS = 2**14
 """Of a block of gradients behind the last layer: its programs take them whole."""
-PARTS_PER_PROCESSOR = 2
+PARTS_PER_SM = 2
 """Programs that share the weight's gradient."""
-ELEMENTS, PER_PROCESSOR = 4096, 8
-"""Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
+ELEMENTS, PER_SM = 4096, 8
+"""Of `scaled_kernel`: elements of a block, and upper bound of programs per SM."""
 
 
 def outer_product_mean(
@@ -77,7 +77,7 @@ def outer_product_mean(
     N, H, samples = m.shape[-2], len(a_weight), m.shape[:-3].numel()
     given = (m, norm_weight, norm_bias, joint, joint_bias, out_weight, out_bias)
     few = samples * (N * H) ** 2 * m.element_size() <= KEPT_BYTES
-    keeps = few and is_differentiated(*given)
+    keeps = few and needs_grad(*given)
     y: Tensor = mean_of_products(
         *(m, mask.detach().to(m.dtype), norm_weight, norm_bias, joint, joint_bias),
         *(out_weight, out_bias, eps, mask_eps, keeps),
@@ -85,7 +85,20 @@ def outer_product_mean(
     return y
 
 
-@torch.library.custom_op("bevatron::outer_product_mean", mutates_args=())
+def _new_outputs(
+    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
+    y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
+    products = m.new_empty((samples if keeps else 0, N, H, N * H))
+    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products
+
+
+@custom_op(
+    "outer_product_mean",
+    outputs="y statistics products",
+    fake=_new_outputs,
+)
 def mean_of_products(
     m: Tensor,
     mask: Tensor,
@@ -121,13 +134,7 @@ def mean_of_products(
     return y, statistics, products
 
 
-@mean_of_products.register_fake
-def _(m: Tensor, mask: Tensor, *weights: Any) -> tuple[Tensor, Tensor, Tensor]:
-    del mask
-    return _new_outputs(m, weights[2], weights[4], weights[8])
-
-
-@torch.library.custom_op("bevatron::outer_product_mean_backward", mutates_args=())
+@mean_of_products.backward("m norm_weight norm_bias joint_weight joint_bias out_weight out_bias")
 def mean_of_products_backward(
     dy: Tensor,
     m: Tensor,
@@ -184,33 +191,6 @@ def mean_of_products_backward(
     )
 
 
-@mean_of_products_backward.register_fake
-def _(dy: Tensor, m: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    del dy, mask
-    return tuple(empty_gradients(m, m, *rest[:6]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.eps, ctx.mask_eps = inputs[8:10]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dstatistics: Tensor | None, dproducts: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dstatistics, dproducts  # nobody outside sees them
-    if dy is None:
-        return (None,) * 11
-    given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:8]) if i != 1]
-    found = mean_of_products_backward(dy, *ctx.saved_tensors, ctx.eps, ctx.mask_eps)
-    dm, *others = of_given(given, found)
-    return dm, None, *others, None, None, None
-
-
-mean_of_products.register_autograd(_backward, setup_context=_save)
-
-
 def _projections(
     m: Tensor, mask: Tensor, rows: NormedRows, joint_weight: Tensor, joint_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,17 +210,16 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     rows, C = x.shape
     width = 1 << (C - 1).bit_length()
     block = max(1, ELEMENTS // width)
-    programs = min(-(-rows // block), PER_PROCESSOR * processors(x.device))
+    programs = min(-(-rows // block), PER_SM * num_sms(x.device))
     shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
     if rows:
-        with on_device(x):
-            scaled_kernel[(programs,)](
-                *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
-                C=C,
-                C_PAD=width,
-                BLOCK=block,
-                WANTS_SUM=wants_sum,
-            )
+        scaled_kernel[(programs,)](
+            *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
+            C=C,
+            C_PAD=width,
+            BLOCK=block,
+            WANTS_SUM=wants_sum,
+        )
     return shares
 
 
@@ -264,13 +243,12 @@ def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Ten
     """Write the last layer's results for some lines of the pair, [lines, N, Z], times a scale."""
     (lines, length, out), H = y.shape, _hidden(weight)
     pairs, blocks = lines * length, _blocks(P, LAYER)
-    with on_device(P):
-        layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
-            *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
-            H=H,
-            HAS_BIAS=bias is not None,
-            **blocks,
-        )
+    layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
+        *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
+        H=H,
+        HAS_BIAS=bias is not None,
+        **blocks,
+    )
 
 
 def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
@@ -279,23 +257,21 @@ def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
     padded = max(16, 1 << (out - 1).bit_length())
     for side in ("BM", "BN"):
         blocks[side] = max(16, min(blocks[side], BACK_ELEMENTS // padded))
-    with on_device(g):
-        layer_back_kernel[(-(-pairs // blocks["BM"]),)](
-            *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
-        )
+    layer_back_kernel[(-(-pairs // blocks["BM"]),)](
+        *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
+    )
 
 
 def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
     """Return ``g^T P`` [Z, H H] in float32."""
     (pairs, out), H, blocks = g.shape, _hidden(weight), _blocks(g, WEIGHT)
     grid = (-(-H * H // blocks["BN"]), -(-out // blocks["BM"]))
-    most = max(1, PARTS_PER_PROCESSOR * processors(g.device) // (grid[0] * grid[1]))
+    most = max(1, PARTS_PER_SM * num_sms(g.device) // (grid[0] * grid[1]))
     each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
     parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
-    with on_device(g):
-        layer_weight_kernel[(*grid, len(parts))](
-            *(g, P, parts, pairs, each, length, out), H=H, **blocks
-        )
+    layer_weight_kernel[(*grid, len(parts))](
+        *(g, P, parts, pairs, each, length, out), H=H, **blocks
+    )
     return parts.sum(0)
 
 
@@ -321,12 +297,3 @@ def _reciprocal(mask_SN: Tensor, mask_eps: float) -> Tensor:
 def _flat(mask: Tensor) -> Tensor:
     """Return [batch, S, N], contiguous: kernels read it residue after residue."""
     return mask.reshape(mask.shape[:-2].numel(), *mask.shape[-2:]).contiguous()
-
-
-def _new_outputs(
-    m: Tensor, joint_weight: Tensor, out_weight: Tensor, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    N, H, samples = m.shape[-2], len(joint_weight) // 2, m.shape[:-3].numel()
-    y = m.new_empty((*m.shape[:-3], N, N, len(out_weight)))
-    products = m.new_empty((samples if keeps else 0, N, H, N * H))
-    return y, m.new_empty((2, *m.shape[:-1]), dtype=torch.float32), products

@@ -4,15 +4,15 @@ The kernels take [B, S, H, N, D] views with whatever strides they have. Strides 
 of eight elements where all allow it, which tells the compiler that rows are aligned to 16 bytes.
 """
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.pair_attention.tiles import Tiles, padded
+from bevatron.kernels.pair.pair_attention.tiles import padded
 from bevatron.kernels.pair.pair_attention.triton_forward import MASK_COLUMNS, MASK_WIDTH
+from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 WIDE = 8
@@ -23,13 +23,6 @@ BIAS_UNIT = 64
 """A bias that rows share is filled up to multiples of this, so that no load of it needs a mask."""
 
 
-def processors(device: torch.device) -> int:
-    """Count the device's multiprocessors."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def prepare(
     q: Tensor,
     k: Tensor,
@@ -38,7 +31,7 @@ def prepare(
     bias: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Copy what the kernels cannot read as it lies, or would read slowly."""
+    """Copy tensors that the kernels cannot read in place, or would read slowly."""
     return (
         rows_contiguous(q),
         rows_contiguous(k),
@@ -81,10 +74,10 @@ def _rows_aligned(bias: Tensor) -> Tensor:
     """
     Nq, Nk = bias.shape[-2:]
     unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
-    below, beside = (-Nq % unit if unit > WIDE else 0), -Nk % unit
-    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (below or beside):
+    rows, columns = (-Nq % unit if unit > WIDE else 0), -Nk % unit
+    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (rows or columns):
         return bias
-    aligned = bias.new_full((*bias.shape[:-2], Nq + below, Nk + beside), float("-inf"))
+    aligned = bias.new_full((*bias.shape[:-2], Nq + rows, Nk + columns), float("-inf"))
     aligned[..., :Nq, :Nk] = bias
     return aligned
 
@@ -120,11 +113,6 @@ def mask_strides(mask: Tensor | None) -> Sequence[int]:
     return (0, 0) if mask is None else [stride // mask.shape[-1] for stride in mask.stride()[:2]]
 
 
-def or_else(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something for an argument that the kernel will not read."""
-    return stand_in if tensor is None else tensor
-
-
 def constants_of(
     q: Tensor, tiles: Tiles, align: int, bias: Tensor | None, num_keys: int, mask: Tensor | None
 ) -> dict[str, Any]:
@@ -133,18 +121,18 @@ def constants_of(
     return {
         "D": q.shape[4],
         "D_PAD": padded(q.shape[4]),
-        "BLOCK_Q": tiles.block_q,
-        "BLOCK_K": tiles.block_k,
+        "BLOCK_Q": tiles.rows,
+        "BLOCK_K": tiles.columns,
         "ALIGN": align,
         "BIAS_ALIGN": alignment(bias),
-        "FULL_Q": q.shape[3] % tiles.block_q == 0,
+        "FULL_Q": q.shape[3] % tiles.rows == 0,
         # The forward kernel looks at the first keys without asking: there need not be any.
-        "FULL_K": num_keys > 0 and num_keys % tiles.block_k == 0,
+        "FULL_K": num_keys > 0 and num_keys % tiles.columns == 0,
         "BIAS_FULL": bias is None
         or (
             num_keys > 0
-            and bias.shape[-2] % tiles.block_q == 0
-            and bias.shape[-1] % tiles.block_k == 0
+            and bias.shape[-2] % tiles.rows == 0
+            and bias.shape[-1] % tiles.columns == 0
         ),
         "MASK": 0 if mask is None else mask.shape[-1],
         "PRECISION": "tf32" if tf32 else "ieee",
@@ -152,23 +140,14 @@ def constants_of(
 
 
 def launch(kernel: Any, programs: int, tiles: Tiles, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument."""
+    """Launch a kernel; where addresses are simple it does well with few registers."""
     if programs == 0:
         return
-    device = arguments[0].device
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device:
-        kernel[(programs,)](
-            *arguments,
-            **constants,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-            **_registers(tiles, device, constants),
-        )
-
-
-def _registers(tiles: Tiles, device: torch.device, constants: Mapping[str, Any]) -> dict[str, int]:
-    """Limit registers: only NVIDIA's compiler can, and where addresses are simple it does well."""
-    cuda = device.type == "cuda" and torch.version.hip is None
     simple = constants.get("BIAS_FULL") and constants["ALIGN"] == WIDE
-    return {"maxnreg": tiles.registers} if cuda and simple and tiles.registers else {}
+    kernel[(programs,)](
+        *arguments,
+        **constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **(tiles.register_limit(arguments[0].device) if simple else {}),
+    )

@@ -1,38 +1,16 @@
-"""Sizes of the blocks that the kernels work on: a table measured by hand, so a cold start is fast.
+"""Sizes of the kernels' blocks: queries as rows, keys as columns.
 
-Nothing is tuned at run time: the first call compiles one configuration of each kernel.
+Of four warps, 96, 128 and 168 registers a thread let 5, 4 and 3 programs run on an SM of NVIDIA's:
+that is what hides the latency of loads and products.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bevatron.kernels.shared.tiles import Tiles, TileTable
 
 SMALLEST = 16
 """Of any block: the matrix units take no less."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How one kernel is cut.
-
-    Attributes
-    ----------
-    block_q, block_k
-        Queries and keys of a block.
-    warps, stages
-        Of a program: its warps, and how many blocks its loads run ahead.
-    registers
-        Of a thread, at most, where the bias needs no mask and all is aligned; 0 leaves it to the
-        compiler.
-        Programs that run at once on a processor are what hides how long its loads and products
-        take: 96, 128 and 168 let 5, 4 and 3 of four warps fit on one of NVIDIA's.
-    """
-
-    block_q: int
-    block_k: int
-    warps: int = 4
-    stages: int = 2
-    registers: int = 0
 
 
 LARGEST_BIAS_FIRST = 64
@@ -72,7 +50,8 @@ SINGLE: Mapping[str, Tiles] = {
 }
 """float32: products without the matrix units."""
 
-_replaced: dict[str, Tiles] = {}
+_replacing: TileTable[Tiles] = TileTable()
+replaced = _replacing.replaced
 
 
 def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: int) -> Tiles:
@@ -90,13 +69,13 @@ def choose(kernel: str, head: int, itemsize: int, num_queries: int, num_keys: in
     num_queries, num_keys
         Of a row.
     """
-    tiles = _replaced.get(kernel) or _table(head, itemsize)[kernel]
-    if tiles.block_q > 64 and 0 < num_queries % tiles.block_q <= tiles.block_q // 2:
-        tiles = replace(tiles, block_q=tiles.block_q // 2)  # the last would be half empty
+    tiles = _replacing.get(kernel) or _table(head, itemsize)[kernel]
+    if tiles.rows > 64 and 0 < num_queries % tiles.rows <= tiles.rows // 2:
+        tiles = replace(tiles, rows=tiles.rows // 2)  # the last would be half empty
     return replace(
         tiles,
-        block_q=min(tiles.block_q, padded(num_queries)),
-        block_k=min(tiles.block_k, padded(num_keys)),
+        rows=min(tiles.rows, padded(num_queries)),
+        columns=min(tiles.columns, padded(num_keys)),
     )
 
 
@@ -111,15 +90,3 @@ def _table(head: int, itemsize: int) -> Mapping[str, Tiles]:
 def padded(count: int) -> int:
     """Round up to a power of two that a block may have."""
     return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
-
-
-@contextmanager
-def replaced(**tiles: Tiles) -> Iterator[None]:
-    """Use other tiles within, by kernel: to measure them, and to test small blocks."""
-    before = dict(_replaced)
-    _replaced.update(tiles)
-    try:
-        yield
-    finally:
-        _replaced.clear()
-        _replaced.update(before)

@@ -3,8 +3,6 @@
 Inside, all tensors are [B, S, H, N, D] views with whatever strides they have.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,13 +15,11 @@ from bevatron.kernels.pair.pair_attention.launch import (
     launch,
     mask_strides,
     one_stride,
-    or_else,
     prepare,
-    processors,
     rows_contiguous,
     strides,
 )
-from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, Tiles, choose, padded
+from bevatron.kernels.pair.pair_attention.tiles import LARGEST_BIAS_FIRST, choose, padded
 from bevatron.kernels.pair.pair_attention.triton_backward import (
     dbias_kernel,
     dkv_kernel,
@@ -32,12 +28,16 @@ from bevatron.kernels.pair.pair_attention.triton_backward import (
 )
 from bevatron.kernels.pair.pair_attention.triton_careful import MARKS, careful_kernel
 from bevatron.kernels.pair.pair_attention.triton_forward import forward_kernel
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import num_sms, pointers
+from bevatron.kernels.shared.tiles import Tiles
 
 LOG2E = 1.4426950408889634
-PROGRAMS_PER_PROCESSOR = 3
-"""So many programs of the bias gradient run at once."""
+PROGRAMS_PER_SM = 3
+"""Programs of the bias gradient that run at once."""
 ENDS = 4
-"""Rows' worth of time that a program of the bias gradient takes beside its rows."""
+"""Overhead of a program of the bias gradient, in units of the time of a row."""
 MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""
@@ -71,7 +71,15 @@ def pair_attention(
     return out if heads_first else out.transpose(2, 3)
 
 
-@torch.library.custom_op("bevatron::pair_attention", mutates_args=())
+def _new_outputs(q: Tensor, heads_first: bool) -> tuple[Tensor, Tensor]:
+    return _new(q, q.shape[3], heads_first), q.new_empty(q.shape[:4], dtype=torch.float32)
+
+
+@custom_op(
+    "pair_attention",
+    outputs="out lse",
+    fake=_new_outputs,
+)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -85,15 +93,22 @@ def attention(
     """Return the result and each query's logarithm (base 2) of the sum of exponentials."""
     B, S, H, Nq, D = q.shape
     Nk = k.shape[3]
-    out = _new(q, Nq, heads_first)
-    lse = q.new_empty((B, S, H, Nq), dtype=torch.float32)
+    out, lse = _new_outputs(q, heads_first)
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     tiles = choose("forward", padded(D), q.element_size(), Nq, Nk)
     align = alignment(q, k, v, gate, out)
     bias_align = alignment(bias)
-    programs = B * S * H * -(-Nq // tiles.block_q)
+    programs = B * S * H * -(-Nq // tiles.rows)
     again = q.new_empty(programs, dtype=torch.int32)
-    tensors = (q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, again)
+    tensors = (
+        q,
+        k,
+        v,
+        *pointers(q, bias, mask, gate),
+        out,
+        lse,
+        again,
+    )
     numbers = (
         *strides(align, q, k, v),
         *strides(bias_align, bias),
@@ -113,22 +128,26 @@ def attention(
     return out, lse
 
 
-@attention.register_fake
-def _(
+def _new_gradients(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     bias: Tensor | None,
-    mask: Tensor | None,
     gate: Tensor | None,
-    scale: float,
     heads_first: bool,
-) -> tuple[Tensor, Tensor]:
-    del k, v, bias, mask, gate, scale
-    return _new(q, q.shape[3], heads_first), q.new_empty(q.shape[:4], dtype=torch.float32)
+    wants_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    Nq, Nk = q.shape[3], k.shape[3]
+    dq, dk, dv = _new(q, Nq, heads_first), _new(q, Nk, heads_first), _new(q, Nk, heads_first)
+    (dbias,) = empty_gradients(q, bias if wants_dbias else None)
+    dgate = q.new_empty(0) if gate is None else _new(q, Nq, heads_first, gate.dtype)
+    return dq, dk, dv, dbias, dgate
 
 
-@torch.library.custom_op("bevatron::pair_attention_backward", mutates_args=())
+@attention.backward(
+    "q k v bias gate",
+    fake=_new_gradients,
+    asks={"wants_dbias": "bias"},
+)
 def attention_backward(
     dout: Tensor,
     q: Tensor,
@@ -144,13 +163,10 @@ def attention_backward(
     wants_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of q, k, v, bias and gate; those not wanted have no elements."""
-    Nq, Nk = q.shape[3], k.shape[3]
-    dq, dk, dv = _new(q, Nq, heads_first), _new(q, Nk, heads_first), _new(q, Nk, heads_first)
-    dgate = _new(q, Nq, heads_first, gate.dtype) if gate is not None else q.new_empty(0)
-    gated = _new(q, Nq, heads_first) if gate is not None else None
-    width = 2 if _dkv_tiles(q, bias, Nk).block_q >= 64 else 4
+    dq, dk, dv, dbias, dgate = _new_gradients(q, k, bias, gate, heads_first, wants_dbias)
+    gated = _new(q, q.shape[3], heads_first) if gate is not None else None
+    width = 2 if _dkv_tiles(q, bias, k.shape[3]).rows >= 64 else 4
     stats = q.new_empty((*lse.shape, width), dtype=torch.float32)
-    dbias = _new_dbias(q, bias, wants_dbias)
     copies = in_copies(mask) if mask is not None and dbias.numel() else None
     q, k, v, gate, bias, mask = prepare(q, k, v, gate, bias, mask)
     dout = rows_contiguous(dout.to(q.dtype))
@@ -161,56 +177,6 @@ def attention_backward(
     if bias is not None and wants_dbias:
         _dbias(q, k, v, bias, copies, stats, dout, dbias, scale)
     return dq, dk, dv, dbias, dgate
-
-
-@attention_backward.register_fake
-def _(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    heads_first: bool,
-    wants_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del dout, v, mask, out, lse, scale
-    Nq, Nk = q.shape[3], k.shape[3]
-    dgate = _new(q, Nq, heads_first, gate.dtype) if gate is not None else q.new_empty(0)
-    dq, dk, dv = _new(q, Nq, heads_first), _new(q, Nk, heads_first), _new(q, Nk, heads_first)
-    return dq, dk, dv, _new_dbias(q, bias, wants_dbias), dgate
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, bias, mask, gate, ctx.scale, ctx.heads_first = inputs
-    ctx.save_for_backward(q, k, v, bias, mask, gate, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    del dlse  # nobody outside sees the logarithm
-    if dout is None:
-        return (None,) * 8
-    q, k, v, bias, mask, gate, out, lse = ctx.saved_tensors
-    dq, dk, dv, dbias, dgate = attention_backward(
-        *(dout, q, k, v, bias, mask, gate, out, lse),
-        *(ctx.scale, ctx.heads_first, bias is not None and ctx.needs_input_grad[3]),
-    )
-    return (
-        *(dq, dk, dv),
-        dbias if bias is not None and ctx.needs_input_grad[3] else None,
-        None,
-        dgate if gate is not None else None,
-        None,
-        None,
-    )
-
-
-attention.register_autograd(_backward, setup_context=_save)
 
 
 def _dq(
@@ -235,10 +201,18 @@ def _dq(
     align, bias_align = alignment(q, k, v, gate, out, dout), alignment(bias)
     launch(
         dq_kernel,
-        B * S * H * -(-Nq // tiles.block_q),
+        B * S * H * -(-Nq // tiles.rows),
         tiles,
-        *(q, k, v, or_else(bias, q), or_else(mask, q), or_else(gate, q), out, lse, dout),
-        *(dq, dgate, or_else(gated, q), stats),
+        *(
+            q,
+            k,
+            v,
+            *pointers(q, bias, mask, gate),
+            out,
+            lse,
+            dout,
+        ),
+        *(dq, dgate, *pointers(q, gated), stats),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
@@ -272,9 +246,9 @@ def _dkv(
     read = bias.transpose(-1, -2).contiguous() if bias is not None and turned else bias
     launch(
         dkv_kernel,
-        B * S * H * -(-Nk // tiles.block_k),
+        B * S * H * -(-Nk // tiles.columns),
         tiles,
-        *(q, k, v, or_else(read, q), or_else(mask, q), stats, dout, dk, dv),
+        *(q, k, v, *pointers(q, read, mask), stats, dout, dk, dv),
         *strides(align, q, k, v),
         *strides(bias_align, read),
         *mask_strides(mask),
@@ -320,8 +294,8 @@ def _dbias(
     Nk = k.shape[3]
     shared_by = _shared_by(bias, S)
     tiles = choose("dbias", padded(D), q.element_size(), Nq, Nk)
-    blocks = B * bias.shape[1] * H * -(-Nq // tiles.block_q) * -(-Nk // tiles.block_k)
-    rows = _rows_of_a_part(blocks, shared_by, processors(q.device) * PROGRAMS_PER_PROCESSOR)
+    blocks = B * bias.shape[1] * H * -(-Nq // tiles.rows) * -(-Nk // tiles.columns)
+    rows = _rows_of_a_part(blocks, shared_by, num_sms(q.device) * PROGRAMS_PER_SM)
     parts = -(-shared_by // rows) if shared_by else 0
     target = dbias
     if parts != 1:
@@ -331,7 +305,7 @@ def _dbias(
         dbias_kernel,
         blocks * parts,
         tiles,
-        *(q, k, v, bias, or_else(mask, q), stats, dout, target),
+        *(q, k, v, bias, *pointers(q, mask), stats, dout, target),
         *strides(align, q, k, v),
         *strides(bias_align, bias),
         *mask_strides(mask),
@@ -373,9 +347,3 @@ def _new(q: Tensor, count: int, heads_first: bool, dtype: torch.dtype | None = N
     if heads_first:
         return q.new_empty((B, S, H, count, D), dtype=dtype)
     return q.new_empty((B, S, count, H, D), dtype=dtype).transpose(2, 3)
-
-
-def _new_dbias(q: Tensor, bias: Tensor | None, wanted: bool) -> Tensor:
-    if bias is None or not wanted:
-        return q.new_empty(0)
-    return q.new_empty(bias.shape, dtype=bias.dtype)

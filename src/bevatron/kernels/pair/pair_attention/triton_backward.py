@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
-    LOG2E,
     NUMBERS,
     accumulate,
     load_bias,
@@ -29,6 +28,7 @@ from bevatron.kernels.pair.pair_attention.triton_forward import (
     mask_keys,
     store_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 
 @triton.jit

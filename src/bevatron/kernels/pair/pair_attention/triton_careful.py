@@ -13,12 +13,12 @@ import triton.language as tl
 
 from bevatron.kernels.pair.pair_attention.triton_forward import (
     LEAST,
-    LOG2E,
     NUMBERS,
     biased_logits,
     finish,
     load_block,
 )
+from bevatron.kernels.shared.triton_math import LOG2E
 
 MARKS = tl.constexpr(32)
 """Number of flags that one program reads."""

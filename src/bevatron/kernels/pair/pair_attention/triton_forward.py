@@ -19,7 +19,8 @@ a power of two). Strides are in units of ALIGN elements, those of the bias of BI
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from bevatron.kernels.shared.triton_math import LOG2E
+
 LEAST = tl.constexpr(-1e30)
 """Initial running maximum: finite, so that differences from it are never NaN."""
 FIRST_KEYS = tl.constexpr(16)

@@ -1,15 +1,14 @@
-"""Queries, keys, values and gate of an attention in one matrix product."""
+"""Queries, keys, values and gate of an attention layer in one matmul."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["qkvg"]
 
-for _name, _obstacle in (("reference", None), ("triton", only_up_to_32_bit)):
-    registry.register("qkvg", _name, f"bevatron.kernels.pair.qkvg.{_name}:qkvg", _obstacle)
+_operator = registry.operator("qkvg", __name__, takes=support.up_to_float32)
 
 
 def qkvg(
@@ -35,9 +34,9 @@ def qkvg(
         n = \operatorname{LayerNorm}(x) \text{ or } x
 
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
-    ``linear_v``, ``linear_g``); their weights are put one below the other for each call, a copy of
-    a few hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
-    them. Between forward and backward are kept x and, with a norm, two float32 numbers per row.
+    ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
+    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
+    them. The backward pass keeps x and, with a norm, two float32 numbers per row.
 
     Parameters
     ----------
@@ -60,9 +59,9 @@ def qkvg(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples
@@ -91,7 +90,7 @@ def qkvg(
                 f"qkvg: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with "
                 f"x {tuple(x.shape)}"
             )
-    run = registry.dispatch("qkvg", x)
+    run = _operator.dispatch(x)
     given = (q_weight, k_weight, v_weight, gate_weight, gate_bias, q_bias)
     q, k, v, gate = run(x, *given, norm is not None, norm_weight, norm_bias, eps)
     return q, k, v, gate

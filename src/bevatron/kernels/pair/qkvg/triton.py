@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
-from bevatron.kernels.shared.rows import near
+from bevatron.kernels.shared.rows import indexable_by_32_bits
 
 
 def qkvg(
@@ -27,7 +27,9 @@ def qkvg(
     if has_norm:
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:
-        made = F.linear(near(x), joint.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        made = F.linear(
+            indexable_by_32_bits(x), joint.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        )
     parts: tuple[Tensor, ...] = torch.split(made, [len(weight) for weight in weights], dim=-1)
     return parts
 

@@ -1,21 +1,20 @@
-"""The gated unit silu(gate) * value."""
+"""SwiGLU: silu(gate) * value."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
+from bevatron.kernels.shared import support
 
 __all__ = ["swiglu"]
 
-registry.register("swiglu", "reference", f"{__name__}.reference:swiglu")
-registry.register("swiglu", "triton", f"{__name__}.triton:swiglu", only_up_to_32_bit)
+_operator = registry.operator("swiglu", __name__, takes=support.up_to_float32)
 
 
 def swiglu(
     gate: Float[Tensor, "*rows _"], value: Float[Tensor, "*rows C"] | None = None
 ) -> Float[Tensor, "*rows C"]:
-    r"""Multiply values by the silu of their gates.
+    r"""Multiply values by the SiLU of their gates.
 
     .. math:: y = \frac{g}{1 + e^{-g}} \odot v
 
@@ -24,22 +23,22 @@ def swiglu(
     Parameters
     ----------
     gate
-        [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: what one
-        projection for both returns.
+        [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: the
+        output of one fused projection.
     value
         [..., C], of the type of ``gate``.
 
     Returns
     -------
     Tensor
-        [..., C], contiguous. Only the inputs are kept for the backward pass, and not changed.
+        [..., C], contiguous. The backward pass keeps the inputs only, unmodified.
 
     Raises
     ------
     ValueError
         If the shapes or types do not fit.
     KernelError
-        If Triton was asked for and cannot run; it gives first derivatives.
+        If Triton is requested and cannot run; it gives first derivatives.
 
     Examples
     --------
@@ -58,11 +57,5 @@ def swiglu(
             f"swiglu: gate is {tuple(gate.shape)} of {gate.dtype}, value {tuple(value.shape)} of "
             f"{value.dtype}; make them alike"
         )
-    result: Tensor = registry.dispatch("swiglu", gate)(gate, value)
+    result: Tensor = _operator.dispatch(gate)(gate, value)
     return result
-
-
-def halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return views of the gates and of the values that lie behind them."""
-    width = both.shape[-1] // 2
-    return both[..., :width], both[..., width:]

@@ -1,17 +1,19 @@
 """The gated unit in Triton: two custom operators and their launches."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.pair.swiglu import halves
+from bevatron.kernels.pair.gated import gate_and_value
+from bevatron.kernels.pair.swiglu import triton_products as fused
 from bevatron.kernels.pair.swiglu.triton_kernels import backward_kernel, forward_kernel
+from bevatron.kernels.shared.chunked_linear import linear
+from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import as_rows
 
+__all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
+"""What other operators may use too."""
+
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
-"""Of a block: numbers in all, and channels."""
+"""Of a block: its elements, and upper bound of its channels."""
 
 
 def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
@@ -20,51 +22,31 @@ def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
     return result
 
 
-@torch.library.custom_op("bevatron::swiglu", mutates_args=())
+@custom_op(
+    "swiglu",
+    fake=lambda gate, value: gate.new_empty(
+        gate.shape if value is not None else gate_and_value(gate)[0].shape
+    ),
+)
 def gated(gate: Tensor, value: Tensor | None) -> Tensor:
     """Return silu(gate) * value, with both in ``gate`` if value is not given."""
     if value is None:
-        gate, value = halves(gate)
+        gate, value = gate_and_value(gate)
     y = gate.new_empty(gate.shape)
     launch_forward(gate, value, y)
     return y
 
 
-@gated.register_fake
-def _(gate: Tensor, value: Tensor | None) -> Tensor:
-    return gate.new_empty(gate.shape if value is not None else halves(gate)[0].shape)
-
-
-@torch.library.custom_op("bevatron::swiglu_backward", mutates_args=())
+@gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both gradients; without ``value``, one for both halves and one without elements."""
+    """Return both gradients; without ``value`` a joint one, and one without elements."""
     dgate = gate.new_empty(gate.shape)
     if value is None:
-        launch_backward(dy, *halves(gate), *halves(dgate))
+        launch_backward(dy, *gate_and_value(gate), *gate_and_value(dgate))
         return dgate, gate.new_empty(0)
     dvalue = gate.new_empty(gate.shape)
     launch_backward(dy, gate, value, dgate, dvalue)
     return dgate, dvalue
-
-
-@gated_backward.register_fake
-def _(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    del dy
-    return gate.new_empty(gate.shape), gate.new_empty(0 if value is None else gate.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
-    gate, value = ctx.saved_tensors
-    dgate, dvalue = gated_backward(dy, gate, value)
-    return dgate, None if value is None else dvalue
-
-
-gated.register_autograd(_backward, setup_context=_save)
 
 
 def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) -> None:
@@ -77,16 +59,15 @@ def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) ->
         return
     row_stride = y.stride(-2) if y.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    with on_device(gate):
-        forward_kernel[grid](
-            *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
-            row_stride,
-            C=gate.shape[-1],
-            BLOCK=block,
-            BLOCK_C=block_c,
-            AXES=rows.axes,
-            SILU=silu,
-        )
+    forward_kernel[grid](
+        *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
+        row_stride,
+        C=gate.shape[-1],
+        BLOCK=block,
+        BLOCK_C=block_c,
+        AXES=rows.axes,
+        SILU=silu,
+    )
 
 
 def launch_backward(
@@ -107,17 +88,30 @@ def launch_backward(
         return
     row_stride = dgate.stride(-2) if dgate.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    with on_device(gate):
-        backward_kernel[grid](
-            *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
-            *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
-            C=gate.shape[-1],
-            BLOCK=block,
-            BLOCK_C=block_c,
-            AXES=rows.axes,
-            SILU=silu,
-            WANTS_Y=y is not None,
-        )
+    backward_kernel[grid](
+        *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
+        *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
+        C=gate.shape[-1],
+        BLOCK=block,
+        BLOCK_C=block_c,
+        AXES=rows.axes,
+        SILU=silu,
+        WANTS_Y=y is not None,
+    )
+
+
+def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return silu(gates) * values [n, H] of rows [n, C].
+
+    ``wide`` [2 H, C] makes gates, then values, with a bias [2 H].
+    """
+    gate, up = wide.chunk(2)
+    if bias is None and fused.fits(x, gate):
+        return fused.hidden_rows(x, gate, up)
+    gates, values = gate_and_value(linear(x, wide, bias))
+    # In place: the hidden rows on their gates.
+    launch_forward(gates, values, gates)
+    return gates
 
 
 def _grid(gate: Tensor, count: int) -> tuple[int, int, tuple[int, int]]:

@@ -9,7 +9,7 @@ The transitions launch both kernels in place on chunks of rows.
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic, row_offsets
+from bevatron.kernels.shared.triton_math import logistic, row_offsets
 
 
 @triton.jit

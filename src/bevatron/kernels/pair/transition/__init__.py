@@ -1,16 +1,15 @@
-"""LayerNorm, a wide hidden layer, and back: the transition blocks of AlphaFold2 and 3."""
+"""The transition blocks of AlphaFold2 and 3: LayerNorm and a two-layer MLP."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels import registry
-from bevatron.kernels.pair.layer_norm import only_up_to_32_bit
-from bevatron.kernels.shared.rows import check_shapes
+from bevatron.kernels.shared import support
+from bevatron.kernels.shared.checks import check_shapes
 
 __all__ = ["transition"]
 
-registry.register("transition", "reference", f"{__name__}.reference:transition")
-registry.register("transition", "triton", f"{__name__}.triton:transition", only_up_to_32_bit)
+_operator = registry.operator("transition", __name__, takes=support.up_to_float32)
 
 
 def transition(
@@ -25,7 +24,7 @@ def transition(
     *,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*rows _"]:
-    r"""Normalise, widen, activate and narrow every row.
+    r"""Apply LayerNorm and a two-layer MLP, with SwiGLU or ReLU, to every row.
 
     .. math::
 
@@ -36,8 +35,8 @@ def transition(
         \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
         \end{cases}
 
-    The hidden rows, H = 2 or 4 times as wide, are never stored: between forward and backward are
-    kept the input and two float32 numbers per row.
+    The hidden rows, 2 or 4 times as wide, are never stored: the backward pass keeps the input and
+    two float32 numbers per row.
 
     Parameters
     ----------
@@ -58,15 +57,15 @@ def transition(
     -------
     Tensor
         [..., C_out], of the type of ``x``; add it to ``x`` for the residual. Weights of another
-        type are rounded to that of ``x`` for the products; their gradients are summed in float32
+        type are rounded to that of ``x`` for the matmuls; their gradients are summed in float32
         in a fixed order and have the type of the weights.
 
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples
@@ -87,7 +86,7 @@ def transition(
         "down_bias": (down_bias, (out,)),
     }
     check_shapes("transition", wanted, f"x {tuple(x.shape)} and {H} hidden channels")
-    run = registry.dispatch("transition", x)
+    run = _operator.dispatch(x)
     result: Tensor = run(
         x, norm_weight, norm_bias, up_weight, down_weight, gate_weight, up_bias, down_bias, eps
     )

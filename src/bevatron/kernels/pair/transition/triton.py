@@ -1,8 +1,8 @@
 """The transition in Triton: two custom operators, each fused or in chunks of rows.
 
 Narrow rows of 16-bit types take kernels that keep the hidden layer in registers (`triton_fused`).
-All others take the matrix products of the device's library a chunk of rows at a time, with kernels
-for what lies between; the hidden layer of a chunk is computed again in the backward pass.
+All others call cuBLAS for a chunk of rows at a time, with kernels in between; the backward pass
+recomputes the hidden layer of a chunk.
 """
 
 from typing import Any
@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import new_outputs
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.pair.swiglu import halves
-from bevatron.kernels.pair.swiglu.hidden import hidden_rows
+from bevatron.kernels.pair.gated import gate_and_value
+from bevatron.kernels.pair.layer_norm.triton import NormedRows, new_outputs
+from bevatron.kernels.pair.swiglu.triton import hidden_rows
 from bevatron.kernels.pair.swiglu.triton import launch_backward as swiglu_backward
 from bevatron.kernels.pair.transition import triton_fused as fused
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.chunked_linear import Linear, chunks
-from bevatron.kernels.shared.rows import register_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 
 
 def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
@@ -28,7 +27,11 @@ def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
     return y
 
 
-@torch.library.custom_op("bevatron::transition", mutates_args=())
+@custom_op(
+    "transition",
+    outputs="y mean rstd",
+    fake=lambda x, down_weight: new_outputs(x, down_weight.shape[0]),
+)
 def widen(
     x: Tensor,
     norm_weight: Tensor | None,
@@ -49,12 +52,7 @@ def widen(
     return y, mean, rstd
 
 
-@widen.register_fake
-def _(x: Tensor, *weights_and_eps: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return new_outputs(x, weights_and_eps[3].shape[0])
-
-
-@torch.library.custom_op("bevatron::transition_backward", mutates_args=())
+@widen.backward()
 def widen_backward(
     dy: Tensor,
     x: Tensor,
@@ -79,9 +77,6 @@ def widen_backward(
         *(dx.view(rows.rows.shape), dnorm_weight, dnorm_bias),
     )
     return dx, dnorm_weight, dnorm_bias, dup, ddown, dgate, dup_bias, ddown_bias
-
-
-register_gradients(widen, widen_backward, 8)
 
 
 def _forward_in_chunks(rows: NormedRows, weights: Weights, y: Tensor) -> None:
@@ -112,7 +107,7 @@ def _backward_in_chunks(
             dwider = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         else:
             # In place: gradients on gates and values, the hidden rows on their gradient.
-            swiglu_backward(dhidden, *halves(wider), *halves(wider), dhidden)
+            swiglu_backward(dhidden, *gate_and_value(wider), *gate_and_value(wider), dhidden)
             hidden, dwider = dhidden, wider
         narrow.keep(dy[part], hidden)
         wide.keep(dwider, normed)

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bevatron.kernels.pair.layer_norm.triton import on_device
-from bevatron.kernels.pair.layer_norm.triton_rows import NormedRows
-from bevatron.kernels.pair.swiglu.triton_products import interleaved
-from bevatron.kernels.pair.transition.tiles import Tiles, choose
+from bevatron.kernels.pair.gated import interleaved
+from bevatron.kernels.pair.layer_norm.triton import NormedRows
+from bevatron.kernels.pair.transition.tiles import TILES
 from bevatron.kernels.pair.transition.triton_kernels import (
     add_kernel,
     forward_kernel,
@@ -19,7 +18,8 @@ from bevatron.kernels.pair.transition.triton_kernels import (
 )
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.chunked_linear import BiasGradient
-from bevatron.kernels.shared.rows import processors
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
+from bevatron.kernels.shared.tiles import Tiles
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
@@ -61,18 +61,25 @@ def fits(x: Tensor, weights: Weights) -> bool:
 
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
-    x, tiles, weights = rows.rows.contiguous(), choose("forward"), given.cast(y.dtype)
-    with on_device(x):
-        forward_kernel[(-(-len(x) // tiles.rows),)](
-            *(x, _or(rows.weight, x), _or(rows.bias, x)),
-            *(_interleaved(weights.up, weights.gate, tiles.hidden), weights.down),
-            *(_or(weights.up_bias, x), _or(weights.down_bias, x), y, rows.mean, rows.rstd),
-            *(len(x), rows.eps),
-            HAS_WEIGHT=rows.weight is not None,
-            HAS_BIAS=rows.bias is not None,
-            HAS_DOWN_BIAS=weights.down_bias is not None,
-            **_constants(tiles, weights, x),
-        )
+    x, tiles, weights = rows.rows.contiguous(), TILES["forward"], given.cast(y.dtype)
+    forward_kernel[(-(-len(x) // tiles.rows),)](
+        *(
+            x,
+            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
+        ),
+        *(_interleaved(weights.up, weights.gate, tiles.columns), weights.down),
+        *(
+            *pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias)),
+            y,
+            rows.mean,
+            rows.rstd,
+        ),
+        *(len(x), rows.eps),
+        HAS_WEIGHT=rows.weight is not None,
+        HAS_BIAS=rows.bias is not None,
+        HAS_DOWN_BIAS=weights.down_bias is not None,
+        **_constants(tiles, weights, x),
+    )
 
 
 def backward(
@@ -108,19 +115,30 @@ def _input(
     normed: Tensor,
 ) -> Tensor:
     """Write the gradient of x and the normalised rows; return shares of the norm's gradients."""
-    x, tiles = rows.rows, choose("input")
+    x, tiles = rows.rows, TILES["input"]
     programs = -(-len(x) // tiles.rows)
     wants_vectors = rows.weight is not None or rows.bias is not None
     shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
-    with on_device(x):
-        input_kernel[(programs,)](
-            *(dy, x, _or(rows.weight, x), _or(rows.bias, x)),
-            *(ordered.of_input, weights.down),
-            *(_or(weights.up_bias, x), rows.mean, rows.rstd, dx, normed, shares, len(x)),
-            HAS_WEIGHT=rows.weight is not None,
-            HAS_BIAS=rows.bias is not None,
-            **_constants(tiles, weights, x),
-        )
+    input_kernel[(programs,)](
+        *(
+            dy,
+            x,
+            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
+        ),
+        *(ordered.of_input, weights.down),
+        *(
+            *pointers(x, contiguous(weights.up_bias)),
+            rows.mean,
+            rows.rstd,
+            dx,
+            normed,
+            shares,
+            len(x),
+        ),
+        HAS_WEIGHT=rows.weight is not None,
+        HAS_BIAS=rows.bias is not None,
+        **_constants(tiles, weights, x),
+    )
     return shares
 
 
@@ -128,39 +146,37 @@ def _weight(
     dy: Tensor, normed: Tensor, weights: Weights, ordered: Ordered
 ) -> tuple[Tensor, Tensor]:
     """Return float32 shares of the gradients of up, of down transposed and of gate; of the bias."""
-    tiles, gate, bias = choose("weight"), weights.gate, weights.up_bias
+    tiles, gate, bias = TILES["weight"], weights.gate, weights.up_bias
     (H, C), count = weights.up.shape, len(normed)
-    blocks = H // tiles.hidden
-    parts = max(1, tiles.per_processor * processors(dy.device) // blocks)
+    blocks = H // tiles.columns
+    parts = max(1, tiles.per_sm * num_sms(dy.device) // blocks)
     rows = -(-count // parts)
     rows = -(-rows // tiles.rows) * tiles.rows
     parts = -(-count // rows)
     shares = dy.new_empty((parts, 2 if gate is None else 3, H * C), dtype=torch.float32)
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
-    with on_device(dy):
-        weight_kernel[(blocks, parts)](
-            *(dy, normed, ordered.of_weight, ordered.down_t, _or(bias, dy)),
-            *(shares, bias_shares, count, rows),
-            **_constants(tiles, weights, dy),
-        )
+    weight_kernel[(blocks, parts)](
+        *(dy, normed, ordered.of_weight, ordered.down_t, *pointers(dy, contiguous(bias))),
+        *(shares, bias_shares, count, rows),
+        **_constants(tiles, weights, dy),
+    )
     return shares, bias_shares
 
 
 def _ordered(weights: Weights) -> Ordered:
     """Put the weights into order for the backward pass."""
     up, gate = weights.up, weights.gate
-    (H, C), block, wider = up.shape, choose("input").hidden, choose("weight").hidden
+    (H, C), block, wider = up.shape, TILES["input"].columns, TILES["weight"].columns
     both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
     ordered = Ordered(*both, up.new_empty((H, C)))
-    with on_device(up):
-        order_kernel[(H // block,)](
-            *(up, _or(gate, up), weights.down, *both, ordered.down_t),
-            C=C,
-            H=H,
-            NARROWER_H=block,
-            WIDER_H=wider,
-            GATED=gate is not None,
-        )
+    order_kernel[(H // block,)](
+        *(up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
+        C=C,
+        H=H,
+        NARROWER_H=block,
+        WIDER_H=wider,
+        GATED=gate is not None,
+    )
     return ordered
 
 
@@ -190,20 +206,19 @@ def add_shares(
     wants_vectors = dnorm_weight.numel() + dnorm_bias.numel() > 0
     C = given.up.shape[1]
     blocks = max(-(-numbers // SHARE_NUMBERS), -(-2 * C // NORM_CHANNELS) * wants_vectors)
-    with on_device(shares):
-        add_kernel[(blocks, matrices + wants_vectors)](
-            *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
-            *(parts, len(norm_shares)),
-            C=C,
-            NUMBERS=numbers,
-            BLOCK=SHARE_NUMBERS,
-            AT_ONCE=SHARES,
-            NORM_BLOCK=NORM_SHARES,
-            NORM_BLOCK_C=NORM_CHANNELS,
-            MATRICES=matrices,
-            HAS_WEIGHT=dnorm_weight.numel() > 0,
-            HAS_BIAS=dnorm_bias.numel() > 0,
-        )
+    add_kernel[(blocks, matrices + wants_vectors)](
+        *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
+        *(parts, len(norm_shares)),
+        C=C,
+        NUMBERS=numbers,
+        BLOCK=SHARE_NUMBERS,
+        AT_ONCE=SHARES,
+        NORM_BLOCK=NORM_SHARES,
+        NORM_BLOCK_C=NORM_CHANNELS,
+        MATRICES=matrices,
+        HAS_WEIGHT=dnorm_weight.numel() > 0,
+        HAS_BIAS=dnorm_bias.numel() > 0,
+    )
     return dup, ddown, dgate
 
 
@@ -212,23 +227,16 @@ def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
     return up if gate is None else interleaved(gate, up, block)
 
 
-def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """Give a pointer to something for an argument that the kernel will not read."""
-    return stand_in if tensor is None else tensor.contiguous()
-
-
 def _constants(tiles: Tiles, weights: Weights, x: Tensor) -> dict[str, Any]:
     """Return what all three kernels are compiled for, and how."""
-    constants = {
+    return {
         "C": x.shape[1],
         "H": len(weights.up),
         "BLOCK": tiles.rows,
-        "BLOCK_H": tiles.hidden,
+        "BLOCK_H": tiles.columns,
         "GATED": weights.gate is not None,
         "HAS_UP_BIAS": weights.up_bias is not None,
         "STAGES": tiles.stages,
         "num_warps": tiles.warps,
+        **tiles.register_limit(x.device),
     }
-    if tiles.registers and x.device.type == "cuda" and torch.version.hip is None:
-        constants["maxnreg"] = tiles.registers
-    return constants

@@ -13,7 +13,7 @@ The hidden layer [rows, H] exists in registers only; backward recomputes it from
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import input_gradient, load_vector, logistic
+from bevatron.kernels.shared.triton_math import load_vector, logistic, norm_gradient
 
 
 @triton.jit
@@ -175,7 +175,7 @@ def input_kernel(
         tl.store(part + C, tl.sum(g, 0))  # [C]
     if HAS_WEIGHT:
         g *= load_vector(NormWeight, col, C)  # [BLOCK, C]
-    store_rows(DX, first, count, input_gradient(g, xhat, rstd, C), C, BLOCK)
+    store_rows(DX, first, count, norm_gradient(g, xhat, rstd, C), C, BLOCK)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ Projections, norms and gates are kernels (`triton_launch`); the contraction is a
 library's matrix products, one for every channel.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from bevatron.kernels.pair.triangle_multiply.triton_launch import (
     project,
     project_backward,
 )
-from bevatron.kernels.shared.autograd import empty_gradients, of_given
+from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.custom_op import custom_op
 
 Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -64,7 +65,17 @@ def triangle_multiply(
     return y
 
 
-@torch.library.custom_op("bevatron::triangle_multiply", mutates_args=())
+def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x = _planes(z, norm_out_weight.shape[0])
+    statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
+    return z.new_empty(z.shape), x, statistics
+
+
+@custom_op(
+    "triangle_multiply",
+    outputs="y x statistics",
+    fake=_new_outputs,
+)
 def multiply(
     z: Tensor,
     mask: Tensor | None,
@@ -100,22 +111,10 @@ def multiply(
     return y, x, statistics
 
 
-@multiply.register_fake
-def _(
-    z: Tensor,
-    mask: Tensor | None,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    joint_weight: Tensor,
-    joint_bias: Tensor | None,
-    norm_out_weight: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del mask, norm_in_weight, norm_in_bias, joint_weight, joint_bias, rest
-    return _new_outputs(z, norm_out_weight)
-
-
-@torch.library.custom_op("bevatron::triangle_multiply_backward", mutates_args=())
+@multiply.backward(
+    "z norm_in_weight norm_in_bias joint_weight joint_bias norm_out_weight norm_out_bias "
+    "out_weight gate_weight out_bias"
+)
 def multiply_backward(
     dy: Tensor,
     z: Tensor,
@@ -167,33 +166,6 @@ def multiply_backward(
     return found
 
 
-@multiply_backward.register_fake
-def _(dy: Tensor, z: Tensor, mask: Tensor | None, *rest: Any) -> Ten:
-    del dy, mask
-    return _new_gradients(z, *rest[:9])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:11], *output[1:])
-    ctx.outgoing, ctx.eps = inputs[11:]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(
-    ctx: Any, dy: Tensor | None, dx: Tensor | None, dstatistics: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    del dx, dstatistics  # nobody outside sees them
-    if dy is None:
-        return (None,) * 13
-    given = [tensor for i, tensor in enumerate(ctx.saved_tensors[:11]) if i != 1]
-    found = multiply_backward(dy, *ctx.saved_tensors, ctx.outgoing, ctx.eps)
-    dz, *others = of_given(given, found)
-    return dz, None, *others, None, None
-
-
-multiply.register_autograd(_backward, setup_context=_save)
-
-
 def _contract(pair: Pair, a: Tensor, b: Tensor, x: Tensor, outgoing: bool) -> None:
     a, b, x = (pair.matrices(tensor) for tensor in (a, b, x))
     if outgoing:
@@ -225,12 +197,6 @@ def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     return torch.cat([torch.zeros_like(like) if bias is None else bias for bias in biases])
-
-
-def _new_outputs(z: Tensor, norm_out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x = _planes(z, norm_out_weight.shape[0])
-    statistics = z.new_empty((4, z.shape[:-1].numel()), dtype=torch.float32)
-    return z.new_empty(z.shape), x, statistics
 
 
 def _new_gradients(z: Tensor, *weights: Tensor | None) -> Ten:

@@ -13,7 +13,6 @@ holds the normalised rows of x and of the pair in registers, and loops over the 
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import logistic
 from bevatron.kernels.pair.triangle_multiply.triton_project import (
     affine,
     columns_of_block,
@@ -31,6 +30,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     store_two,
     transpose_by_dot,
 )
+from bevatron.kernels.shared.triton_math import logistic
 
 
 @triton.jit

@@ -17,7 +17,7 @@ C and H are the channels of the pair and of the contraction, C_PAD and H_PAD the
 import triton
 import triton.language as tl
 
-from bevatron.kernels.pair.layer_norm.triton_kernels import load_vector, logistic, row_offsets
+from bevatron.kernels.shared.triton_math import load_vector, logistic, row_offsets
 
 
 @triton.jit

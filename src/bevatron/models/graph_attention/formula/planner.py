@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.forms import (
+from bevatron.models.graph_attention.formula.expression import (
+    Expression,
+    Kind,
+    walk,
+)
+from bevatron.models.graph_attention.formula.forms import (
     AdditiveForm,
     ComposedForm,
     DotForm,
@@ -19,11 +24,6 @@ from bevatron.models.graph_attention.forms import (
     Form,
     JointForm,
     recognise,
-)
-from bevatron.models.graph_attention.formula.expression import (
-    Expression,
-    Kind,
-    walk,
 )
 
 Aggregate = Literal["sum", "mean", "max", "min"]

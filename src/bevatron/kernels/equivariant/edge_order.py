@@ -1,0 +1,140 @@
+"""The orders in which fast kernels walk the edges of a graph, found once per batch."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from bevatron.maths.irreps import Irreps
+
+
+class EdgeOrder:
+    """The edges of a graph with, once somebody asks, where those of each node are.
+
+    Everything is computed on the device of the edges without asking it for a number, so that it can
+    be part of a captured CUDA graph. Make one for each batch and hand it to all layers: an operator
+    that takes ``edges`` takes this too, and sorts for itself if it is given a tensor.
+
+    Parameters
+    ----------
+    edges
+        Senders and receivers.
+    num_nodes
+        N.
+    by_receiver
+        Whether the edges are known to be sorted by receiver, which saves sorting them. It is
+        checked on the device, without waiting for it.
+
+    Raises
+    ------
+    RuntimeError
+        If the edges were said to be sorted and are not (on a GPU: at the next synchronisation).
+
+    Examples
+    --------
+    >>> order = EdgeOrder(torch.tensor([[1, 0, 0], [2, 0, 2]]), 3)
+    >>> order.permutation, order.receiver_ptr
+    (tensor([1, 0, 2]), tensor([0, 1, 1, 3]))
+    """
+
+    def __init__(
+        self, edges: Int[Tensor, "2 E"], num_nodes: int, by_receiver: bool = False
+    ) -> None:
+        self.edges, self.num_nodes, self.by_receiver = edges, num_nodes, by_receiver
+        self._sorted: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._sorted_senders: tuple[Tensor, Tensor] | None = None
+        self._by_sender: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def of(cls, edges: "Tensor | EdgeOrder", num_nodes: int) -> "EdgeOrder":
+        """Take what an operator was given."""
+        return edges if isinstance(edges, EdgeOrder) else cls(edges, num_nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.edges.shape[1]
+
+    @property
+    def senders(self) -> Int[Tensor, " E"]:
+        """The sender of each edge, edges sorted by receiver."""
+        return self._by_receiver()[0]
+
+    @property
+    def receiver_ptr(self) -> Int[Tensor, " _"]:
+        """Where the edges into each node begin among those sorted by receiver."""
+        return self._by_receiver()[1]
+
+    @property
+    def permutation(self) -> Int[Tensor, " E"] | None:
+        """Which edge comes where when sorted by receiver; None if they are in that order."""
+        return self._by_receiver()[2]
+
+    def by_sender(self, chunk: int) -> tuple[Int[Tensor, " E"], Int[Tensor, " _"]]:
+        """Sort the edges, which are sorted by receiver, by their senders; cut into runs.
+
+        Returns
+        -------
+        permutation, ptr
+            The edges of sender n among those of run c, ``chunk`` edges long, are
+            ``permutation[ptr[n * C + c] : ptr[n * C + c + 1]]``, ascending, of C runs.
+        """
+        if chunk not in self._by_sender:
+            if self._sorted_senders is None:
+                # Fewer digits, fewer passes of a radix sort.
+                narrow = torch.int16 if self.num_nodes < 2**15 else torch.int32
+                self._sorted_senders = torch.sort(self.senders.to(narrow), stable=True)
+            ordered, permutation = self._sorted_senders
+            if chunk >= self.num_edges:
+                self._by_sender[chunk] = permutation, _pointers(ordered, self.num_nodes)
+                return self._by_sender[chunk]
+            num_edges, runs = self.num_edges, -(-self.num_edges // chunk)
+            wide = torch.int32 if self.num_nodes * max(num_edges, 1) < 2**31 else torch.int64
+            places = ordered.to(wide) * num_edges + permutation.to(wide)
+            count = torch.arange(self.num_nodes * runs + 1, device=places.device, dtype=wide)
+            bounds = count // max(runs, 1) * num_edges + count % max(runs, 1) * chunk
+            self._by_sender[chunk] = permutation, torch.searchsorted(places, bounds)
+        return self._by_sender[chunk]
+
+    def _by_receiver(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self._sorted is None:
+            senders, receivers = self.edges[0], self.edges[1]
+            permutation = None
+            if self.by_receiver:
+                ascending = (receivers[1:] >= receivers[:-1]).all()
+                torch._assert_async(ascending, "the edges are not sorted by receiver")  # noqa: SLF001
+            else:
+                receivers, permutation = torch.sort(receivers, stable=True)
+                senders = senders.index_select(0, permutation)
+            pointers = _pointers(receivers, self.num_nodes)
+            self._sorted = senders.to(torch.int64).contiguous(), pointers, permutation
+        return self._sorted
+
+
+def _pointers(ordered: Tensor, num_segments: int) -> Tensor:
+    """Where each segment begins in a sorted list of their numbers, and where the last ends."""
+    bounds = torch.arange(num_segments + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered.contiguous(), bounds)
+
+
+def check_edge_product(
+    operator: str,
+    x: Tensor,
+    harmonics: Tensor,
+    edges: Tensor | EdgeOrder,
+    irreps_in: Irreps,
+    irreps_harmonics: Irreps,
+) -> int:
+    """Compare what all products over edges take with the irreps; return the number of edges."""
+    pairs = edges.edges if isinstance(edges, EdgeOrder) else edges
+    num_edges = pairs.shape[-1]
+    for name, tensor, shape in (
+        ("edges", pairs, (2, num_edges)),
+        ("x", x, (x.shape[0], irreps_in.dim)),
+        ("harmonics", harmonics, (num_edges, irreps_harmonics.dim)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{operator}: {name} has shape {tuple(tensor.shape)}, "
+                f"expected {shape} for '{irreps_in}' times '{irreps_harmonics}'"
+            )
+    return num_edges

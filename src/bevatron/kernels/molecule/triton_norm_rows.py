@@ -1,0 +1,55 @@
+"""Rows normalised in registers: what the norms of atoms and of bonds share."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bevatron.errors import KernelError
+
+LARGEST_WIDTH = 8192
+CHANNELS_PER_WARP, MOST_WARPS = 256, 16
+"""A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
+exchange; few rows, so that several programs fit on an SM."""
+ELEMENTS_PER_WARP = 512
+
+
+def check_width(operator: str, x: Tensor) -> None:
+    """Refuse rows that are too long for registers."""
+    if x.shape[-1] > LARGEST_WIDTH:
+        raise KernelError(
+            f"{operator}: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
+            f"kernel, which takes up to {LARGEST_WIDTH}; use('reference') takes any"
+        )
+
+
+def shape_of_block(width: int, elements: int = ELEMENTS_PER_WARP) -> tuple[int, int, int]:
+    """Return the width rounded up to a power of two, the rows of a block, and warps."""
+    pad = int(triton.next_power_of_2(width))
+    warps = min(max(1, pad // CHANNELS_PER_WARP), MOST_WARPS)
+    return pad, max(1, elements * warps // pad), warps
+
+
+@triton.jit
+def normalise_rows(z, mask, Mean, Rstd, row, count, eps, C: tl.constexpr):
+    """Normalise rows that are zero where masked; store each row's mean and 1/sigma."""
+    mean = tl.sum(z, 1) / C  # [BLOCK]
+    centred = z - mean[:, None]
+    if z.shape[1] != C:
+        centred = tl.where(mask, centred, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)  # [BLOCK]
+    tl.store(Mean + row, mean, mask=row < count)
+    tl.store(Rstd + row, rstd, mask=row < count)
+    return centred * rstd[:, None]
+
+
+@triton.jit
+def renormalise_rows(z, Mean, Rstd, row, count, WIDE: tl.constexpr):
+    """Normalise rows with the statistics `normalise_rows` stored; return 1/sigma too.
+
+    Rows past the end get 1/sigma = 0. Masked channels are not zero: callers that sum over channels
+    multiply them by zeros.
+    """
+    mean = tl.load(Mean + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
+    rstd = tl.load(Rstd + row, mask=row < count, other=0.0).to(WIDE)  # [BLOCK]
+    return (z - mean[:, None]) * rstd[:, None], rstd

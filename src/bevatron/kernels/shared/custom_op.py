@@ -1,0 +1,394 @@
+"""One declaration of a custom operator: its schema, its fake and its gradients.
+
+A Triton launch is hidden from torch behind a custom operator. Such an operator is declared once::
+
+    @custom_op("scale", fake="x")
+    def forward(x: Tensor, factor: Tensor) -> Tensor: ...
+
+
+    @forward.backward()
+    def backward(dy: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]: ...
+
+The second is ``scale_backward``: its results look like the arguments of ``scale``, it takes what it
+needs from the forward pass by the names of its own parameters, and it is wired to autograd.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bevatron.kernels.shared.launch import on_device
+
+PLAIN_TENSORS = {Tensor, torch.nn.Parameter}
+"""Types of which nobody watches the operations."""
+NEEDS = "needs"
+"""Parameter of a formula that receives whether each gradient is needed."""
+
+
+def custom_op(
+    name: str, *, fake: str | Callable[..., Any], outputs: str = ""
+) -> Callable[[Callable[..., Any]], "CustomOp"]:
+    """Declare the operator ``torch.ops.bevatron.NAME``; its schema is the function's signature.
+
+    Parameters
+    ----------
+    name
+        Its name, without the namespace.
+    fake
+        What the results look like: names of the arguments that have their shapes and types (one
+        that is None has a result without elements), or a function that allocates them and takes
+        arguments of the operator by name.
+    outputs
+        Names of the results, if a gradient's formula takes some of them.
+
+    Examples
+    --------
+    >>> @custom_op("doctest_twice", fake="x")
+    ... def twice(x: Tensor) -> Tensor:
+    ...     return 2 * x
+    >>> @twice.backward()
+    ... def twice_backward(dy: Tensor) -> Tensor:
+    ...     return 2 * dy
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> torch.autograd.grad(twice(x).sum(), x)
+    (tensor([2., 2.]),)
+    """
+    return lambda function: CustomOp(name, function, fake, outputs.split())
+
+
+class CustomOp:
+    """A custom operator, called like its function; made by `custom_op`.
+
+    Its function runs with the device of its first tensor as the current one.
+
+    Calls go through the dispatcher only where something watches it (`is_watched`): for an operator
+    of many arguments a call through it and its backward pass take a few hundred microseconds of
+    host time.
+
+    Attributes
+    ----------
+    op
+        The operator as torch knows it.
+    parameters, outputs
+        Names of arguments and results.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        fake: str | Callable[..., Any],
+        outputs: Sequence[str],
+    ) -> None:
+        run = _on_its_device(function)
+        self.op = torch.library.custom_op(f"bevatron::{name}", run, mutates_args=())
+        self.__name__, self.__doc__, self.__module__ = name, function.__doc__, function.__module__
+        self.signature = inspect.signature(function)
+        self.parameters, self.outputs = list(self.signature.parameters), list(outputs)
+        self.op.register_fake(_fake(self.parameters, fake))
+        self._function = run
+        self._apply = _function_class(name, run, _keep_nothing, _only_once(name)).apply
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the results, which autograd records if an argument requires gradients."""
+        if is_watched(arguments):
+            return self.op(*arguments)
+        if torch.is_grad_enabled():
+            for argument in arguments:
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    return self._apply(*arguments)
+        return self._function(*arguments)
+
+    def backward(
+        self,
+        of: str = "",
+        *,
+        fake: str | Callable[..., Any] | None = None,
+        outputs: str = "",
+        asks: Mapping[str, str] | None = None,
+        unpack: Callable[..., Any] | None = None,
+    ) -> Callable[[Callable[..., Any]], "CustomOp"]:
+        """Declare the operator that computes gradients: ``NAME_backward``, ``_double_backward``.
+
+        Parameters
+        ----------
+        of, asks, unpack
+            As `gradients` takes them.
+        fake, outputs
+            As `custom_op` takes them; without ``fake`` the results look like the arguments ``of``.
+        """
+        first_order = self.__name__.removesuffix("_backward")
+        order = "backward" if first_order == self.__name__ else "double_backward"
+        of = of or " ".join(self._tensors())
+
+        def declare(function: Callable[..., Any]) -> CustomOp:
+            made = CustomOp(
+                f"{first_order}_{order}", function, of if fake is None else fake, outputs.split()
+            )
+            self.gradients(of, made, asks=asks, unpack=unpack)
+            return made
+
+        return declare
+
+    def gradients(
+        self,
+        of: str,
+        formula: "Callable[..., Any] | CustomOp",
+        *,
+        asks: Mapping[str, str] | None = None,
+        unpack: Callable[..., Any] | None = None,
+    ) -> None:
+        """Register how gradients are computed.
+
+        Parameters
+        ----------
+        of
+            Names of the arguments that have gradients, in the order of the formula's results; all
+            tensors if empty.
+        formula
+            Returns these gradients (a single one not in a tuple), or None for all. What it returns
+            for an argument that was None is dropped. Its parameters are taken by name: first
+            gradients of the operator's results, in their order, under any names; then results and
+            arguments of the operator, which are saved for it, and ``needs``, a list that says which
+            of the gradients the running backward pass uses (the others are dropped). Without
+            ``needs`` all are computed.
+        asks
+            Flags among the formula's parameters, each with the argument whose gradient it asks for.
+        unpack
+            Makes gradients of what the formula returns.
+        """
+        names = of.split() or self._tensors()
+        wiring = _Wiring(self, names, formula, dict(asks or {}), unpack)
+        self.register_autograd(wiring.backward, setup_context=wiring.save)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+    ) -> None:
+        """Register gradients as `torch.library.register_autograd` does, where names do not do."""
+        self.op.register_autograd(backward, setup_context=setup_context)
+        kind = _function_class(self.__name__, self._function, setup_context, backward)
+        self._apply = kind.apply
+
+    def _tensors(self) -> list[str]:
+        parameters = self.signature.parameters.values()
+        return [each.name for each in parameters if _kind(each) == "tensor"]
+
+
+def is_watched(arguments: tuple[Any, ...]) -> bool:
+    """Whether something must see the operator: a compiler, a mode or a subclass of tensors."""
+    if torch.compiler.is_compiling():
+        return True
+    for argument in arguments:
+        if isinstance(argument, Tensor) and type(argument) not in PLAIN_TENSORS:
+            return True
+    # There is no public way to ask for either.
+    transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
+    return transformed or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
+
+
+def _is_needed(ctx: Any, position: int, tensor: int) -> bool:
+    """Whether the running backward pass needs the gradient of an argument of an operator.
+
+    ``ctx.needs_input_grad`` says only that the argument requires gradients. The forces of a
+    potential are gradients with respect to positions alone; then those of weights, which also
+    require gradients, would be computed and thrown away. ``tensor`` is the argument's place among
+    those that are tensors.
+    """
+    if not ctx.needs_input_grad[position]:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    node = ctx.next_functions[tensor][0]
+    if node is None:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        # A leaf, of which the engine does not tell, or a torch that does not offer this.
+        return True
+
+
+class _Wiring:
+    """What a formula takes from the forward pass, and where its results go."""
+
+    def __init__(
+        self,
+        op: CustomOp,
+        of: list[str],
+        formula: "Callable[..., Any] | CustomOp",
+        asks: dict[str, str],
+        unpack: Callable[..., Any] | None,
+    ) -> None:
+        places = {name: place for place, name in enumerate(op.parameters)}
+        kinds = {name: _kind(each) for name, each in op.signature.parameters.items()}
+        wanted = formula.parameters if isinstance(formula, CustomOp) else _parameters(formula)
+        known = [n for n in wanted if n in {*places, *op.outputs, *asks, NEEDS}]
+        self._num_gradients = len(wanted) - len(known)
+        unknown = {*of, *asks.values()} - set(places)
+        unknown |= {*wanted[self._num_gradients :], *asks} - set(known)
+        if unknown:
+            raise TypeError(
+                f"{op.__name__}: a gradient takes {', '.join(sorted(unknown))}, which is neither "
+                f"an argument ({', '.join(places)}) nor a result ({', '.join(op.outputs)})"
+            )
+        self._formula, self._unpack = formula, unpack
+        self._of = [places[name] for name in of]
+        self._lists = [places[name] for name, kind in kinds.items() if kind == "list"]
+        self._asks = NEEDS in wanted or bool(asks)
+        # Where each parameter after the gradients comes from: a kind, and a place in that kind.
+        self._results = [op.outputs.index(n) for n in known if n in op.outputs]
+        self._inputs: dict[str, list[int]] = {"tensor": [], "list": [], "value": []}
+        self._sources: list[tuple[str, int]] = []
+        for name in known:
+            if name == NEEDS:
+                self._sources.append((NEEDS, 0))
+            elif name in asks:
+                self._sources.append(("asked", of.index(asks[name])))
+            elif name in op.outputs:
+                self._sources.append(("result", self._results.index(op.outputs.index(name))))
+            else:
+                self._inputs[kinds[name]].append(places[name])
+                self._sources.append((kinds[name], len(self._inputs[kinds[name]]) - 1))
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep what the formula takes."""
+        several = isinstance(output, tuple)
+        kept = [inputs[place] for place in self._inputs["tensor"]]
+        kept += [output[place] if several else output for place in self._results]
+        for place in self._inputs["list"]:
+            kept += inputs[place]
+        ctx.save_for_backward(*kept)
+        ctx.values = [inputs[place] for place in self._inputs["value"]]
+        ctx.lengths = [len(inputs[place]) for place in self._inputs["list"]]
+        ctx.of_lists = [(place, len(inputs[place])) for place in self._lists]
+        ctx.count = len(inputs)
+        ctx.is_given = [inputs[place] is not None for place in self._of]
+        if self._asks:
+            ctx.tensors = [
+                sum(isinstance(each, Tensor) for each in inputs[:place]) for place in self._of
+            ]
+        ctx.set_materialize_grads(False)
+        if several and len(output) > self._num_gradients:
+            ctx.mark_non_differentiable(*output[self._num_gradients :])
+
+    def backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Call the formula and put its gradients in the places of their arguments."""
+        placed: list[Any] = [None] * ctx.count
+        for place, length in ctx.of_lists:
+            placed[place] = [None] * length
+        grads = grads[: self._num_gradients]
+        needs = ctx.is_given
+        if self._asks:
+            needs = [
+                is_given and _is_needed(ctx, place, tensor)
+                for is_given, place, tensor in zip(ctx.is_given, self._of, ctx.tensors, strict=True)
+            ]
+        if all(grad is None for grad in grads) or not any(needs):
+            return tuple(placed)
+        found = self._formula(*grads, *self._take(ctx, needs))
+        if found is None:
+            return tuple(placed)
+        if not isinstance(found, tuple):
+            found = (found,)
+        if self._unpack is not None:
+            found = self._unpack(*found)
+        for place, gradient, needed in zip(self._of, found, needs, strict=True):
+            placed[place] = gradient if needed else None
+        return tuple(placed)
+
+    def _take(self, ctx: Any, needs: list[bool]) -> list[Any]:
+        saved = ctx.saved_tensors  # once: a recomputed tensor is handed out once
+        results = len(self._inputs["tensor"])
+        first = results + len(self._results)
+        lists = []
+        for length in ctx.lengths:
+            lists.append(list(saved[first : first + length]))
+            first += length
+        sources = {
+            "tensor": saved,
+            "result": saved[results:],
+            "list": lists,
+            "value": ctx.values,
+            "asked": needs,
+            NEEDS: [needs],
+        }
+        return [sources[kind][place] for kind, place in self._sources]
+
+
+def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of all arguments that allocates results."""
+    names = fake.split() if isinstance(fake, str) else _parameters(fake)
+    places = [parameters.index(name) for name in names]
+    if not isinstance(fake, str):
+        return lambda *arguments: fake(*[arguments[place] for place in places])
+
+    def like(*arguments: Any) -> Any:
+        first = next(each for each in arguments if isinstance(each, Tensor))
+        found = [
+            first.new_empty(0) if each is None else each.new_empty(each.shape)
+            for each in (arguments[place] for place in places)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return like
+
+
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function run on the device of its first tensor, where Triton is to launch kernels."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        first = next(each for each in arguments if isinstance(each, Tensor))
+        with on_device(first):
+            return function(*arguments)
+
+    return run
+
+
+def _function_class(
+    name: str,
+    function: Callable[..., Any],
+    save: Callable[..., None],
+    formula: Callable[..., Any],
+) -> type[torch.autograd.Function]:
+    """Make the function that autograd records where the dispatcher is not asked."""
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        outputs = function(*inputs)
+        save(ctx, inputs, outputs)
+        return outputs
+
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        found = formula(ctx, *grads)
+        return tuple(None if isinstance(each, list) else each for each in found)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"bevatron::{name}", (torch.autograd.Function,), methods)
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    del ctx, inputs, output
+
+
+def _only_once(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{name}: the Triton kernel can be differentiated only once, and the derivative of a "
+            "gradient was asked for; use('reference') gives all orders"
+        )
+
+    return refuse
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    if parameter.annotation in {Tensor, Tensor | None}:
+        return "tensor"
+    return "list" if parameter.annotation == list[Tensor] else "value"

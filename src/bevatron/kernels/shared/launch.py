@@ -1,0 +1,31 @@
+"""What a kernel launch asks of the device."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's device the current one: Triton launches on the current device."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def num_sms(device: torch.device) -> int:
+    """Return the number of SMs of a GPU; 1 for a CPU, where kernels are interpreted."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor that is given with contiguous memory."""
+    return None if tensor is None else tensor.contiguous()
+
+
+def pointers(placeholder: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """Return tensors for a launch, the placeholder for those that are None and will not be read."""
+    return [placeholder if tensor is None else tensor for tensor in tensors]

@@ -1,0 +1,96 @@
+"""Sizes of the blocks that kernels work on: measured by hand, so a cold start compiles one of each.
+
+Nothing is tuned at run time. Tests and measurements replace entries of a table.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+ALIGNED = 16
+"""Bytes of which the rows of a matrix read through a tensor descriptor begin at multiples."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work of one kernel is cut.
+
+    Attributes
+    ----------
+    rows, columns
+        Of a block of what the kernel computes; in attention queries and keys.
+    warps, stages
+        Of a program: its warps, and number of blocks that its loads run ahead.
+    depth
+        What is summed over at a time, where a kernel has such a loop.
+    per_sm
+        Programs on an SM at a time, where the number of programs is free.
+    registers
+        Of a thread, at most, so that more programs fit on an SM; 0 leaves it to the compiler.
+    shared_memory
+        Bytes that a program takes, where not every GPU has them.
+    hold
+        Whether rows that enter many products stay in registers.
+    """
+
+    rows: int
+    columns: int
+    warps: int = 4
+    stages: int = 2
+    depth: int = 0
+    per_sm: int = 1
+    registers: int = 0
+    shared_memory: int = 0
+    hold: bool = False
+
+    def register_limit(self, device: torch.device) -> dict[str, Any]:
+        """Return the launch option that limits registers, which NVIDIA's compiler alone knows."""
+        limited = self.registers and device.type == "cuda" and torch.version.hip is None
+        return {"maxnreg": self.registers} if limited else {}
+
+    def fits(self, *matrices: Tensor) -> bool:
+        """Whether the device has the memory, and tensor descriptors read these 16-bit matrices."""
+        device = matrices[0].device
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            if getattr(properties, "shared_memory_per_block_optin", 0) < self.shared_memory:
+                return False
+        return all(
+            matrix.element_size() == 2
+            and matrix.is_contiguous()
+            and matrix.shape[1] * 2 % ALIGNED == 0
+            and matrix.data_ptr() % ALIGNED == 0
+            and 0 < len(matrix) < 2**31 - 1024
+            for matrix in matrices
+        )
+
+
+class TileTable(dict[str, T]):
+    """Tiles by kernel.
+
+    Examples
+    --------
+    >>> table = TileTable(forward=Tiles(64, 32))
+    >>> with table.replaced(forward=Tiles(16, 16)):
+    ...     table["forward"].rows
+    16
+    >>> table["forward"].rows
+    64
+    """
+
+    @contextmanager
+    def replaced(self, **tiles: T) -> Iterator[None]:
+        """Use other tiles within, by kernel: to measure them, and to test small blocks."""
+        before = dict(self)
+        self.update(tiles)
+        try:
+            yield
+        finally:
+            self.clear()
+            self.update(before)

@@ -1,0 +1,444 @@
+"""The programmable layer: H' = sigma(Phi(sum over the edges, weighted by Psi)).
+
+Besta et al., SC 2023, equation 1: Z = (Phi o +)(Psi(A, H), H). Psi is a formula
+(`bevatron.models.graph_attention.formula.expression`), + one of the semirings sum, mean, max, min,
+Phi a matrix or an MLP. What is computed how is the planner's decision; `Layer.explain` says it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bevatron.errors import ConfigError
+from bevatron.kernels.graph.csr import Csr
+from bevatron.kernels.graph.dot_attention import dot_attention
+from bevatron.kernels.graph.graph_attention import graph_attention, graph_attention_v2
+from bevatron.kernels.graph.graph_blocks import weighted_sum
+from bevatron.kernels.graph.spmm import spmm
+from bevatron.models.graph_attention.formula.distributed import sum_over_ranks
+from bevatron.models.graph_attention.formula.evaluate import Evaluator, fixed_matrix
+from bevatron.models.graph_attention.formula.expression import Expression, number, walk
+from bevatron.models.graph_attention.formula.forms import (
+    AdditiveForm,
+    DotForm,
+    FixedForm,
+    JointForm,
+)
+from bevatron.models.graph_attention.formula.planner import Aggregate, Order, Plan, Widths, plan
+from bevatron.parallel.graph_partition import DistributedGraph
+
+Activation = Callable[[Tensor], Tensor]
+Features = Tensor | Csr
+"""Node features: dense [n, in], or a sparse matrix n x in with its values."""
+
+Matrix = Csr | DistributedGraph
+"""A graph's matrix, or a graph that is cut over processes."""
+
+
+class Layer(nn.Module):
+    r"""One layer of a graph neural network, composed of Psi, a semiring, Phi and an activation.
+
+    Parameters
+    ----------
+    inputs, outputs
+        Widths of H and of one head's result; may be left out if ``phi`` is an ``nn.Linear``.
+    psi
+        Formula of the n x n matrix that weighs the edges; it must be sparse.
+    aggregate
+        Semiring. ``mean`` divides by the sum of Psi's row; ``max`` and ``min`` are tropical: the
+        values of Psi are added to the features, and a Psi of the pattern alone adds nothing.
+    phi
+        ``"linear"``: a learned matrix for each head; an ``nn.Linear``, used as it is; any other
+        module from [n, inputs] to [n, outputs], such as an MLP; None: nothing.
+    activation
+        Applied to the result.
+    heads, combine
+        Heads with weights of their own, side by side or averaged.
+    bias
+        Add a learned vector after the aggregation (not with a module as ``phi``).
+    inner_bias
+        Add a learned vector to X itself, before the aggregation.
+    root
+        Number or learned scalar with which each vertex counts itself: Psi + root * identity.
+    order
+        ``project`` (Phi first), ``aggregate``, or what costs less.
+    value_dropout
+        Probability that a number of the features that are summed is left out while training. Psi
+        is of the features before that, so it must not be made of scalar products of them.
+
+    Raises
+    ------
+    ConfigError
+        If Psi would need a dense n x n result, or arguments contradict each other.
+
+    Examples
+    --------
+    >>> from bevatron.models.graph_attention.formula.expression import A, H, norm, outer
+    >>> layer = Layer(8, 4, psi=A * (H @ H.T) / outer(norm(H), norm(H)), activation=torch.relu)
+    >>> csr = Csr.from_coo(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2]), (3, 3))
+    >>> layer(csr, torch.randn(3, 8)).shape
+    torch.Size([3, 4])
+    >>> print(layer.explain().splitlines()[2])
+    kernel: dot_attention
+    """
+
+    def __init__(
+        self,
+        inputs: int | None = None,
+        outputs: int | None = None,
+        *,
+        psi: Expression,
+        aggregate: Aggregate = "sum",
+        phi: nn.Module | Literal["linear"] | None = "linear",
+        activation: Activation | None = None,
+        heads: int = 1,
+        combine: Literal["concat", "mean"] = "concat",
+        bias: bool = True,
+        inner_bias: bool = False,
+        root: Expression | float | None = None,
+        order: Order | Literal["auto"] = "auto",
+        value_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        own_glorot: bool = False,
+    ) -> None:
+        super().__init__()
+        if input_dropout and (phi != "linear" or order != "project"):
+            raise ConfigError('input_dropout: needs phi="linear" and order="project"')
+        self.input_dropout, self.own_glorot = input_dropout, own_glorot
+        inputs, outputs = _widths(inputs, outputs, phi, heads)
+        self.widths = Widths(inputs, outputs, heads)
+        self.psi, self.aggregate, self.order = psi, aggregate, order
+        self.combine, self.activation = combine, activation
+        self.root = number(root) if isinstance(root, int | float) else root
+        self.phi = phi if isinstance(phi, nn.Module) else None
+        self.linear = phi is None or phi == "linear" or isinstance(phi, nn.Linear)
+        learned = phi == "linear"
+        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs)) if learned else None
+        width = outputs * (heads if combine == "concat" else 1)
+        own_bias = bias and not isinstance(phi, nn.Module)
+        self.bias = nn.Parameter(torch.empty(width)) if own_bias else None
+        inner = inner_bias and self.linear
+        self.inner_bias = nn.Parameter(torch.empty(heads, outputs)) if inner else None
+        self.learned = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(shape)) for name, shape in self._shapes().items()}
+        )
+        self._plans: dict[bool, Plan] = {}
+        self.value_dropout = value_dropout
+        if value_dropout and isinstance(self.plan(weighted=False).form, DotForm | JointForm):
+            raise ConfigError(
+                f"value_dropout: {psi} sums the very features that its scores are made of; drop "
+                "those before the layer"
+            )
+        self.plan(weighted=False)
+        self.reset_parameters()
+
+    def _nodes(self) -> list[Expression]:
+        return walk(self.psi) + ([] if self.root is None else walk(self.root))
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what Psi learns, by name."""
+        sizes = {"in": self.widths.inputs, "out": self.widths.outputs}
+        found: dict[str, tuple[int, ...]] = {}
+        for node in self._nodes():
+            if node.op == "scalar":
+                shape: tuple[int, ...] = (self.widths.heads,)
+            elif node.op == "weight":
+                own = (sizes[s] if isinstance(s, str) else s for s in node.options[1])
+                shape = (self.widths.heads, *own)
+            else:
+                continue
+            name = node.options[0]
+            if found.setdefault(name, shape) != shape:
+                raise ConfigError(f"psi: {name} has shapes {found[name][1:]} and {shape[1:]}")
+        return found
+
+    def reset_parameters(self) -> None:
+        """Draw matrices and vectors as Glorot and Bengio did; scalars and biases as they begin."""
+        initial = {n.options[0]: n.options[1] for n in self._nodes() if n.op == "scalar"}
+        together = 1 if self.own_glorot else self.widths.heads
+        with torch.no_grad():
+            if self.weight is not None:
+                _glorot(self.weight, self.widths.inputs, together * self.widths.outputs)
+            for name, parameter in self.learned.items():
+                if name in initial:
+                    parameter.fill_(initial[name])
+                elif name.startswith("bias"):
+                    parameter.zero_()
+                elif parameter.ndim == 2:
+                    _glorot(parameter, together, parameter.shape[1])
+                else:
+                    _glorot(parameter, parameter.shape[1], together * parameter.shape[2])
+            for bias in (self.bias, self.inner_bias):
+                if bias is not None:
+                    bias.zero_()
+        if isinstance(self.phi, nn.Module):
+            for module in self.phi.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+
+    def plan(self, *, weighted: bool) -> Plan:
+        """Return how the layer computes on graphs with or without edge values."""
+        if weighted not in self._plans:
+            order = self.order
+            if self.inner_bias is not None or (self.weight is None and self.phi is None):
+                order = "project"
+            self._plans[weighted] = plan(
+                self.psi,
+                self.aggregate,
+                self.widths,
+                linear=self.linear,
+                projects=self._projects,
+                weighted=weighted,
+                order=order,
+            )
+        return self._plans[weighted]
+
+    def explain(self, *, weighted: bool = False) -> str:
+        """Say what is computed how, and why."""
+        return self.plan(weighted=weighted).explain()
+
+    def extra_repr(self) -> str:
+        """Describe the layer when it is printed."""
+        widths = self.widths
+        return (
+            f"{widths.inputs} -> {widths.heads} x {widths.outputs}, psi={self.psi}, "
+            f"{self.aggregate}, {self.plan(weighted=False).kernel}"
+        )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(
+        self, csr: Csr | DistributedGraph, features: Float[Tensor, "n inputs"] | Csr
+    ) -> Float[Tensor, "n _"]:
+        """Compute H' from a square matrix, whose row i attends to its columns, and H.
+
+        On a graph that is cut over processes, H and H' are of this rank's vertices.
+        """
+        _check(csr, features, self.widths.inputs)
+        chosen = self.plan(weighted=csr.values is not None)
+        project_first = chosen.order == "project"
+        hidden = _Once(lambda: dense_features(features)[:, None])
+        projected = _Once(lambda: self._project(features))
+        evaluate = Evaluator(
+            csr.without_edges if isinstance(csr, DistributedGraph) else csr,
+            chosen.psi,
+            hidden,
+            projected,
+            dict(self.learned.items()),
+            fold=None if project_first else self._matrix(),
+            training=self.training,
+            dtype=torch.promote_types(features_dtype(features), torch.float32),
+        )
+        value = projected() if project_first else hidden()
+        if not isinstance(chosen.form, FixedForm) and value.shape[1] < self.widths.heads:
+            value = value.expand(-1, self.widths.heads, -1)
+        kept = F.dropout(value, self.value_dropout, self.training)
+        summed = self._sum(chosen, csr, evaluate, kept)
+        if self.root is not None:
+            root = torch.as_tensor(evaluate.number(self.root), device=value.device)
+            summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value
+        return self._finish(summed if project_first else self._after(summed))
+
+    def _sum(
+        self, chosen: Plan, csr: Csr | DistributedGraph, evaluate: Evaluator, value: Tensor
+    ) -> Tensor:
+        """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
+        form = chosen.form
+        if isinstance(csr, DistributedGraph):
+            return sum_over_ranks(
+                *(chosen, csr, evaluate, evaluate.number, value),
+                training=self.training,
+            )
+        if isinstance(form, FixedForm):
+            matrix = fixed_matrix(csr, form.psi, torch.promote_types(value.dtype, torch.float32))
+            return spmm(matrix, value, self.aggregate)
+        if isinstance(form, AdditiveForm | JointForm):
+            dropout = form.dropout if self.training else 0.0
+            outside = csr if form.weights_outside else csr.with_values(None)
+            shape = value.shape[:2]
+            if isinstance(form, JointForm):
+                query, key = evaluate(form.query), evaluate(form.key)
+                if chosen.order != "project" or form.key.op != "X":
+                    raise ConfigError(f"psi: {chosen.psi}: joint scores take X as second argument")
+                weight = evaluate(form.weight).to(key.dtype)
+                query = query.to(key.dtype).expand(key.shape)
+                return graph_attention_v2(outside, key, query, weight, form.slope, dropout)
+            row, column = evaluate(form.row).expand(shape), evaluate(form.column).expand(shape)
+            return graph_attention(outside, value, row, column, form.slope, dropout)
+        if isinstance(form, DotForm):
+            return self._dot(form, chosen, csr, evaluate, value)
+        return self._composed(csr, evaluate(chosen.psi), value)
+
+    def _dot(
+        self, form: DotForm, chosen: Plan, csr: Csr, evaluate: Evaluator, value: Tensor
+    ) -> Tensor:
+        key = evaluate(form.key).expand(-1, value.shape[1], -1)
+        query = None if form.query == form.key else evaluate(form.query).expand(key.shape)
+        if form.column_scale is not None:
+            # A column without entries may have an infinite scale, 1 over a degree of 0.
+            scale = _where_entries(evaluate(form.column_scale), csr.col_ptr)
+            value = value * scale[..., None].to(value.dtype)
+        result = dot_attention(
+            csr if form.weights_outside else csr.with_values(None),
+            key.to(value.dtype),
+            query=None if query is None else query.to(value.dtype),
+            value=None if chosen.one_fetch else value,
+            normalize=form.cosine,
+            softmax=form.softmax,
+            scale=evaluate.number(form.scale),
+        )
+        if form.row_scale is None:
+            return result
+        scale = _where_entries(evaluate(form.row_scale), csr.row_ptr)
+        return result * scale[..., None].to(result.dtype)
+
+    def _composed(self, csr: Csr, values: Tensor, value: Tensor) -> Tensor:
+        """Aggregate with numbers on edges [nnz, H] that no fused kernel computes."""
+        if self.aggregate == "sum":
+            return weighted_sum(csr, values, value)
+        values = values.expand(-1, value.shape[1])
+        parts = [
+            spmm(csr.with_values(values[:, head]), value[:, head], self.aggregate)
+            for head in range(value.shape[1])
+        ]
+        return torch.stack(parts, dim=1)
+
+    @property
+    def _projects(self) -> bool:
+        """Whether X is anything else than H."""
+        own = (self.weight, self.phi, self.inner_bias)
+        return any(part is not None for part in own)
+
+    def _matrix(self) -> Tensor | None:
+        """Phi's matrix [H, in, out], if it has one."""
+        if isinstance(self.phi, nn.Linear):
+            return self.phi.weight.T[None]
+        return self.weight
+
+    def _project(self, features: Features) -> Tensor:
+        """Compute X = Phi(H), [n, H, out], without the bias that comes last."""
+        matrix = self._matrix()
+        if matrix is None:
+            dense = dense_features(features)
+            return (dense if self.phi is None else self.phi(dense))[:, None]
+        if self.training and self.input_dropout:
+            return self._project_dropped(features, matrix)
+        heads, inputs, outputs = matrix.shape
+        flat = matrix.transpose(0, 1).reshape(inputs, heads * outputs)
+        x = sparse_product(features, flat) if isinstance(features, Csr) else features @ flat
+        x = x.reshape(-1, heads, outputs)
+        return x if self.inner_bias is None else x + self.inner_bias.to(x.dtype)
+
+    def _project_dropped(self, features: Features, matrix: Tensor) -> Tensor:
+        """Compute X, [n, H, out], from inputs of which each head has dropped others."""
+        heads, p = matrix.shape[0], self.input_dropout
+        if isinstance(features, Tensor):
+            x = F.dropout(features.expand(heads, -1, -1), p) @ matrix
+            return x.transpose(0, 1).contiguous()
+        values = features.values
+        if values is None:
+            values = torch.ones(features.nnz, device=features.device)
+        dropped = F.dropout(values.expand(heads, -1), p)
+        parts = [
+            sparse_product(features.with_values(own), matrix[head].contiguous())
+            for head, own in enumerate(dropped.unbind(0))
+        ]
+        return torch.stack(parts, dim=1)
+
+    def _after(self, summed: Tensor) -> Tensor:
+        """Apply Phi after the aggregation, [n, H, in] -> [n, H, out]."""
+        matrix = self._matrix()
+        if matrix is not None:
+            summed = summed.expand(-1, matrix.shape[0], -1)
+            return torch.einsum("nhk,hkj->nhj", summed, matrix)
+        return summed if self.phi is None else self.phi(summed[:, 0])[:, None]
+
+    def _finish(self, z: Tensor) -> Tensor:
+        z = z.flatten(1) if self.combine == "concat" else z.mean(1)
+        bias = self.phi.bias if isinstance(self.phi, nn.Linear) else self.bias
+        if bias is not None:
+            z = z + bias.to(z.dtype)
+        return z if self.activation is None else self.activation(z)
+
+
+class _Once:
+    """Calls a function the first time and keeps its result."""
+
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self._function = function
+        self._value: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._value is None:
+            self._value = self._function()
+        return self._value
+
+
+def _where_entries(vector: Tensor, ptr: Tensor) -> Tensor:
+    return torch.where(ptr.diff()[:, None] > 0, vector, 0.0)
+
+
+def sparse_product(features: Csr, matrix: Tensor) -> Tensor:
+    """Multiply sparse features by a matrix, in 16 bits where autocast would multiply dense ones."""
+    device = matrix.device.type
+    if torch.is_autocast_enabled(device):
+        matrix = matrix.to(torch.get_autocast_dtype(device))
+    return spmm(features, matrix)
+
+
+def features_dtype(features: Features) -> torch.dtype:
+    """Return the floating-point type of dense or sparse features."""
+    if isinstance(features, Tensor):
+        return features.dtype
+    return torch.get_default_dtype() if features.values is None else features.values.dtype
+
+
+def dense_features(features: Features) -> Tensor:
+    """Return features as a dense tensor."""
+    if isinstance(features, Tensor):
+        return features
+    values = features.values
+    if values is None:
+        values = torch.ones(features.nnz, device=features.device)
+    place = (features.row_index.long(), features.col.long())
+    return values.new_zeros(features.shape).index_put(place, values)
+
+
+def _check(csr: Csr | DistributedGraph, features: Features, inputs: int) -> None:
+    n = csr.shape[0]
+    if csr.shape[1] != n or tuple(features.shape) != (n, inputs):
+        raise ValueError(
+            f"Layer: features {tuple(features.shape)} do not go with a graph of shape {csr.shape} "
+            f"and inputs={inputs}"
+        )
+
+
+def _widths(
+    inputs: int | None, outputs: int | None, phi: nn.Module | str | None, heads: int
+) -> tuple[int, int]:
+    if isinstance(phi, nn.Linear):
+        if (inputs or phi.in_features, outputs or phi.out_features) != (
+            phi.in_features,
+            phi.out_features,
+        ):
+            raise ConfigError(f"layer: {inputs} -> {outputs} does not fit phi, which is {phi}")
+        inputs, outputs = phi.in_features, phi.out_features
+    if phi is None:
+        outputs = outputs or inputs
+        if inputs != outputs:
+            raise ConfigError(f"layer: without phi {inputs} features cannot become {outputs}")
+    if inputs is None or outputs is None:
+        raise ConfigError("layer: inputs and outputs are needed unless phi is an nn.Linear")
+    if heads > 1 and phi != "linear":
+        raise ConfigError(f"layer: {heads} heads need phi='linear', a matrix for each")
+    return inputs, outputs
+
+
+def _glorot(parameter: Tensor, fan_in: int, fan_out: int) -> None:
+    bound = math.sqrt(6.0 / (fan_in + fan_out))
+    parameter.uniform_(-bound, bound)

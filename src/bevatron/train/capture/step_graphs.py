@@ -1,0 +1,175 @@
+"""The CUDA graphs of a captured step: one per shape of a batch, and one for the update."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bevatron.data.padding import BatchShape, Paddable
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Batch
+from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
+from bevatron.train.capture.device_update import DeviceUpdate
+from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
+from bevatron.train.precision import autocast_context, dtype_of
+from bevatron.train.run import Run
+from bevatron.train.state import TrainState
+
+Figures = tuple[Tensor, float, dict[str, float], float, bool]
+"""Loss and terms of each batch of this rank [B, 1 + T]; of the whole step the loss, its terms, the
+gradient's norm, and whether the weights were changed."""
+
+Key = BatchShape | tuple[int, ...]
+"""What a graph is for: batches padded to a shape, or the unchanging batch of just these samples."""
+
+
+class StepGraphs:
+    """The CUDA graphs for one set of the loss's constants, and the memory they work on.
+
+    Attributes
+    ----------
+    counts
+        What the losses are divided by.
+    whole_steps
+        Whether the graph of a batch is a whole step: one batch, one rank.
+    """
+
+    counts: NumberFeed
+
+    def __init__(self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate) -> None:
+        self._task, self._model, self._update = run.task, state.model, update
+        self._config = run.settings.train
+        self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
+        self._rows = run.settings.optim.accumulate
+        self.whole_steps = self._rows == 1 and mesh.world == 1
+        self._pool = GraphPool(mesh.device)
+        self._inputs: dict[Key, Feed] = {}
+        self._replays: dict[Key, Work] = {}
+        self._seconds = 0.0
+
+    def begin(self, constants: object, batch: Batch, counts: Mapping[str, Tensor]) -> None:
+        """Find out the loss's terms and capture the update."""
+        began = time.monotonic()
+        self.constants = constants
+        self.counts = NumberFeed(len(counts), self._device)
+        self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
+        moved = batch.to(self._device, self._dtype)
+        with autocast_context(self._config, self._device), same_draws(self._device):
+            self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
+        width, rows = 1 + len(self._names), self._rows
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=self._device)
+
+        self._terms, self._totals, self._parts = zeros(width), zeros(width), zeros(rows, width)
+        self._figures = zeros((rows + 1) * width + 2)
+        self._readings = [Reading(self._figures), Reading(self._figures)]
+        if not self.whole_steps:
+            self._replay_update = self._pool.capture(self._finish, self._update.warm_up)
+        self._seconds += time.monotonic() - began
+
+    def keep(self, shapes: Sequence[BatchShape]) -> None:
+        """Drop the graphs of other shapes."""
+        for shape in set(self._replays) - set(shapes):
+            del self._replays[shape], self._inputs[shape]
+
+    def capture_all(self, shapes: Sequence[BatchShape], some_batch: Callable[[], Paddable]) -> None:
+        """Capture all shapes that are not yet, with a batch that fits into each.
+
+        The largest first: smaller ones then find room in the memory that it has left.
+        """
+        missing = sorted({*shapes} - self._replays.keys(), reverse=True)
+        if missing:
+            batch = some_batch()
+            for shape in missing:
+                self._capture(shape, batch)
+
+    def feed(self, batch: Batch, key: Key) -> None:
+        """Hand a batch to its graph; capture it if this is the first of its kind."""
+        if key not in self._replays:
+            self._capture(key, batch)
+        else:
+            self._inputs[key].send(batch)
+
+    def add_gradients(self, place: int, key: Key) -> None:
+        """Add the gradients of the batch that was fed; if that is a whole step, also update."""
+        self._replays[key]()
+        if not self.whole_steps:
+            self._parts[place].copy_(self._terms)
+
+    def _capture(self, key: Key, batch: Batch) -> None:
+        """Capture what adds the gradients of a batch; the gradients stay as they are."""
+        began = time.monotonic()
+        inputs = self._feed(key, batch)
+        inputs.send(batch)
+        before = self._update.gradients.flat.clone()
+
+        def gradients() -> None:
+            self._gradients(inputs.batch)
+
+        def step() -> None:
+            gradients()
+            self._parts[0].copy_(self._terms)
+            self._totals.copy_(self._terms)
+            self._finish()
+
+        def warm_up() -> None:
+            gradients()
+            self._update.warm_up()
+
+        replay = self._pool.capture(*((step, warm_up) if self.whole_steps else (gradients,)))
+        self._update.gradients.flat.copy_(before)
+        self._inputs[key], self._replays[key] = inputs, replay
+        self._seconds += time.monotonic() - began
+
+    def take_seconds(self) -> float:
+        """Return the seconds spent on capturing since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _feed(self, key: Key, batch: Batch) -> Feed:
+        if isinstance(key, BatchShape) and isinstance(batch, Paddable):
+            return BatchFeed(key, self._dtype, self._device, batch)
+        return StandingFeed(batch, self._dtype, self._device)
+
+    def add_up(self, num_batches: int) -> Tensor:
+        """Return loss and terms of this rank's batches together, on the device."""
+        if not self.whole_steps:
+            self._parts[num_batches:].zero_()
+            torch.sum(self._parts, 0, out=self._totals)
+        return self._totals
+
+    def update(self) -> Callable[[], Figures]:
+        """Launch the update if it has not been; return what waits for the step's figures."""
+        if not self.whole_steps:
+            self._replay_update()
+        self._readings.reverse()
+        read = self._readings[0].launch()
+
+        def figures() -> Figures:
+            values, width = read(), len(self._totals)
+            parts = values[: self._rows * width].view(self._rows, width)
+            total, *terms, norm, fine = values[self._rows * width :].tolist()
+            return parts, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
+
+        return figures
+
+    def _gradients(self, batch: Batch) -> None:
+        """Add a batch's gradients to the flat buffer and store its loss and terms."""
+        with autocast_context(self._config, self._device):
+            loss = self._task.loss(self._model, batch, self._normalisers)
+        if loss.total.requires_grad:
+            found = torch.autograd.grad(
+                loss.total, self._update.parameters, allow_unused=True, materialize_grads=True
+            )
+            torch._foreach_add_(list(self._update.gradients.parts.values()), list(found))
+        scalars = [loss.total, *(loss.terms[name] for name in self._names)]
+        self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
+
+    def _finish(self) -> None:
+        """Update from the summed gradients, and store the figures."""
+        self._update.loss.copy_(self._totals[0])
+        self._update.run()
+        verdict = self._update.verdict[1:]
+        self._figures.copy_(torch.cat([self._parts.flatten(), self._totals, verdict]))

@@ -1,0 +1,140 @@
+"""Custom operators: gradients by name, fakes, and calls with and without the dispatcher."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bevatron.kernels.shared import custom_op as module
+from bevatron.kernels.shared.custom_op import custom_op
+
+
+@custom_op("test_mix", outputs="y square unused", fake="x x weight")
+def mix(
+    x: Tensor, weight: Tensor | None, lists: list[Tensor], factor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return factor x^2 w l, x^2 and a copy of w."""
+    w = x.new_ones(x.shape) if weight is None else weight
+    kept = x.new_empty(0) if weight is None else weight.clone()
+    return factor * x * x * w * lists[0], x * x, kept
+
+
+calls = []
+
+
+def mix_gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    square: Tensor,
+    lists: list[Tensor],
+    factor: float,
+    needs: list[bool],
+) -> tuple[Tensor | None, ...]:
+    calls.append(needs)
+    w = 1.0 if weight is None else weight
+    dx = 2 * factor * dy * x * w * lists[0] if needs[0] else None
+    return dx, factor * dy * square * lists[0] if needs[1] else None
+
+
+mix.gradients("x weight", mix_gradients)
+
+
+@custom_op("test_cube", fake="x")
+def cube(x: Tensor) -> Tensor:
+    """Return x^3."""
+    return x**3
+
+
+@cube.backward()
+def cube_backward(dy: Tensor, x: Tensor) -> Tensor:
+    return 3 * dy * x**2
+
+
+def leaves():
+    x, w, m = torch.rand(3, 4, dtype=torch.float64).add(0.5).unbind(0)
+    return x.clone().requires_grad_(), w.clone().requires_grad_(), m.clone()
+
+
+@pytest.fixture(params=[False, True], ids=["directly", "dispatched"])
+def watched(request, monkeypatch):
+    """Whether calls go through the dispatcher."""
+    monkeypatch.setattr(module, "is_watched", lambda _: request.param)
+    return request.param
+
+
+def test_gradients_find_what_they_take_by_name(watched):
+    x, w, m = leaves()
+    y, square, unused = mix(x, w, [m], 3.0)
+    assert y.requires_grad
+    assert not square.requires_grad
+    assert not unused.requires_grad
+    dx, dw = torch.autograd.grad(y.sum(), (x, w))
+    torch.testing.assert_close(dx, 6 * x * w * m)
+    torch.testing.assert_close(dw, 3 * x * x * m)
+
+
+def test_an_argument_that_is_none_has_no_gradient(watched):
+    x, _, m = leaves()
+    (dx,) = torch.autograd.grad(mix(x, None, [m], 1.0)[0].sum(), x)
+    torch.testing.assert_close(dx, 2 * x * m)
+    assert calls[-1] == [True, False]
+
+
+def test_only_gradients_that_the_backward_pass_uses_are_asked_for(watched):
+    x, w, m = leaves()
+    inner = 1.0 * x
+    torch.autograd.grad(mix(inner, 1.0 * w, [m], 1.0)[0].sum(), inner)
+    assert calls[-1] == [True, False]
+
+
+def test_second_derivatives_are_refused_in_one_sentence(monkeypatch):
+    x, _, _ = leaves()
+    (dx,) = torch.autograd.grad(cube(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(dx, 3 * x * x)
+    with pytest.raises(RuntimeError, match=r"test_cube_backward: .* only once, .*'reference'"):
+        dx.sum().backward()
+
+
+def test_the_dispatcher_is_asked_where_a_mode_watches():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Watch():
+        cube(x)
+    assert seen[0] == "bevatron::test_cube"
+
+
+def test_operators_are_well_formed():
+    x, w, m = leaves()
+    torch.library.opcheck(mix.op, (x, w, [m], 2.0))
+    torch.library.opcheck(mix.op, (x, None, [m], 2.0))
+    torch.library.opcheck(cube.op, (x,))
+
+
+def test_a_name_that_does_not_exist_is_told():
+    with pytest.raises(TypeError, match="test_cube: a gradient takes absent, which is neither"):
+        cube.gradients("x", lambda dy, x, absent: dy)
+    with pytest.raises(TypeError, match="test_cube: a gradient takes weight"):
+        cube.gradients("weight", lambda dy, x: dy)
+
+
+def test_kernels_launch_on_the_device_of_the_first_tensor(watched, monkeypatch):
+    entered = []
+
+    def on_device(tensor):
+        entered.append(tensor)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(module, "on_device", on_device)
+    x, w, m = leaves()
+    mix(x.detach(), w.detach(), [m], 1.0)
+    assert [tensor.shape for tensor in entered] == [x.shape]
+    assert torch.equal(entered[0], x)
