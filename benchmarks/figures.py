@@ -1,7 +1,7 @@
 """Writes the tables of figures in README.md and benchmarks/README.md from the JSON of the results.
 
-    python benchmarks/figures.py            writes the tables
-    python benchmarks/figures.py --check    exits with 1 where a page and the results differ
+    python -m benchmarks.figures            writes the tables
+    python -m benchmarks.figures --check    exits with 1 where a page and the results differ
 
 `figures/SECTION.yaml` declares the rows: which result, which of its rows, which column, unit and
 digits. No number is typed. A page marks the place of a table with ``<!-- figures: NAME -->`` and
@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from report import RESULTS
 
+from benchmarks.common.report import RESULTS
 from bevatron.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import figures
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import figures
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "README.md"
@@ -64,7 +64,7 @@ def table_cells(page):
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.parent.name)
 def test_pages_have_the_figures_of_the_results(page):
     text = page.read_text()
-    assert figures.written(text, page) == text, "run python benchmarks/figures.py"
+    assert figures.written(text, page) == text, "run python -m benchmarks.figures"
 
 
 def test_every_declared_figure_is_on_the_page():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from report import AREAS, PICTURE, write_result
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.common.report import AREAS, PICTURE, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

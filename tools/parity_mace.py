@@ -36,8 +36,8 @@ from bevatron.models.mace import (
 )
 from bevatron.models.mace.mace_torch_layout import pieces
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from report import make_room
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.common.report import make_room
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mace-torch==0.3.16", "e3nn==0.4.4")

@@ -55,7 +55,7 @@ def test_a_run_learns_and_tells(trained):
     page = (run / "report.html").read_text()
     assert "accuracy, test" in page
     assert "recall" in page
-    assert {p.name for p in (run / "plots").iterdir()} == {"confusion.png", "learning_curves.png"}
+    assert {p.stem for p in (run / "plots").iterdir()} == {"confusion", "learning_curves", "timing"}
     assert json.loads((run / "graph_options.json").read_text())["features"] == "rows"
     assert json.loads((run / "model.json").read_text())["kind"] == "graph_attention"
 

@@ -9,7 +9,8 @@ same way into new batches.
 The paper contradicts itself on the sort: its pseudo-code puts the *emptiest* batch first, its
 prose prioritises *fuller* ones. Both are here (``order``). The default is the pseudo-code's: on
 the paper's mix over 740 ranks its worst step is 1.007 times the mean, the other's 1.023
-(benchmarks/packing.py); the other fills as well and repeats its batches less from epoch to epoch.
+(benchmarks/data/packing.py); the other fills as well and repeats its batches less from epoch to
+epoch.
 
 Repaired: a sample above the capacity (endless recursion there) never comes here; the recursion
 opens G batches for a handful of left-over samples, most of them empty: here the left-overs are

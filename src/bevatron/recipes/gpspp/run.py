@@ -183,7 +183,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
-        on_end=WriteReport(REPORT, data, modes) if config.report else None,
+        on_end=WriteReport(REPORT, data, modes, settings.batch) if config.report else None,
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
 

@@ -247,7 +247,7 @@ class _Reporter:
         from bevatron.recipes.graph.report import measure, report_of_run
 
         measured = self.measured or measure(self.model, self.data, self.settings)
-        report_of_run(folder, self.model, measured, self.data, result)
+        report_of_run(folder, self.model, measured, self.data, self.settings.batch, result)
 
 
 class _SaveModel(SaveModel):

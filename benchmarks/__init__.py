@@ -1,0 +1,1 @@
+"""Measurements; run from the root of the repository as ``python -m benchmarks.AREA.NAME``."""
