@@ -208,13 +208,13 @@ def summarise(
     return Evaluation(total=total.compute(), tables=tables, predictions=predictions)
 
 
-def print_tables(evaluation: Evaluation) -> None:
-    """Print the errors as tables: in meV, meV/Å and meV/Å^3."""
+def print_tables(evaluation: Evaluation, width: int = 120) -> None:
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` counts where there is no terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else width)
     tables = {"": {"all": evaluation.total}, **evaluation.tables}
     for kind, rows in tables.items():
         shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
