@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import signal
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -63,9 +64,35 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _repeatable() -> None:
+def _repeatable():
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    before = _lasting()
+    yield
+    after = _lasting()
+    left = {name: value for name, value in after.items() if before.get(name, value) != value}
+    assert not left, "the test changed what later tests find"
+
+
+# torch sets others when it first uses a GPU.
+OURS = ("BEVATRON", "CUDA_VISIBLE", "LOCAL_", "MASTER_", "RANK", "SLURM", "TRITON_INTER", "WORLD_")
+
+
+def _lasting():
+    """What a test may change for all others: its order among them would matter."""
+    found = {
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "folder": os.getcwd(),  # noqa: PTH109
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(OURS)},
+        "signals": [
+            signal.getsignal(number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        ],
+    }
+    kernels = sys.modules.get("bevatron.kernels")
+    return found | ({"kernels": kernels.current()} if hasattr(kernels, "current") else {})
 
 
 @pytest.fixture

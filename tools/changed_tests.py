@@ -32,7 +32,7 @@ def changed_files(base: str) -> list[Path]:
     return sorted({Path(name) for name in names if (ROOT / name).is_file()})
 
 
-def tests_of(changed: Iterable[Path], sources: dict[Path, str]) -> list[Path]:
+def matching_tests(changed: Iterable[Path], sources: dict[Path, str]) -> list[Path]:
     """Return the tests, among ``sources`` (path to text), that belong to some changed files."""
     found: set[Path] = set()
     for path in changed:
@@ -54,8 +54,9 @@ def belongs(test: Path, text: str, changed: Path) -> bool:
         names.pop()
     if changed.parts[0] != "src":
         return re.search(rf"\b{names[-1]}\b", text) is not None
-    folders = [part for part in test.parts[1:-1] if part not in names]
-    if not folders and re.fullmatch(rf"test_{names[-1]}(_\w+)?", test.stem):
+    elsewhere = set(test.parts[1:-1]) - set(names)
+    mirrored = "|".join(names[1:] or names)
+    if not elsewhere and re.fullmatch(rf"test_({mirrored})(_\w+)?", test.stem):
         return True
     parent, _, last = ".".join(["bevatron", *names]).rpartition(".")
     plain = rf"{re.escape(parent)}\.{last}\b"
@@ -67,7 +68,7 @@ def main() -> None:
     tests = (ROOT / "tests").rglob("test_*.py")
     sources = {path.relative_to(ROOT): path.read_text() for path in tests}
     base = sys.argv[1] if len(sys.argv) > 1 else "main"
-    print("\n".join(map(str, tests_of(changed_files(base), sources))))
+    print("\n".join(map(str, matching_tests(changed_files(base), sources))))
 
 
 if __name__ == "__main__":

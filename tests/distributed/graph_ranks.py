@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ports import free_port
 from torch.nn import functional as F
 
 from bevatron.kernels.graph.csr import Csr
@@ -20,12 +20,6 @@ from bevatron.parallel.mesh import Mesh, open_mesh
 
 STEPS = 20
 FEATURES, CLASSES = 5, 6
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def run_ranks(world: int, work, folder: Path, timeout: float = 100.0) -> list:

@@ -28,7 +28,7 @@ SIZES = [1, 9, 7, 8, 8, 1, 5, 9, 3, 2, 9, 1, 6]
 
 GROUPS = {
     "batch": {"algorithm": "fixed_count", "size": 1},
-    "train": {"epochs": 2, "timeout_minutes": 0.5},
+    "train": {"epochs": 2, "timeout_minutes": 2.0},
     "optim": {"accumulate": 1},
 }
 
@@ -130,7 +130,7 @@ def potential(folder: Path, device: str = "cpu", *, captured: bool = True, poiso
     run = test_mace.make_run(
         folder,
         batch={"algorithm": "fixed_count", "size": 2},
-        train={"epochs": 2, "timeout_minutes": 0.5, "device": device, "cuda_graphs": captured},
+        train={"epochs": 2, "timeout_minutes": 2.0, "device": device, "cuda_graphs": captured},
         optim={"ema": 0.9, "accumulate": 2},
     )
     if poison:
@@ -158,14 +158,14 @@ def mace(folder: Path):
     return test_mace.make_run(
         folder,
         batch={"algorithm": "fixed_count", "size": 1},
-        train={"epochs": 2, "timeout_minutes": 0.5},
+        train={"epochs": 2, "timeout_minutes": 2.0},
     )
 
 
 def capacity(folder: Path) -> int:
     """Measure a run's capacity twice; every rank finds another one the first time."""
     step_cost.find_capacity = lambda measured: {"atoms": 100 - measured, "edges": 500 + measured}
-    config = TrainConfig(device="cpu", timeout_minutes=0.5)
+    config = TrainConfig(device="cpu", timeout_minutes=2.0)
     found = []
     for rank in (this_rank(), 50):
         path = folder / "capacity.json"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 import rank as ranks
 import tiny
 import torch
+from ports import free_port
 
 from bevatron.parallel import mesh as mesh_module
 from bevatron.parallel.mesh import Mesh
@@ -24,6 +24,8 @@ from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import train_step
 
 SCRIPT = Path(ranks.__file__)
+IN_TIME = 100
+"""Seconds: less than a collective waits, more than a busy machine needs."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,7 @@ class Outcome:
     errors: str
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def start(mode: str, folder: Path, world: int = 2, timeout: float = 60.0) -> Outcome:
+def start(mode: str, folder: Path, world: int = 2, timeout: float = 120.0) -> Outcome:
     """Run a mode of ``rank.py`` in forked processes (torch is imported already)."""
     if torch.cuda.is_available():
         pytest.skip("torch with CUDA cannot go on after a fork")
@@ -224,7 +220,7 @@ def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path):
 def test_a_report_that_fails_ends_the_ranks_that_wait_for_it(tmp_path):
     begin = time.monotonic()
     done = start("fail-at-the-end", tmp_path)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < IN_TIME
     assert 0 not in done.codes
     assert "error: no room for a report" in done.errors
 
@@ -234,7 +230,7 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
     """Also one that is busy outside any collective."""
     begin = time.monotonic()
     done = start(mode, tmp_path)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < IN_TIME
     assert 0 not in done.codes
     assert "rank 1 failed: BevatronError: the dog ate sample 3" in done.errors
 
@@ -302,7 +298,7 @@ def test_a_rank_that_fails_on_a_gpu_ends_the_others(tmp_path, mode):
     code, output = torchrun(mode, tmp_path)
     assert code != 0
     assert "error: the dog ate sample 3" in output
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < IN_TIME
 
 
 def test_norms_of_ddp_buckets_clip_as_the_norm_of_all_gradients_would(tmp_path):

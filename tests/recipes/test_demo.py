@@ -6,26 +6,26 @@ import pytest
 from ase.calculators.lj import LennardJones
 
 from bevatron.errors import ConfigError
+from bevatron.recipes.demo import claim
 from bevatron.recipes.mace import demo
 from bevatron.recipes.mace.data import prepare_structures
-from bevatron.recipes.mace.run import MaceRun
 
 
-def test_settings_are_a_valid_configuration_of_bundled_data():
-    config = MaceRun.from_values({**demo.SETTINGS, **demo._data()})
+def test_settings_are_a_valid_configuration_of_bundled_data(tmp_path):
+    config = demo.configuration(tmp_path)
     assert config.data.train[0].is_file()
     assert config.data.test_fraction > 0
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     out = tmp_path / "demo"
-    demo._claim(out)
-    demo._claim(out)  # its own folder is taken again
+    claim(out)
+    claim(out)  # its own folder is taken again
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="holds something else"):
-        demo._claim(other)
+        claim(other)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
 
 

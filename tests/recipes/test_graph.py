@@ -16,9 +16,10 @@ from bevatron import cli
 from bevatron.data.graphs import GraphOptions, read_graph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention import NodeClassifier
-from bevatron.recipes import RECIPES
+from bevatron.recipes import SYSTEMS
 from bevatron.recipes.graph.data import load_graphs
-from bevatron.recipes.graph.predict import evaluate_graphs, load_model, predict_file, predict_graph
+from bevatron.recipes.graph.evaluate import evaluate_graphs
+from bevatron.recipes.graph.predict import load_model, predict_file, predict_graph
 from bevatron.recipes.graph.run import PRESETS, GraphRun, build
 from bevatron.train.loop import fit
 
@@ -54,7 +55,7 @@ def test_a_run_learns_and_tells(trained):
     page = (run / "report.html").read_text()
     assert "accuracy, test" in page
     assert "recall" in page
-    assert {p.name for p in (run / "plots").iterdir()} == {"confusion.png", "learning_curves.png"}
+    assert {p.stem for p in (run / "plots").iterdir()} == {"confusion", "learning_curves", "timing"}
     assert json.loads((run / "graph_options.json").read_text())["features"] == "rows"
     assert json.loads((run / "model.json").read_text())["kind"] == "graph_attention"
 
@@ -277,7 +278,7 @@ def test_command_line_trains_evaluates_and_predicts(tmp_path, monkeypatch, capsy
     said = capsys.readouterr().out
     assert "training samples" in said
     assert "nan" not in said
-    assert "graph" in RECIPES
+    assert "graph" in SYSTEMS
 
 
 def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatch, capsys):

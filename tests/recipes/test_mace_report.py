@@ -11,7 +11,8 @@ import yaml
 from bevatron.data.packing import pack
 from bevatron.models.common.metrics import error_rows
 from bevatron.recipes.mace.evaluate import Predictions, summarise
-from bevatron.recipes.mace.report import duration, isolated_energies, write_report
+from bevatron.recipes.mace.report import isolated_energies, write_report
+from bevatron.train.report.training import duration
 from bevatron.train.settings import BatchConfig
 
 
@@ -84,7 +85,7 @@ def test_everything_is_in_the_page_and_all_pictures_are_written(folder, evaluati
         plan=plan,
         batch=BatchConfig(capacity=12),
         energies={"default": {1: -0.5, 6: -2.0, 8: -3.0}},
-        summary={"epochs": 3, "training time": duration(75)},
+        figures={"epochs": 3, "training time": duration(75)},
         found=["a.xyz: energy from REF_energy"],
     ).read_text()
     for words in (
@@ -99,6 +100,7 @@ def test_everything_is_in_the_page_and_all_pictures_are_written(folder, evaluati
         "Best validation in epoch 2",
         "REF_energy",
         "balanced",
+        "45 atoms/s",
         "dtype: float64",
         "torch",
     ):

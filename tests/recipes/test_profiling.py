@@ -20,8 +20,8 @@ from bevatron import cli
 from bevatron.data.padding import BatchShape
 from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
+from bevatron.recipes.bench_profile import profile, profile_folder, short
 from bevatron.recipes.mace.run import build
-from bevatron.recipes.profiling import profile, profile_folder, short
 from bevatron.recipes.training import configuration
 from bevatron.train import loop
 from bevatron.train.capture import step as captured_step
@@ -155,7 +155,7 @@ def test_steps_over_one_whole_graph_are_profiled_as_they_are_recorded(tmp_path, 
     file = graph_data_sets.write(tmp_path / "g.npz")
     model = {"hidden": 4, "heads": 2}
     path = quick(tmp_path, recipe="graph", data={"train": [str(file)]}, model=model)
-    profile_folder(path, steps=4, warm=2)
+    profile_folder(path, steps=2, warm=2)
     found = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
     assert found["captured"]
     assert found["ranks"][0]["sizes"] == {"graphs": 1.0, "nodes": 90.0, "edges": 720.0}
@@ -173,7 +173,7 @@ def test_steps_of_molecules_are_profiled(tmp_path, capturing):
     data = {"train": [str(tmp_path / "m.csv")], "prepare_workers": 1, "valid_size": 2}
     data["columns"] = {"targets": ["size"]}
     path = quick(tmp_path, recipe="gpspp", data=data, model=model, molecules=4)
-    profile_folder(path, steps=4, warm=1)
+    profile_folder(path, steps=2, warm=1)
     (rank,) = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())["ranks"]
     assert 2 < rank["sizes"]["graphs"] <= 4
     assert "blocks.0.attention" in rank["memory"]["modules"]

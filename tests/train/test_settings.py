@@ -69,6 +69,8 @@ def test_old_keys_of_the_cost_are_converted_with_a_word(caplog):
     assert found.cost == {"nodes": 0.338, "edges": 0.0967}
     assert found.costs(["atoms", "edges"]) == {"atoms": 0.338, "edges": 0.0967}
     assert found.costs(["edges", "nodes"]) == {"nodes": 0.338, "edges": 0.0967}
+    assert BatchConfig(cost={"atoms": 1.0, "constant": 0.0}).costs(["atoms"]) == {"atoms": 1.0}
+    assert BatchConfig().costs(["atoms", "edges"]) == {"atoms": 1.0}
     assert "batch.cost: {'nodes': 0.338, 'edges': 0.0967}" in caplog.text
     assert to_dict(found)["cost"] == found.cost
     assert not any(name.startswith("cost_") for name in to_dict(found))

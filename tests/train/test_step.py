@@ -103,7 +103,7 @@ class Halved(tiny.TinyTask):
 
 def test_products_in_16_bits_are_for_tasks_that_allow_them(tmp_path):
     run = tiny.make_run(tmp_path, train={"dtype": "float32", "autocast": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"train\.autocast: this model is not made for"):
+    with pytest.raises(ConfigError, match=r"train\.autocast: this model does not allow matmuls"):
         begin_state(run, Mesh(), None)
     run = dataclasses.replace(run, task=Halved())
     Halved.halved.clear()

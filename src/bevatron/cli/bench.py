@@ -36,7 +36,7 @@ class StepOptions:
 
     def meter(self, dtype: Dtype) -> "StepMeter":
         """Make a meter of these steps."""
-        from bevatron.recipes.benchmarks import step_meter
+        from bevatron.recipes.bench import step_meter
 
         return step_meter(self.store, self.model, self.device, dtype)
 
@@ -52,7 +52,7 @@ def bench_store(store: StoreFolder) -> None:
     store
         A prepared store.
     """
-    from bevatron.recipes.benchmarks import store_rates
+    from bevatron.recipes.bench import store_rates
 
     print_rows(store_rates(store))
 
@@ -71,7 +71,7 @@ def bench_loader(
     workers
         Numbers to try.
     """
-    from bevatron.recipes.benchmarks import loader_rates
+    from bevatron.recipes.bench import loader_rates
 
     print_rows(loader_rates(store, capacity, workers))
 
@@ -88,7 +88,7 @@ def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> N
     ranks
         Processes that share an epoch.
     """
-    from bevatron.recipes.benchmarks import packing_figures
+    from bevatron.recipes.bench import packing_figures
 
     print_rows(packing_figures(store, capacity, ranks))
 
@@ -105,7 +105,7 @@ def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> None
     most
         Atoms of the largest batch.
     """
-    from bevatron.recipes.benchmarks import cost_model
+    from bevatron.recipes.bench import cost_model
 
     rows, lines = cost_model(steps.meter(dtype), most)
     print_rows(rows)
@@ -131,7 +131,7 @@ def bench_capacity(
     out
         Picture to write.
     """
-    from bevatron.recipes.benchmarks import capacity_curves
+    from bevatron.recipes.bench import capacity_curves
 
     rows, lines = capacity_curves({name: partial(steps.meter, name) for name in dtype}, most, out)
     print_rows(rows)
@@ -162,7 +162,7 @@ def bench_profile(
     out
         Folder for profile.json and pictures; ``profile`` in the run's folder by default.
     """
-    from bevatron.recipes.profiling import profile_folder
+    from bevatron.recipes.bench_profile import profile_folder
 
     tables, lines = profile_folder(run, steps, warm, device, out)
     for title, rows in tables:

@@ -28,10 +28,10 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> int:
     """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
-    from bevatron.recipes import RECIPES
+    from bevatron.recipes import SYSTEMS
     from bevatron.recipes.training import configuration, start
 
-    recipes = ", ".join(sorted(RECIPES))
+    recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(
             f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "

@@ -185,8 +185,12 @@ class BatchConfig:
     oversized
         A sample above capacity: ``refuse`` stops and names it, ``alone`` gives it a batch of its
         own.
-    cost_nodes, cost_edges, cost_constant
-        Old keys, which become ``cost``.
+    cost_nodes
+        Old key of ``cost``: the weight of what the samples are measured in.
+    cost_edges
+        Old key of ``cost``.
+    cost_constant
+        Old key of ``cost``.
     """
 
     algorithm: Literal["balanced", "algorithm1", "streaming", "fixed_count"] = "balanced"
@@ -239,11 +243,14 @@ class BatchConfig:
         raise ConfigError("batch.capacity: 'auto' is measured by a recipe; give a number here")
 
     def costs(self, counted: Iterable[str]) -> dict[str, float]:
-        """Return the weights of a sample's cost by name; see `capacities`."""
+        """Return the weights of a sample's cost by name, without zeros; see `capacities`."""
         names = list(counted)
-        weights = {OLD_UNIT: 1.0} if self.cost is None else self.cost
-        old = OLD_UNIT not in names
-        return {names[0] if old and n == OLD_UNIT else n: weight for n, weight in weights.items()}
+        weights = {names[0]: 1.0} if self.cost is None else self.cost
+        return {
+            names[0] if name == OLD_UNIT and OLD_UNIT not in names else name: weight
+            for name, weight in weights.items()
+            if weight
+        }
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Custom operators: gradients by name, fakes, and calls with and without the dispatcher."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,3 +124,17 @@ def test_a_name_that_does_not_exist_is_told():
         cube.gradients("x", lambda dy, x, absent: dy)
     with pytest.raises(TypeError, match="test_cube: a gradient takes weight"):
         cube.gradients("weight", lambda dy, x: dy)
+
+
+def test_kernels_launch_on_the_device_of_the_first_tensor(watched, monkeypatch):
+    entered = []
+
+    def on_device(tensor):
+        entered.append(tensor)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(module, "on_device", on_device)
+    x, w, m = leaves()
+    mix(x.detach(), w.detach(), [m], 1.0)
+    assert [tensor.shape for tensor in entered] == [x.shape]
+    assert torch.equal(entered[0], x)

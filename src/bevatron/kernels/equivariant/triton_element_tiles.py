@@ -25,7 +25,7 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
     rows
         Rows of a tile.
     scale
-        Each of ``ptr`` counts as so many rows.
+        Rows per unit of ``ptr``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Rows normalised in registers, as several operators on atoms and bonds do it."""
+"""Rows normalised in registers: what the norms of atoms and of bonds share."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -10,7 +10,7 @@ from bevatron.errors import KernelError
 LARGEST_WIDTH = 8192
 CHANNELS_PER_WARP, MOST_WARPS = 256, 16
 """A thread has eight neighbouring channels of all rows of a block, so that sums over rows need no
-exchange; few rows, so that several programs fit a multiprocessor."""
+exchange; few rows, so that several programs fit on an SM."""
 ELEMENTS_PER_WARP = 512
 
 

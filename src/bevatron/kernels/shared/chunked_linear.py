@@ -1,4 +1,4 @@
-"""Matrix products for operators that work on a chunk of rows at a time."""
+"""Matmuls for operators that work on a chunk of rows at a time."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -9,9 +9,9 @@ from torch import Tensor
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 
 CHUNK_BYTES = 128 * 2**20
-"""Of all buffers of one chunk together."""
+"""Size of all buffers of one chunk together."""
 CHUNK_MULTIPLE = 1024
-"""Rows of a chunk are a multiple: products of whole tiles."""
+"""Rows of a chunk are a multiple of this: matmuls of whole tiles."""
 
 
 def chunks(
@@ -26,7 +26,7 @@ def chunks(
     multiple
         Of which the rows of a chunk are one; `CHUNK_MULTIPLE` if not given.
     times
-        As many times `CHUNK_BYTES`.
+        Multiple of `CHUNK_BYTES` that a chunk may take.
     """
     multiple = CHUNK_MULTIPLE if multiple is None else multiple
     most = max(times * CHUNK_BYTES // max(bytes_per_row, 1) // multiple, 1) * multiple
@@ -74,11 +74,11 @@ class WeightGradient:
         self._total: Tensor | None = None
 
     def add(self, dy: Tensor, x: Tensor) -> None:
-        """Add ``dy^T x`` of one chunk: the product itself adds."""
+        """Add ``dy^T x`` of one chunk, accumulated by the matmul."""
         self._total = wide_product(dy.t(), x, self._total)
 
     def add_part(self, part: Tensor) -> None:
-        """Add what one chunk makes of it, in float32."""
+        """Add the gradient of one chunk, in float32."""
         self._total = part if self._total is None else self._total.add_(part)
 
     def total(self) -> Tensor:
@@ -118,14 +118,14 @@ class BiasGradient:
 
 
 class Linear:
-    """Linear layers on the same rows, as one product; and their gradients, summed over chunks.
+    """Linear layers on the same rows as one matmul, and their gradients, summed over chunks.
 
     Parameters
     ----------
     dtype
-        Of the products: weights of another type are rounded to it.
+        Of the matmuls: weights of another type are rounded to it.
     weights
-        [K, C] each; in the result the layers stand side by side.
+        [K, C] each; in the result the layers are concatenated.
     biases
         [K] each, or None.
     """
@@ -145,12 +145,12 @@ class Linear:
 
     @property
     def matrix(self) -> Tensor:
-        """The weights one below the other [sum of K, C], in the type of the products."""
+        """The concatenated weights [sum of K, C], in the type of the matmuls."""
         return self._matrix
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """The biases one behind the other, if there is one, in the type of the products."""
+        """The concatenated biases, if there is one, in the type of the matmuls."""
         if all(bias is None for bias in self._biases):
             return None
         return _joined(

@@ -13,12 +13,15 @@ The second is ``scale_backward``: its results look like the arguments of ``scale
 needs from the forward pass by the names of its own parameters, and it is wired to autograd.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from bevatron.kernels.shared.launch import on_device
 
 PLAIN_TENSORS = {Tensor, torch.nn.Parameter}
 """Types of which nobody watches the operations."""
@@ -60,6 +63,8 @@ def custom_op(
 class CustomOp:
     """A custom operator, called like its function; made by `custom_op`.
 
+    Its function runs with the device of its first tensor as the current one.
+
     Calls go through the dispatcher only where something watches it (`is_watched`): for an operator
     of many arguments a call through it and its backward pass take a few hundred microseconds of
     host time.
@@ -79,13 +84,14 @@ class CustomOp:
         fake: str | Callable[..., Any],
         outputs: Sequence[str],
     ) -> None:
-        self.op = torch.library.custom_op(f"bevatron::{name}", function, mutates_args=())
+        run = _on_its_device(function)
+        self.op = torch.library.custom_op(f"bevatron::{name}", run, mutates_args=())
         self.__name__, self.__doc__, self.__module__ = name, function.__doc__, function.__module__
         self.signature = inspect.signature(function)
         self.parameters, self.outputs = list(self.signature.parameters), list(outputs)
         self.op.register_fake(_fake(self.parameters, fake))
-        self._function = function
-        self._apply = _function_class(name, function, _keep_nothing, _only_once(name)).apply
+        self._function = run
+        self._apply = _function_class(name, run, _keep_nothing, _only_once(name)).apply
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results, which autograd records if an argument requires gradients."""
@@ -329,6 +335,18 @@ def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[...
         return found[0] if len(found) == 1 else tuple(found)
 
     return like
+
+
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function run on the device of its first tensor, where Triton is to launch kernels."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        first = next(each for each in arguments if isinstance(each, Tensor))
+        with on_device(first):
+            return function(*arguments)
+
+    return run
 
 
 def _function_class(

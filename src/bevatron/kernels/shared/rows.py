@@ -9,7 +9,7 @@ FARTHEST = 2**31
 """Elements from the first to the last that 32 bits count."""
 
 MOST_AXES = 3
-"""Axes of rows that a kernel steps through; a transposed pair of a batch has so many."""
+"""Axes of rows that a kernel steps through, as many as a transposed pair of a batch has."""
 
 
 @dataclass(frozen=True)

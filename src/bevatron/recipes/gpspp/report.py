@@ -4,22 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from bevatron.config import load_yaml
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target
 from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.train.evaluate import predict
-from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.report import plots
 from bevatron.train.report.page import Cell, Report
-from bevatron.train.report.plots import Curve, Panel
+from bevatron.train.report.training import (
+    History,
+    Metric,
+    first_epoch,
+    show_balance,
+    show_learning_curves,
+    show_timing,
+    summary,
+)
 from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
 from bevatron.typing import FloatArray, IntArray
@@ -93,7 +98,11 @@ def evaluate_molecules(
 
 
 def report_of_run(
-    folder: Path, data: MoleculeData, modes: Sequence[Mode], result: FitResult
+    folder: Path,
+    data: MoleculeData,
+    modes: Sequence[Mode],
+    batch: BatchConfig,
+    result: FitResult,
 ) -> Path:
     """Evaluate the model of a finished run and write report.html and ``plots/``.
 
@@ -105,6 +114,8 @@ def report_of_run(
         The data sets of the run.
     modes
         In which it was validated.
+    batch
+        How batches were made.
     result
         What the trainer says of it.
 
@@ -113,10 +124,8 @@ def report_of_run(
     Path
         report.html
     """
-    config = load_yaml(folder / "config.yaml")
-    asked = str(config["train"].get("device") or "auto")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
-    model = trained_model(folder).to(device)
+    history = History.of_run(folder)
+    model = trained_model(folder).to(history.device)
     aside = (("test", data.test), ("validation", data.valid))
     parts = {
         name: part
@@ -127,26 +136,26 @@ def report_of_run(
     number = len(some)
     name = "training" if number == len(data.train) else f"training ({number} of {len(data.train)})"
     parts[name] = some
-    found = {role: evaluate_molecules(model, part, modes, device) for role, part in parts.items()}
+    found = {
+        role: evaluate_molecules(model, part, modes, history.device) for role, part in parts.items()
+    }
     first = next(iter(found))
     report = Report(f"GPS++: {folder.resolve().name}", str(folder), folder / "plots")
     report.highlights(
-        {
-            **_headline(first, found[first], model.config.targets),
-            "epochs": result.epochs,
-            "best epoch": result.best_epoch + 1 if result.best is not None else None,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "training time (min)": result.seconds / 60,
-        }
+        {**_headline(first, found[first], model.config.targets), **summary(result, model)}
     )
     warnings = [line for line in data.report if line.startswith("warning")]
     stopped = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
-    report.notes([*stopped, *warnings])
+    report.notes([*stopped, *warnings, *history.changes()])
     _errors(report, found, modes)
-    _curves(report, list(read_journal(folder / "metrics.jsonl")), model.config.targets, modes)
+    masked = "In training inputs are masked and disturbed, the loss has all terms."
+    show_learning_curves(report, history, _metrics(model.config.targets, modes), masked)
     _parity(report, first, found[first], model.config.targets)
     _data(report, data, dict(reversed(found.items())), model.config.targets)
-    report.section("Settings").config(config)
+    sizes = molecule_sizes(data.train)
+    show_balance(report, first_epoch(sizes, batch, history), batch, sizes)
+    show_timing(report, history)
+    report.section("Settings").config(history.config)
     report.versions(("bevatron", "torch", "numpy", "rdkit"))
     return report.write(folder / "report.html")
 
@@ -182,46 +191,20 @@ def _errors(report: Report, found: Mapping[str, Evaluated], modes: Sequence[Mode
     report.section("Errors").table(["metric", *found], rows, told)
 
 
-def _curves(
-    report: Report,
-    records: Sequence[Mapping[str, Any]],
-    targets: Sequence[Target],
-    modes: Sequence[Mode],
-) -> None:
-    epochs = epochs_of(records)
-    if not epochs:
-        return
-    x = column(epochs, "epoch") + 1
-
-    def values(*keys: str) -> FloatArray:
-        return column(epochs, *keys)
-
-    terms = sorted({name for record in epochs for name in record.get("terms", {})})
-    panels = [
-        Panel(
-            "Loss",
-            "loss",
-            [
-                Curve("training, all terms", x, values("loss")),
-                *(Curve(f"training, {term}", x, values("terms", term)) for term in terms),
-                Curve("validation, targets", x, values("valid", "loss"), dashed=True),
-            ],
-        )
-    ]
+def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:
+    """Return what is drawn of each target: its main metric, a curve for each mode."""
+    prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
+    found = []
     for target in targets[:MOST_TARGETS_DRAWN]:
         metric = MAIN[target.kind]
-        prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
-        lines = [
-            Curve(mode, x, values("valid", f"{prefix}{target.name}_{metric}"))
-            for mode, prefix in zip(modes, prefixes, strict=True)
-        ]
         unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
-        words = f"validation {metric.upper()}{unit}"
-        panels.append(Panel(target.name, words, lines, logarithmic=metric == "mae"))
-    rate = Curve("", x, values("lr"))
-    panels.append(Panel("Learning rate", "learning rate", [rate], logarithmic=False))
-    caption = "Averages over each epoch; in training inputs are masked and disturbed."
-    report.section("Learning curves").figure(plots.curves(panels), caption, "learning_curves")
+        keys: dict[str, str] = {
+            mode: f"{prefix}{target.name}_{metric}"
+            for mode, prefix in zip(modes, prefixes, strict=True)
+        }
+        ylabel = f"validation {metric.upper()}{unit}"
+        found.append(Metric(target.name, ylabel, keys, logarithmic=metric == "mae"))
+    return found
 
 
 def _parity(report: Report, name: str, found: Evaluated, targets: Sequence[Target]) -> None:

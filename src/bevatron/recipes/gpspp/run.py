@@ -2,22 +2,18 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
-from bevatron.kernels import KernelConfig, use
-from bevatron.models.common import model_folder
+from bevatron.kernels import use
 from bevatron.models.gpspp import (
-    KIND,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -27,6 +23,7 @@ from bevatron.models.gpspp import (
 )
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.frozen import freeze
+from bevatron.recipes.gpspp import SYSTEM
 from bevatron.recipes.gpspp.data import (
     MoleculeData,
     MoleculeDataConfig,
@@ -35,11 +32,11 @@ from bevatron.recipes.gpspp.data import (
 )
 from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, trained_model
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    CheckpointConfig,
     LoaderConfig,
     OptimConfig,
     ScheduleConfig,
@@ -47,19 +44,15 @@ from bevatron.train.settings import (
     TrainConfig,
 )
 
+REPORT = "bevatron.recipes.gpspp.report"
+
 ROOM = 1.03
-"""How much more a batch may hold than so many average molecules: packing needs some play."""
+"""Capacity of a batch over what its average molecules need: packing needs some slack."""
 
 
-def _optim() -> OptimConfig:
-    return OptimConfig(
-        algorithm="adam", lr=4e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
-    )
-
-
-@dataclass(frozen=True)
-class GpsppRun:
-    """Everything that defines a training run of GPS++.
+@dataclass(frozen=True, kw_only=True)
+class GpsppRun(RunConfig):
+    """Configuration of a training run of GPS++.
 
     Attributes
     ----------
@@ -99,30 +92,31 @@ class GpsppRun:
         Write report.html and the pictures at the end.
     """
 
-    recipe: ClassVar[str] = "gpspp"
+    recipe: ClassVar[str] = SYSTEM.name
 
     output: Path = Path("runs/gpspp")
     preset: str = "gpspp-4"
     data: MoleculeDataConfig = field(default_factory=MoleculeDataConfig)
-    targets: TargetConfig = field(default_factory=TargetConfig)
     model: GPSPlusPlusConfig = field(default_factory=lambda: GPSPlusPlusConfig.preset("gpspp-4"))
-    loss: LossConfig = field(default_factory=LossConfig)
-    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
-    mode: Mode = "2d"
-    molecules: int = 256
-    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    optim: OptimConfig = field(default_factory=_optim)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            algorithm="adam", lr=4e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
+        )
+    )
     schedule: ScheduleConfig = field(
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
     )
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
     loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
-    kernels: KernelConfig = field(default_factory=KernelConfig)
+    targets: TargetConfig = field(default_factory=TargetConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
+    mode: Mode = "2d"
+    molecules: int = 256
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    report: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -130,43 +124,9 @@ class GpsppRun:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build a configuration from plain values, which change the preset's and the recipe's.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown key, preset or value.
-        """
-        values = dict(values)
-        model = GPSPlusPlusConfig.preset(str(values.get("preset", cls.preset)))
-        defaults = {"model": model, "optim": _optim(), **_defaults()}
-        for name, default in defaults.items():
-            changes = values.get(name, {})
-            if isinstance(changes, Mapping):
-                values[name] = merged(to_dict(default), changes)
-        return from_dict(cls, values)
-
-    @property
-    def settings(self) -> Settings:
-        """What the trainer takes, but for what depends on data and device."""
-        return Settings(
-            optim=self.optim,
-            schedule=self.schedule,
-            batch=self.batch,
-            loader=self.loader,
-            checkpoint=self.checkpoint,
-            train=self.train,
-        )
-
-
-def _defaults() -> dict[str, Any]:
-    return {
-        "schedule": ScheduleConfig(kind="linear", warmup_epochs=10.0),
-        "batch": BatchConfig(capacity="auto"),
-        "loader": LoaderConfig(workers=None),
-        "train": TrainConfig(dtype="float32"),
-    }
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return the hyper-parameters of a preset."""
+        return {"model": to_dict(GPSPlusPlusConfig.preset(str(name)))}
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
@@ -221,21 +181,11 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         },
         monitor=monitored(model.config, data),
         resume=resume,
-        save_model=_Saver(model.config),
+        save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
-        on_end=_report(data, modes) if config.report else None,
+        on_end=WriteReport(REPORT, data, modes, settings.batch) if config.report else None,
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
-
-
-@dataclass(frozen=True)
-class _Saver:
-    """Writes the weights of a run as a model folder."""
-
-    config: GPSPlusPlusConfig
-
-    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        model_folder.save_model(folder, KIND, to_dict(self.config), state)
 
 
 def _as_set(config: GpsppRun) -> dict[str, Any]:
@@ -287,13 +237,13 @@ def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]
     """Warn if a model has parts for positions and nothing to train them with."""
     if not model.uses_positions or _with_positions(data.train):
         return []
-    words = (
+    warning = (
         "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
         "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
         "3D the paper halves the learning rate of attention (--optim.lr 2e-4), and a preset with "
         "-mpnn may do better"
     )
-    return [words]
+    return [warning]
 
 
 def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
@@ -375,12 +325,3 @@ def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
         name: int(max(np.ceil(ROOM * number * sizes[name].mean()), sizes[name].max(), 1))
         for name in ("atoms", "edges", "pairs")
     }
-
-
-def _report(data: MoleculeData, modes: tuple[Mode, ...]) -> Any:
-    def write(result: FitResult, folder: Path) -> None:
-        from bevatron.recipes.gpspp.report import report_of_run
-
-        report_of_run(folder, data, modes, result)
-
-    return write

@@ -12,7 +12,7 @@ from bevatron.data.samples import molecule_fields
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
 from bevatron.data.summary.molecules import summarise_molecules
-from bevatron.errors import DataError, StoreError
+from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp.features import Featurizer
 
@@ -74,6 +74,45 @@ def prepare_molecules(
     )
     _list_rejects(store)
     return store
+
+
+def prepare_files(
+    files: Sequence[Path],
+    out: Path,
+    feature_set: str = "set1",
+    columns: MoleculeOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Prepare molecules into a store as ``bevatron prepare`` does; see `prepare_molecules`.
+
+    Returns
+    -------
+    Lines for the user: what was found, and how to train on it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file.
+    """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of molecules")
+    store = prepare_molecules(
+        files,
+        out,
+        feature_set,
+        columns,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    return [
+        *store.manifest["report"],
+        *summary_lines(store),
+        f"train with: bevatron train gpspp --data {out} --output RUN",
+    ]
 
 
 def rejects(store: Store) -> list[tuple[str, str, str]]:

@@ -1,6 +1,6 @@
 """The report of a run on graphs: learning curves, metrics by part, classes confused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,38 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from bevatron.config import load_yaml
 from bevatron.data.dataset import Dataset
 from bevatron.models.graph_attention import NodeTask
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.data import GraphData, graph_sizes
 from bevatron.train.evaluate import predict
-from bevatron.train.logger import column, epochs_of, read_journal
 from bevatron.train.precision import dtype_of
 from bevatron.train.report.page import Report
-from bevatron.train.report.plots import Curve, Panel, curves
 from bevatron.train.report.plots.style import HEAT, new_axes
+from bevatron.train.report.training import (
+    History,
+    Metric,
+    first_epoch,
+    show_balance,
+    show_learning_curves,
+    show_timing,
+    summary,
+)
 from bevatron.train.run import FitResult
-from bevatron.train.settings import Settings
+from bevatron.train.settings import BatchConfig, Settings
 from bevatron.typing import IntArray
 
 MOST_CLASSES_DRAWN = 40
 
 WORDS = {"train": "training", "valid": "validation", "test": "test"}
 """Role of vertices -> its name in a report."""
+
+
+METRICS = [
+    Metric(title, f"validation {title}", {"validation": name}, logarithmic=False)
+    for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC"))
+]
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,7 @@ def report_of_run(
     model: nn.Module,
     measured: Mapping[str, Measured],
     data: GraphData,
+    batch: BatchConfig,
     result: FitResult,
 ) -> Path:
     """Write report.html and ``plots/`` of a finished run.
@@ -89,6 +102,8 @@ def report_of_run(
         What it reaches, see `measure`.
     data
         Of the run.
+    batch
+        How batches of several graphs were made.
     result
         What the trainer says of it.
 
@@ -97,30 +112,33 @@ def report_of_run(
     Path
         report.html
     """
-    config = load_yaml(folder / "config.yaml")
-    records = list(read_journal(folder / "metrics.jsonl"))
+    history = History.of_run(folder)
+    config = history.config
     metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
     layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
     report = Report(f"Node classification: {layers}", str(folder), folder / "plots")
+    report.notes(history.changes())
     report.section("Result").highlights(
         {
             **{
                 f"{name.replace('_', ' ')}, {WORDS[chosen]}": value
                 for name, value in metrics.get(chosen, {}).items()
             },
-            "epochs": result.epochs,
-            "best epoch": result.best_epoch + 1 if result.best is not None else None,
-            "parameters": sum(p.numel() for p in model.parameters()),
+            **summary(result, model),
         }
     )
     names = list(dict.fromkeys(name for each in metrics.values() for name in each))
     rows = [[WORDS[role], *(each.get(name) for name in names)] for role, each in metrics.items()]
     report.table(["part", *names], rows)
-    _learning_curves(report, records)
+    show_learning_curves(report, history, METRICS)
     if data.questions == "classes" and chosen in measured:
         _classes(report, measured[chosen].confused, chosen)
     report.section("Data").details("What was found in the files", "\n".join(data.report))
+    if len(data.train) > 1:
+        sizes = graph_sizes(data.train)
+        show_balance(report, first_epoch(sizes, batch, history), batch, sizes)
+    show_timing(report, history)
     report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")
 
@@ -148,25 +166,6 @@ def _measure(
         metrics.load_sums(sum_over_ranks(metrics.sums(), mesh))
         confused = sum_over_ranks(torch.from_numpy(confused), mesh).numpy()
     return Measured(metrics.compute(), confused)
-
-
-def _learning_curves(report: Report, records: Sequence[Mapping[str, Any]]) -> None:
-    """Draw loss and accuracy over epochs."""
-    epochs = epochs_of(records)
-    if not epochs:
-        return
-    x = column(epochs, "epoch") + 1
-    losses = (
-        Curve("training (with dropout)", x, column(epochs, "loss")),
-        Curve("validation", x, column(epochs, "valid", "loss")),
-    )
-    panels = [Panel("Loss", "cross entropy", losses)]
-    for name, title in (("accuracy", "Accuracy"), ("roc_auc", "ROC-AUC")):
-        found = column(epochs, "valid", name)
-        if not np.isnan(found).all():
-            lines = (Curve("validation", x, found),)
-            panels.append(Panel(title, f"validation {title}", lines, logarithmic=False))
-    report.section("Learning curves").figure(curves(panels), "", "learning_curves")
 
 
 def _classes(report: Report, confused: IntArray, role: str) -> None:

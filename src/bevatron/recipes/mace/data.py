@@ -23,6 +23,7 @@ from bevatron.data.store.stage import stage
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.mace import MaceConfig
 from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
@@ -242,6 +243,50 @@ def prepare_structures(
         summarise=summarise_structures,
         overwrite=overwrite,
     )
+
+
+def prepare_files(
+    files: Sequence[Path],
+    out: Path,
+    cutoff: float | None,
+    labels: LabelOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Prepare structures into a store as ``bevatron prepare`` does; see `prepare_structures`.
+
+    Returns
+    -------
+    Lines for the user: what was found, and how to train on it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file or no cutoff.
+    """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of structures or molecules")
+    if cutoff is None:
+        raise ConfigError(
+            "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
+            f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
+        )
+    store = prepare_structures(
+        files,
+        out,
+        cutoff,
+        labels,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    return [
+        *store.manifest["report"],
+        f"{len(store)} structures are in {out}",
+        f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
+    ]
 
 
 def load_structures(

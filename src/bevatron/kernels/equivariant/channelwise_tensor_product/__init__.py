@@ -24,7 +24,7 @@ _operator = registry.operator(
 def paths(
     irreps_in: Irreps | str, irreps_harmonics: Irreps | str, irreps_out: Irreps | str
 ) -> PathTable:
-    """List the paths, the irreps of the result and the number of weights; see `path_table`."""
+    """Return the paths, the irreps of the result and the number of weights; see `path_table`."""
     return path_table(
         Irreps.parse(irreps_in), Irreps.parse(irreps_harmonics), Irreps.parse(irreps_out)
     )
@@ -56,22 +56,21 @@ def channelwise_tensor_product(
     Parameters
     ----------
     x
-        Node features, block after block of ``irreps_in``.
+        Node features, the blocks of ``irreps_in`` concatenated.
     harmonics
         Of each edge, in the order of ``irreps_harmonics``.
     weights
         Of each edge, path-major: all channels of the first path, then of the second.
     edges
-        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which a fast implementation
-        otherwise has to find for itself.
+        Row 0 senders, row 1 receivers, in any order; or an `EdgeOrder`, which the Triton
+        implementation otherwise computes for itself.
     irreps_in, irreps_harmonics, irreps_out
-        Irreps of ``x``, of ``harmonics`` (one copy of each) and the wanted results. Which paths
-        there are and in which order says `paths`; degrees and parities not in ``irreps_out`` are
-        left out.
+        Irreps of ``x``, of ``harmonics`` (one copy of each) and the results. `paths` lists the
+        paths in their order; degrees and parities not in ``irreps_out`` are left out.
     layout
-        How a block of ``x`` and of the result lies in memory: e3nn's ``mul_ir``, channel after
-        channel and in a channel its 2l+1 components; or ``ir_mul``, component after component and
-        in a component all channels, which is faster.
+        Memory layout of a block of ``x`` and of the result: e3nn's ``mul_ir``, in which the 2l+1
+        components of a channel are contiguous; or ``ir_mul``, in which the channels of a component
+        are, which is faster.
 
     Returns
     -------

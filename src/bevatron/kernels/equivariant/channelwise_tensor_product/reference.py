@@ -26,7 +26,7 @@ def channelwise_tensor_product(
     """Per block of x: one small matrix per edge couples its sender to all paths of the block.
 
     Each path's part takes its weights and is summed over receivers. Inside, channels come last, so
-    that a processor's vector units run along them.
+    that a CPU's vector units run along them.
     """
     senders, receivers = edges.edges if isinstance(edges, EdgeOrder) else edges
     # Split at once: the gradient of one slice per path would be as many full-sized sums.

@@ -19,19 +19,19 @@ def edge_vectors(
     cells: Float[Tensor, "G 3 3"],
     structures: Int[Tensor, " N"],
 ) -> Float[Tensor, "E 3"]:
-    r"""Subtract: :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
+    r"""Compute :math:`v_e = r_{receiver(e)} - r_{sender(e)} + s_e C_{g(e)}`.
 
-    Forces are sums of gradients by these vectors over the edges of each atom. They are added here
-    in an order that never changes, so that the same input gives the same bits.
+    Forces are sums over the edges of each atom of gradients with respect to these vectors. The
+    order of summation is fixed, so that results repeat bit for bit.
 
     Parameters
     ----------
     positions
         r.
     edges
-        Senders and receivers; an `EdgeOrder` if others need the order too.
+        Senders and receivers; an `EdgeOrder` if other operators need the order too.
     shifts
-        s, in cell vectors: which copy of the sender it is; not differentiated.
+        s, in cell vectors: the periodic image of the sender; not differentiated.
     cells
         C, cell vectors of each structure as rows.
     structures

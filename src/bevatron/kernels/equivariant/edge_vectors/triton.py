@@ -9,7 +9,6 @@ derivative: cells that need a gradient are multiplied outside.
 subtracting those it sends in a fixed order, and writes one row; no atomics.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -59,17 +58,16 @@ def difference(
         block = BLOCK if positions.is_cuda else INTERPRETED_BLOCK
         shifted = shifts is not None and cells is not None and structures is not None
         given = (shifts, cells, structures) if shifted else (positions, positions, edges)
-        with torch.cuda.device_of(positions):
-            edge_difference[(triton.cdiv(count, block),)](
-                positions,
-                edges,
-                *(tensor.contiguous() for tensor in given if tensor is not None),
-                vectors,
-                count,
-                SHIFTED=shifted,
-                WIDE=accumulator(positions),
-                BLOCK=block,
-            )
+        edge_difference[(triton.cdiv(count, block),)](
+            positions,
+            edges,
+            *(tensor.contiguous() for tensor in given if tensor is not None),
+            vectors,
+            count,
+            SHIFTED=shifted,
+            WIDE=accumulator(positions),
+            BLOCK=block,
+        )
     return vectors
 
 
@@ -91,19 +89,18 @@ def totals(
     num_nodes = receiver_ptr.shape[0] - 1
     sums = vectors.new_zeros(num_nodes, 3)
     if len(vectors):
-        with torch.cuda.device_of(vectors):
-            edge_totals[(num_nodes,)](
-                vectors,
-                receiver_ptr,
-                by_sender if permutation is None else permutation,
-                by_sender,
-                sender_ptr,
-                sums,
-                PERMUTED=permutation is not None,
-                WIDE=accumulator(vectors),
-                LANES=LANES,
-                num_warps=1,
-            )
+        edge_totals[(num_nodes,)](
+            vectors,
+            receiver_ptr,
+            by_sender if permutation is None else permutation,
+            by_sender,
+            sender_ptr,
+            sums,
+            PERMUTED=permutation is not None,
+            WIDE=accumulator(vectors),
+            LANES=LANES,
+            num_warps=1,
+        )
     return sums
 
 

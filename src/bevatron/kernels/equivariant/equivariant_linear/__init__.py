@@ -1,4 +1,4 @@
-"""Linear map between equivariant features: the channels of each degree times a matrix."""
+"""Linear map between equivariant features: one weight matrix per degree."""
 
 from collections.abc import Sequence
 
@@ -20,24 +20,24 @@ def equivariant_linear(
     blocks: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> Float[Tensor, "N D_out"]:
-    r"""Mix the channels of each degree, the same for every component.
+    r"""Mix the channels of each degree, with the same weights for every component.
 
     .. math::
 
         y_{n,l,m,j} = \frac{s}{\sqrt{K_l}} \sum_{k=1}^{K_l} x_{n,l,m,k} \, W^l_{k,j}
 
-    e3nn's ``Linear`` in the layout ``ir_mul``, in which a component's channels are neighbours.
+    e3nn's ``Linear`` in the layout ``ir_mul``, in which the channels of a component are
+    contiguous.
 
     Parameters
     ----------
     x
-        Features of degree 0, 1, ...; of each one or several blocks, in a block component after
-        component, in a component channel after channel: what `channelwise_tensor_product` gives for
-        ``layout="ir_mul"``.
+        Features of degree 0, 1, ..., of one or several blocks each, as `channelwise_tensor_product`
+        returns them for ``layout="ir_mul"``.
     weights
-        Of each degree a matrix [K_l, J_l], K_l the channels of all its blocks.
+        One matrix [K_l, J_l] per degree; K_l is the number of channels of all its blocks.
     blocks
-        Of each degree, equally wide; one of each by default.
+        Number of blocks of each degree, equally wide; 1 by default.
     scale
         s.
 

@@ -38,7 +38,7 @@ COLUMNS, DEPTH, WARPS, STAGES = 64, 32, 4, 3
 SUMMED, OUTER_WARPS, OUTER_STAGES = 32, 4, 3
 """Rows that a program of ``outer`` adds at once, its warps and stages; its block is 64 x 64."""
 PARTS = 24
-"""Parts of the rows that are summed apart, to keep all multiprocessors busy."""
+"""Parts of the rows that are summed separately, to keep all SMs busy."""
 
 
 class Side(NamedTuple):
@@ -105,12 +105,11 @@ def mix(x: Tensor, weights: Tensor, spec: str, back: bool) -> Tensor:
             triton.cdiv(x.shape[0] * (2 * degree + 1), rows) * triton.cdiv(width, COLUMNS)
             for degree, width in enumerate(made.width)
         ]
-        with torch.cuda.device_of(x):
-            _kernel("mix", spec, back)[(sum(tiles),)](
-                y, x.contiguous(), weights.contiguous(), x.shape[0],
-                ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
-                num_warps=WARPS, num_stages=STAGES,
-            )  # fmt: skip
+        _kernel("mix", spec, back)[(sum(tiles),)](
+            y, x.contiguous(), weights.contiguous(), x.shape[0],
+            ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH, PRECISION=precision(x),
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     return y
 
 
@@ -126,12 +125,11 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
             triton.cdiv(k, 64) * triton.cdiv(j, 64)
             for k, j in zip(given.width, made.width, strict=True)
         ]
-        with torch.cuda.device_of(x):
-            _kernel("outer", spec, False)[parts, sum(tiles)](
-                sums, x.contiguous(), g.contiguous(), x.shape[0],
-                SIZE=size, PARTS=parts, DEPTH=SUMMED, PRECISION=precision(x),
-                num_warps=OUTER_WARPS, num_stages=OUTER_STAGES,
-            )  # fmt: skip
+        _kernel("outer", spec, False)[parts, sum(tiles)](
+            sums, x.contiguous(), g.contiguous(), x.shape[0],
+            SIZE=size, PARTS=parts, DEPTH=SUMMED, PRECISION=precision(x),
+            num_warps=OUTER_WARPS, num_stages=OUTER_STAGES,
+        )  # fmt: skip
     return torch.sum(sums, 0)
 
 

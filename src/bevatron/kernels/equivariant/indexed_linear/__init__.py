@@ -29,12 +29,11 @@ def indexed_linear(
     x
         Features of N atoms: K channels of M components, in any memory layout.
     weights
-        A matrix for each of Z elements.
+        One matrix per element.
     elements
-        The element of each atom; or their `ElementOrder`, which saves sorting them when several
-        operators need it.
+        Element of each atom; or an `ElementOrder`, which is sorted once for several operators.
     scale
-        s, usually one over the square root of the number of inputs.
+        s, usually 1 / sqrt(K).
 
     Returns
     -------

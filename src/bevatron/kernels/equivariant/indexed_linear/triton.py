@@ -49,25 +49,24 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     table = tile_table(ptr, num_atoms * num_components, ROWS, num_components)
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
-        with torch.cuda.device_of(x):
-            mix_kernel[grid](
-                y,
-                x,
-                weights,
-                order,
-                table,
-                *y.stride(),
-                *x.stride(),
-                *weights.stride(),
-                K=num_in,
-                J=num_out,
-                M=num_components,
-                SCALE=scale,
-                ROWS=ROWS,
-                COLUMNS=COLUMNS,
-                DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
-                **_precision(x),
-            )
+        mix_kernel[grid](
+            y,
+            x,
+            weights,
+            order,
+            table,
+            *y.stride(),
+            *x.stride(),
+            *weights.stride(),
+            K=num_in,
+            J=num_out,
+            M=num_components,
+            SCALE=scale,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else triton.next_power_of_2(num_in),
+            **_precision(x),
+        )
     return y
 
 
@@ -83,24 +82,23 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     parts = x.new_empty(len(table), num_in, num_out, dtype=_accumulator(x.dtype))
     grid = (len(table), triton.cdiv(num_in, ROWS), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
-        with torch.cuda.device_of(x):
-            outer_kernel[grid](
-                parts,
-                x,
-                g,
-                order,
-                table,
-                *x.stride(),
-                *g.stride(),
-                K=num_in,
-                J=num_out,
-                M=num_components,
-                SCALE=scale,
-                ROWS=ROWS,
-                COLUMNS=COLUMNS,
-                DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
-                **_precision(x),
-            )
+        outer_kernel[grid](
+            parts,
+            x,
+            g,
+            order,
+            table,
+            *x.stride(),
+            *g.stride(),
+            K=num_in,
+            J=num_out,
+            M=num_components,
+            SCALE=scale,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            DEPTH=DEPTH if x.is_cuda else SUMMED_ROWS,
+            **_precision(x),
+        )
     return sum_tiles(parts, ptr, SUMMED_ROWS, num_components).to(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Bessel functions of the lengths of edges times a smooth cutoff."""
+"""Bessel functions of edge lengths times a smooth cutoff."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,14 +29,14 @@ def radial_basis(
     lengths
         Å, above zero.
     frequencies, prefactor, r_max
-        w in 1/Å, c and the cutoff in Å; derivatives by them are only the reference's.
+        w in 1/Å, c and the cutoff in Å; only the reference differentiates with respect to them.
     order
         p of the polynomial, at least 2.
 
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives by lengths.
+        If Triton is requested and cannot run; it gives first and second derivatives by lengths.
 
     Examples
     --------

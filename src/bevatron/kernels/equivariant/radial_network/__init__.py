@@ -1,4 +1,4 @@
-"""The hidden layers of a radial network, from the lengths of edges on."""
+"""The hidden layers of a radial network, from edge lengths on."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ def radial_network(
 ) -> Float[Tensor, "E H"]:
     r"""Compute :math:`h = s(\dots s(s(b(r) W_1) W_2) \dots W_n)` with s = silu.
 
-    b is `radial_basis`. What enters the last, linear layer of a radial network, see
-    `radial_tensor_product`. All of it follows from one number per edge.
+    b is `radial_basis`. The result is the input of the last, linear layer of a radial network; see
+    `radial_tensor_product`. It depends on one number per edge only.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ def radial_network(
     frequencies, prefactor, r_max, order
         As of `radial_basis`.
     weights
-        Of each layer, normalisation included, [B, H_1], [H_1, H_2], ...
+        One per layer, normalisation included, [B, H_1], [H_1, H_2], ...
 
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it has no derivatives by the constants of the basis.
+        If Triton is requested and cannot run; it has no derivatives by the constants of the basis.
     ValueError
         If the shapes do not go together, or lengths and weights have several types.
 

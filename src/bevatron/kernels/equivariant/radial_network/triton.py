@@ -107,13 +107,12 @@ def forward(
     slope = r.new_empty(r.shape[0] if sloped else 0, w3.shape[1])
     tensors = [t.contiguous() for t in (r, w, c, r_max, w1, w2, w3)]
     if h.numel():
-        with torch.cuda.device_of(r):
-            radial_network_forward[_programs("forward", r)](
-                *tensors, h, slope if sloped else h, len(r),
-                **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
-                PRECISION=precision(r), num_warps=WARPS["forward"],
-                num_stages=STAGES["forward"],
-            )  # fmt: skip
+        radial_network_forward[_programs("forward", r)](
+            *tensors, h, slope if sloped else h, len(r),
+            **_sizes(w1, w2, w3), ORDER=order, SLOPE=sloped, ROWS=ROWS,
+            PRECISION=precision(r), num_warps=WARPS["forward"],
+            num_stages=STAGES["forward"],
+        )  # fmt: skip
     return h, slope
 
 
@@ -123,11 +122,10 @@ def along(p: Tensor, slope: Tensor) -> Tensor:
     p, slope = p.contiguous(), slope.contiguous()
     out = p.new_empty(p.shape[0])
     if p.numel():
-        with torch.cuda.device_of(p):
-            rows_product[(triton.cdiv(len(p), ROWS),)](
-                p, slope, out, len(p), WIDTH=p.shape[1], ROWS=ROWS,
-                FULL=triton.next_power_of_2(p.shape[1]), WIDE=p.dtype == torch.float64,
-            )  # fmt: skip
+        rows_product[(triton.cdiv(len(p), ROWS),)](
+            p, slope, out, len(p), WIDTH=p.shape[1], ROWS=ROWS,
+            FULL=triton.next_power_of_2(p.shape[1]), WIDE=p.dtype == torch.float64,
+        )  # fmt: skip
     return out if p.numel() else out.zero_()
 
 
@@ -161,17 +159,16 @@ def backward(
         c_2, d_2 = (r.new_empty(r.shape[0], w2.shape[1]) for _ in range(2))
         sizes, kind = _sizes(w1, w2, w3), precision(r)
         shared: dict[str, Any] = {"ORDER": order, "ROWS": ROWS, "PRECISION": kind}
-        with torch.cuda.device_of(r):
-            radial_network_top[top](
-                p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
-                **sizes, **shared, num_warps=WARPS["top"], num_stages=STAGES["top"],
-            )  # fmt: skip
-            sizes.pop("H3")
-            radial_network_bottom[bottom](
-                c_2, d_2, r, w, c, r_max, w1, w2, found if by_r else c_2, lower, len(r),
-                **sizes, **shared, BY_R=by_r, num_warps=WARPS["bottom"],
-                num_stages=STAGES["bottom"],
-            )  # fmt: skip
+        radial_network_top[top](
+            p, q, r, w, c, r_max, w1, w2, w3, c_2, d_2, upper, len(r),
+            **sizes, **shared, num_warps=WARPS["top"], num_stages=STAGES["top"],
+        )  # fmt: skip
+        sizes.pop("H3")
+        radial_network_bottom[bottom](
+            c_2, d_2, r, w, c, r_max, w1, w2, found if by_r else c_2, lower, len(r),
+            **sizes, **shared, BY_R=by_r, num_warps=WARPS["bottom"],
+            num_stages=STAGES["bottom"],
+        )  # fmt: skip
     first, second = torch.sum(lower, 0).split([w1.numel(), w2.numel()])
     # Copies: what an operator returns must not lie in one piece of memory.
     by_w1, by_w2 = first.clone().view_as(w1), second.clone().view_as(w2)

@@ -28,19 +28,19 @@ def radial_tensor_product(
 ) -> Float[Tensor, "N D_mid"]:
     r"""Compute `channelwise_tensor_product` with the weights :math:`w_e = h_e W`.
 
-    The weights of an edge are by far the largest thing in a message passing step, paths times
-    channels of them, and follow from a few dozen hidden numbers. A fast implementation makes them a
-    few thousand edges at a time, in the backward and double backward again, and never keeps them.
+    The weights, P K per edge, are by far the largest tensor of a message passing step and depend on
+    a few dozen hidden features. The Triton implementation computes them for a few thousand edges at
+    a time, and again in the backward and double backward passes, and never stores all of them.
 
     Parameters
     ----------
     x, harmonics, edges, irreps_in, irreps_harmonics, irreps_out, layout
         As in `channelwise_tensor_product`.
     hidden
-        What enters the last layer of the radial network. A factor that the weights of an edge have
-        in common, such as a cutoff, can be multiplied into it.
+        Input of the last layer of the radial network. A factor that all weights of an edge share,
+        such as a cutoff, can be multiplied into it.
     last_weight
-        That layer, normalisation included; it has no bias and no activation.
+        Weight of that layer, normalisation included; it has no bias and no activation.
 
     Returns
     -------

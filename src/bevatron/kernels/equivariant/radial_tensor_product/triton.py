@@ -27,7 +27,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
 
 CHUNK_BYTES = 128 * 2**20
-"""What the weights of a chunk may take: enough to fill a GPU, little beside all weights."""
+"""Size of the weights of a chunk: enough to fill a GPU, little compared with all weights."""
 KEPT_BYTES = 3840
 """Of every edge, what weights may take that are kept for the derivatives, which else make them
 three times. That is three quarters of what 10 paths of 128 channels have, more than 4 paths need:

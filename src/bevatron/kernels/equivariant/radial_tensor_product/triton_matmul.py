@@ -20,7 +20,7 @@ from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32, high_and_low, product, split
 
 PROGRAMS = {"expand": 264, "outer": 396}
-"""Programs that a GPU has room for at once, or twice over: rows are shared out among so many."""
+"""Number of programs among which rows are split: one or two waves of a GPU."""
 
 
 EXPAND = Tiles(128, 128, 8, 3, depth=64)
@@ -35,7 +35,7 @@ WIDEST = 128
 
 
 class Layer:
-    """A weight [H, W] with few rows, prepared for products with tensors of edges.
+    """A weight [H, W] with few rows, prepared for matmuls with tensors of edges.
 
     Parameters
     ----------
@@ -120,12 +120,12 @@ class OuterSum:
 
 
 def expand_tiles(major: int, inner: int) -> Tiles:
-    """Choose the tiles for GPUs of a compute capability and so many hidden numbers, filled up."""
+    """Choose tiles for a compute capability and a number of hidden features, padded."""
     return EXPAND if major == ROOMY and inner <= EXPAND.depth else EXPAND_SMALL
 
 
 def _shares(product: str, across: int) -> int:
-    """Share rows out among programs, as many as there is room for beside those of all columns."""
+    """Return the number of programs that split the rows, given those that split the columns."""
     return max(1, PROGRAMS[product] // max(across, 1))
 
 

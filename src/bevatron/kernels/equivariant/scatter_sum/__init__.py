@@ -32,7 +32,7 @@ def scatter_sum(
     Returns
     -------
     Tensor
-        Summed in a fixed order, so the same input gives the same bits (the reference: on a CPU);
+        Summed in a fixed order, so that results repeat bit for bit (the reference: on a CPU);
         16-bit types in float32.
 
     Raises

@@ -46,19 +46,18 @@ def total(values: Tensor, index: Tensor, ptr: Tensor, order: Tensor | None) -> T
     if sums.numel():
         numbers = NUMBERS if values.is_cuda else INTERPRETED_NUMBERS
         columns = min(triton.next_power_of_2(width), numbers)
-        with torch.cuda.device_of(values):
-            scatter_sum_kernel[(count, triton.cdiv(width, columns))](
-                values,
-                ptr,
-                ptr if order is None else order,
-                sums,
-                WIDTH=width,
-                ORDERED=order is None,
-                ROWS=numbers // columns,
-                COLUMNS=columns,
-                WIDE=accumulator(values),
-                num_warps=4,
-            )
+        scatter_sum_kernel[(count, triton.cdiv(width, columns))](
+            values,
+            ptr,
+            ptr if order is None else order,
+            sums,
+            WIDTH=width,
+            ORDERED=order is None,
+            ROWS=numbers // columns,
+            COLUMNS=columns,
+            WIDE=accumulator(values),
+            num_warps=4,
+        )
     return sums
 
 

@@ -1,4 +1,4 @@
-"""The activation silu, with second derivatives in one pass each."""
+"""SiLU, with a fused kernel for each order of derivative."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,8 +14,8 @@ _operator = registry.operator("silu", __name__, takes=support.float32_or_float64
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     r"""Compute :math:`x \sigma(x)`, elementwise.
 
-    The gradient of a gradient, which training on forces needs, takes torch some ten passes over
-    the tensor; a fast implementation takes one.
+    The second derivative, which training on forces needs, takes torch about ten passes over the
+    tensor, and one fused kernel here.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives.
+        If Triton is requested and cannot run; it gives first and second derivatives.
 
     Examples
     --------

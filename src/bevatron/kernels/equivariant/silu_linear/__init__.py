@@ -1,4 +1,4 @@
-"""An activation and the linear layer after it, with second derivatives."""
+"""SiLU followed by a linear layer, with second derivatives."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,13 +16,13 @@ def silu_linear(x: Float[Tensor, "E H"], weight: Float[Tensor, "_ J"]) -> Float[
     r"""Compute :math:`y = \mathrm{silu}(x) W`.
 
     The hidden layers of a radial network: very many rows, few columns. The activation, of which a
-    potential trained on forces needs two derivatives, is computed where it is multiplied and never
+    potential trained on forces needs two derivatives, is recomputed by every matmul and never
     stored.
 
     Parameters
     ----------
     x
-        What enters the activation.
+        Input of the activation.
     weight
         W.
 

@@ -120,13 +120,12 @@ def _by_rows(
     }
     rows = ROWS[weight.dtype]
     blocks = int(triton.cdiv(count, rows))
-    with torch.cuda.device_of(weight):
-        kernels[kind][(min(blocks, PROGRAMS[kind] if weight.is_cuda else 2),)](
-            *given, *made, weight.contiguous(), count,
-            H=weight.shape[0], J=weight.shape[1],
-            ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight),
-            num_warps=WARPS[kind], num_stages=STAGES,
-        )  # fmt: skip
+    kernels[kind][(min(blocks, PROGRAMS[kind] if weight.is_cuda else 2),)](
+        *given, *made, weight.contiguous(), count,
+        H=weight.shape[0], J=weight.shape[1],
+        ROWS=rows, **_filled(*weight.shape), PRECISION=precision(weight),
+        num_warps=WARPS[kind], num_stages=STAGES,
+    )  # fmt: skip
 
 
 def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
@@ -134,14 +133,13 @@ def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
     parts = PARTS if x.is_cuda else 2
     sums = x.new_zeros(parts, x.shape[1], dy.shape[1])
     if x.numel() and dy.numel():
-        with torch.cuda.device_of(x):
-            silu_linear_outer[(parts,)](
-                x, dy, u if u is not None else x, sums, x.shape[0],
-                triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
-                H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
-                ROWS=SUMMED, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x),
-                num_warps=4,
-            )  # fmt: skip
+        silu_linear_outer[(parts,)](
+            x, dy, u if u is not None else x, sums, x.shape[0],
+            triton.cdiv(x.shape[0], parts * SUMMED) * SUMMED,
+            H=x.shape[1], J=dy.shape[1], ALONG=u is not None,
+            ROWS=SUMMED, **_filled(x.shape[1], dy.shape[1]), PRECISION=precision(x),
+            num_warps=4,
+        )  # fmt: skip
     return torch.sum(sums, 0)
 
 

@@ -12,10 +12,10 @@ _operator = registry.operator("spherical_harmonics", __name__, takes=support.flo
 
 
 def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tensor, "E S"]:
-    r"""Real spherical harmonics of all degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
+    r"""Compute real spherical harmonics of degrees up to ``l_max`` of :math:`\hat v = v / |v|`.
 
-    What `bevatron.maths.so3.spherical_harmonics` computes with ``normalize``, its basis and
-    normalisation: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
+    The basis and normalisation are those of `bevatron.maths.so3.spherical_harmonics` with
+    ``normalize``: :math:`\sum_m Y_{lm}^2 = 2l + 1`.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def spherical_harmonics(l_max: int, vectors: Float[Tensor, "E 3"]) -> Float[Tens
     Raises
     ------
     KernelError
-        If Triton was asked for and cannot run; it gives first and second derivatives.
+        If Triton is requested and cannot run; it gives first and second derivatives.
 
     Examples
     --------

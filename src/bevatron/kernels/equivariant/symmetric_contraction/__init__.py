@@ -1,4 +1,4 @@
-"""Symmetric contraction: products of an atom's features with each other, coupled to degree L."""
+"""Symmetric contraction: products of an atom's features, coupled to degree L."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def symmetric_contraction(
     coefficients: Mapping[int, Sequence[CouplingTensor]] | None = None,
     layout: Layout = "mul_ir",
 ) -> Float[Tensor, "N D_out"]:
-    r"""Couple products of an atom's features with each other, channel by channel.
+    r"""Couple products of an atom's features to degree L, channel by channel.
 
     .. math::
 
@@ -39,23 +39,23 @@ def symmetric_contraction(
     weights
         For every degree L of the result, W of order 1, 2, ..., ``correlation``.
     elements
-        The element of each atom, a row of the weights; or their `ElementOrder`, which saves sorting
-        them when several operators need it.
+        Element of each atom, a row of the weights; or an `ElementOrder`, which is sorted once for
+        several operators.
     irreps_out
         Degrees of the result, K copies each: ``128x0e+128x1o``; the parity is (-1)^L.
     correlation
         c, the highest order of the products.
     coefficients
-        For every L, U of order 1 .. c, as a checkpoint brings them; else
+        For every L, U of order 1 .. c, from a checkpoint; else
         `bevatron.maths.symmetric_product.symmetric_coefficients`, which are mace-torch's.
     layout
-        Of the result: e3nn's ``mul_ir``, in a block channel after channel and in a channel its
-        2L+1 components; or ``ir_mul``, component after component and in each all channels.
+        Of the result: e3nn's ``mul_ir``, in which the 2L+1 components of a channel are contiguous;
+        or ``ir_mul``, in which the channels of a component are.
 
     Returns
     -------
     Tensor
-        Block after block of ``irreps_out``, each in the layout that was asked for.
+        The blocks of ``irreps_out`` concatenated, each in the requested layout.
 
     Raises
     ------

@@ -208,19 +208,18 @@ def _launch(
     if 0 in grid:
         return
     component_major = _is_component_major(a)
-    with torch.cuda.device_of(a):
-        _kernel(key, kind, chunk, a.is_cuda)[grid](
-            *pointers,
-            order,
-            table,
-            K=num_channels,
-            STRIDE_K=1 if component_major else size,
-            STRIDE_S=num_channels if component_major else 1,
-            ROWS=_rows(kind, a),
-            LANES=lanes,
-            ACC=tl.float32 if dtype == torch.float32 else tl.float64,
-            num_warps=max(1, lanes // 32),
-        )
+    _kernel(key, kind, chunk, a.is_cuda)[grid](
+        *pointers,
+        order,
+        table,
+        K=num_channels,
+        STRIDE_K=1 if component_major else size,
+        STRIDE_S=num_channels if component_major else 1,
+        ROWS=_rows(kind, a),
+        LANES=lanes,
+        ACC=tl.float32 if dtype == torch.float32 else tl.float64,
+        num_warps=max(1, lanes // 32),
+    )
 
 
 def _rows(kind: str, a: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""A sparse matrix that graph operators run on: both orders of its entries, built once."""
+"""The data structure of graph operators: a sparse matrix in CSR and CSC order, built once."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -28,18 +28,18 @@ class Csr:
     shape
         Rows and columns.
     row_ptr
-        [rows + 1] int64, where each row begins among the entries in CSR order.
+        [rows + 1] int64, offsets of the rows in CSR order.
     col
         [nnz], column of each entry in CSR order, ascending within a row; int32 where it fits.
     col_ptr
-        [columns + 1] int64, where each column begins among the entries in CSC order.
+        [columns + 1] int64, offsets of the columns in CSC order.
     row_of
         [nnz], row of each entry in CSC order, ascending within a column.
     values
         [nnz] in CSR order, or None: all ones. May require gradients.
     row_ids, col_ids
-        Numbers by which a random mask knows rows and columns, for a block of a larger matrix;
-        None: their own numbers.
+        Indices of rows and columns that seed a random mask, for a block of a larger matrix; None:
+        0, 1, ...
 
     Examples
     --------

@@ -17,7 +17,7 @@ from bevatron.kernels.graph.csr.ordering import expand
 SMALLEST_CHUNK = 256
 """A row up to this length is never cut."""
 ROWS_PER_PART = 0.5
-"""Cut rows have at most so many parts for each row of the matrix: bounds the memory for parts."""
+"""Upper bound of the parts of cut rows per row of the matrix, which bounds their memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Work:
         return replace(self, **moved)
 
     def at_least(self, length: int) -> int:
-        """Say how many parts have at least so many entries, a power of two: the first ones."""
+        """Return the number of parts of at least ``length`` entries, a power of two."""
         place = length.bit_length() - 1
         return self.lengths[place] if place < len(self.lengths) else 0
 

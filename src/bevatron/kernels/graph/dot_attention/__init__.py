@@ -1,4 +1,4 @@
-"""Attention by scalar products over the entries of a sparse matrix: VA, AGNN, transformers."""
+"""Dot-product attention over the entries of a sparse matrix: VA, AGNN, transformers."""
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ def dot_attention(
     softmax: bool = False,
     scale: float | Tensor = 1.0,
 ) -> Float[Tensor, "rows H _"]:
-    r"""Attend by the scalar product of row and column: score and sum in one pass over entries.
+    r"""Attend by the dot product of row and column: score and sum in one pass over entries.
 
     For row i, head h and the columns j stored in row i
 
@@ -35,7 +35,7 @@ def dot_attention(
 
         z_{ih} = \sum_j a_{ij}\, f_j\big(\beta\, \langle u_{ih}, w_{jh}\rangle\big)\, v_{jh}
 
-    with u = q and w = x, or both divided by their lengths (cosine), f the softmax over j or the
+    with u = q and w = x, or both normalised to unit length (cosine), f the softmax over j or the
     identity, and the matrix's values a. Four models are
 
     ==================================  ============================================
@@ -45,23 +45,23 @@ def dot_attention(
     AGNN (Thekumparampil et al., 2018)  ``normalize=True, softmax=True, scale=beta``
     ==================================  ============================================
 
-    Multiply by the weight matrix afterwards: the row fetched for the score is the one summed.
+    Multiply by the weight matrix afterwards: one load then serves both the score and the sum.
 
     Parameters
     ----------
     csr
         Values multiply the attention after the softmax; they get a gradient if they require one.
     x
-        Keys, and what is summed unless ``value`` says otherwise; float64, float32 or 16-bit.
+        Keys, and values unless ``value`` is given; float64, float32 or 16-bit.
     query
         q; ``x`` itself if not given, for a square matrix. For a block of a larger matrix it holds
         the rows' vectors and ``x`` the columns'.
     value
-        v, with its own number of channels; ``x`` if not given, which saves a fetch of every entry.
+        v, with its own number of channels; ``x`` if not given, which saves a load per entry.
     normalize
-        Divide q and x by their lengths in the score (a zero vector by 1e-12).
+        Whether q and x are divided by their lengths in the score (a zero vector by 1e-12).
     softmax
-        Normalise the scores of each row.
+        Whether the scores of each row go through a softmax.
     scale
         beta; a tensor with one element or one for each head gets a gradient.
 
@@ -73,7 +73,7 @@ def dot_attention(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
 
     Examples
     --------

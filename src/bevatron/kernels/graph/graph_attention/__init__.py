@@ -24,7 +24,7 @@ def graph_attention(
     *,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "rows H C"]:
-    r"""Attend as a graph attention network does: score, softmax and sum in one pass over entries.
+    r"""Compute GAT attention: score, softmax and sum in one pass over entries.
 
     For row i, head h and the columns j stored in row i
 
@@ -42,16 +42,16 @@ def graph_attention(
     csr
         Values multiply the attention after the softmax; they get a gradient if they require one.
     x
-        What is summed, float64, float32, bfloat16 or float16.
+        Values, float64, float32, bfloat16 or float16.
     row_score, col_score
         l and r.
     negative_slope
         Of LeakyReLU.
     dropout
-        Probability that an entry is left out of a head's sum; 0 where a model does not train.
+        Probability that an entry is dropped from a head's sum; 0 for inference.
     seed
         Of the mask, which is a function of (seed, row, column, head) alone. A tensor on the device
-        may change between replays of a captured graph. None draws one from torch's generator.
+        may change between replays of a captured graph. None: drawn from torch's generator.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def graph_attention_v2(
     *,
     seed: int | Tensor | None = None,
 ) -> Float[Tensor, "rows H C"]:
-    r"""Attend as GATv2 does, whose score depends on row and column jointly.
+    r"""Compute GATv2 attention, whose score depends on row and column jointly.
 
     .. math::
 

@@ -1,8 +1,8 @@
-"""The products that attention on graphs is made of, each differentiable on a `Csr`.
+"""The building blocks of attention on graphs, each differentiable, on a `Csr`.
 
-Besta et al., SC 2023, section 5. Dense matrices [n, K] or, per head, [n, H, K]; numbers on the
-edges [nnz] or [nnz, H], in the order of `Csr` rows. No block ever holds an n x n matrix or, for
-longer than a piece of the edges, one of edges x features. `bevatron.kernels.graph.spmm` is the
+Besta et al., SC 2023, section 5. Dense matrices [n, K] or, per head, [n, H, K]; values on the
+edges [nnz] or [nnz, H], in CSR order. No block ever holds an n x n matrix, or more than a piece of
+an edges x features one. `bevatron.kernels.graph.spmm` is the
 product of a sparse with a dense matrix.
 """
 
@@ -85,9 +85,9 @@ def weighted_sum(
     Parameters
     ----------
     csr
-        The structure; its own values are left out.
+        The structure; its own values are ignored.
     values
-        On the entries; None: all one.
+        Of the entries; None: all ones.
     x
         Features of the columns.
     """

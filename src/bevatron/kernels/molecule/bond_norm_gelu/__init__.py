@@ -1,4 +1,4 @@
-"""The inside of an edge network whose first linear layer is split by what it reads."""
+"""LayerNorm and GELU of an edge MLP whose first linear layer is split by its inputs."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -25,7 +25,7 @@ def bond_norm_gelu(
     ptr: Int[Tensor, " _"] | None = None,
     eps: float = 1e-3,
 ) -> Float[Tensor, "E C"]:
-    r"""Add up the parts of an edge network's first layer, normalise and apply GELU (tanh form).
+    r"""Sum the parts of an edge MLP's first layer, normalise and apply GELU (tanh form).
 
     .. math::
 
@@ -33,16 +33,16 @@ def bond_norm_gelu(
         a_{r(e)} + b_{s(e)} + c_e + t_{g(r(e))} + d \big) + \beta \Big)
 
     A linear layer on ``[x_r | x_s | e | g]`` is the sum of four: on the receiver and the sender,
-    which is computed once per atom, on the edge, and on the molecule's global features. So the
-    wide product per edge is never made (GPS++, arXiv 2302.02947, edge update).
+    which is computed once per atom, on the edge, and on the molecule's global features. The
+    wide matmul per edge is never computed (GPS++, arXiv 2302.02947, edge update).
 
     Parameters
     ----------
     edge_rows
-        c, what the edge's part of the layer gives.
+        c, the edge's part of the layer.
     atom_rows
-        [N, 2 C]: a and b side by side, what the parts on the receiving and on the sending atom
-        give for every atom, in one product.
+        [N, 2 C]: a and b, the parts of the receiving and of the sending atom, from one matmul per
+        atom.
     bonds
         See `bevatron.kernels.molecule.bonds.index_bonds`.
     weight, bias
@@ -50,8 +50,8 @@ def bond_norm_gelu(
     linear_bias
         d, the bias of the whole layer.
     graph_rows, graph, ptr
-        t, one row per molecule; the molecule of each atom, [N], ascending; and where the atoms of
-        each begin, [G + 1]. All three or none.
+        t, one row per molecule; the molecule of each atom, [N], ascending; and the offsets of
+        their atoms, [G + 1]. All three or none.
     eps
         Added to the variance.
 
@@ -63,7 +63,7 @@ def bond_norm_gelu(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
 
     Examples
     --------

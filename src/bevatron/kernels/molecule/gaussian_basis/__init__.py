@@ -1,4 +1,4 @@
-"""Gaussian kernels of distances, with centres and widths that are learnt."""
+"""Gaussian kernels of distances, with learned centres and widths."""
 
 import torch
 from jaxtyping import Float
@@ -27,8 +27,8 @@ def gaussian_basis(
         \psi_k(r) = \frac{c}{\sqrt{2\pi} s_k} \exp\Big(-\frac12
         \Big(\frac{r - \mu_k}{s_k}\Big)^2\Big), \qquad s_k = |\sigma_k| + \epsilon
 
-    The distances of all pairs and these are the inputs of Transformer-M's and GPS++'s bias of
-    attention (arXiv 2302.02947, eq. 31). Only the distances are kept for the backward pass.
+    They are the input of the attention bias of Transformer-M and GPS++ (arXiv 2302.02947, eq. 31).
+    The backward pass keeps the distances only.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def gaussian_basis(
     scale
         c.
     epsilon
-        Least width.
+        Lower bound of the width.
     dtype
         Of the result; that of ``mean`` by default. Computed in float32 at least.
 
@@ -51,7 +51,7 @@ def gaussian_basis(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.triton_math import LOG2E, accumulator
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
@@ -56,15 +56,14 @@ def evaluate(
     psi = distances.new_empty((len(distances), len(mean)), dtype=dtype)
     if psi.numel():
         pad, block = _block(len(mean))
-        with on_device(distances):
-            gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
-                *(distances, mean, std, psi, len(distances), scale, epsilon),
-                K=len(mean),
-                K_PAD=pad,
-                BLOCK=block,
-                WIDE=accumulator(mean),
-                num_warps=4,
-            )
+        gaussian_basis_forward[(triton.cdiv(len(distances), block),)](
+            *(distances, mean, std, psi, len(distances), scale, epsilon),
+            K=len(mean),
+            K_PAD=pad,
+            BLOCK=block,
+            WIDE=accumulator(mean),
+            num_warps=4,
+        )
     return psi
 
 
@@ -88,15 +87,14 @@ def evaluate_backward(
         most = PROGRAMS_PER_SM * num_sms(dpsi.device)
         programs = min(triton.cdiv(len(distances), block), most)
         parts = mean.new_empty((programs, 2, len(mean)), dtype=wide)
-        with on_device(dpsi):
-            gaussian_basis_backward[(programs,)](
-                *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
-                K=len(mean),
-                K_PAD=pad,
-                BLOCK=block,
-                WIDE=accumulator(mean),
-                num_warps=4,
-            )
+        gaussian_basis_backward[(programs,)](
+            *(dpsi, distances, mean, std, ddistances, parts, len(distances), scale, epsilon),
+            K=len(mean),
+            K_PAD=pad,
+            BLOCK=block,
+            WIDE=accumulator(mean),
+            num_warps=4,
+        )
         sum_partials(parts, sums)
     return ddistances, sums
 

@@ -40,7 +40,7 @@ def linear(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def linear_with_input(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------

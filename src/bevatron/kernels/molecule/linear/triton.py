@@ -13,7 +13,7 @@ from bevatron.kernels.molecule.linear.rounding import rounded
 from bevatron.kernels.shared.chunked_linear import linear as product
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
@@ -90,15 +90,14 @@ def sum_rows(rows: Tensor) -> Tensor:
     most = -(-PROGRAMS_PER_SM * num_sms(rows.device) // columns)
     programs = min(-(-count // BLOCK_M), most)
     parts = rows.new_empty((programs, width), dtype=wide)
-    with on_device(rows):
-        sum_rows_kernel[(programs, columns)](
-            *(rows, parts, count),
-            C=width,
-            BLOCK=BLOCK_M,
-            BLOCK_C=block,
-            WIDE=tl.float64 if wide == torch.float64 else tl.float32,
-            num_warps=1,
-        )
+    sum_rows_kernel[(programs, columns)](
+        *(rows, parts, count),
+        C=width,
+        BLOCK=BLOCK_M,
+        BLOCK_C=block,
+        WIDE=tl.float64 if wide == torch.float64 else tl.float32,
+        num_warps=1,
+    )
     sum_partials(parts, sums)
     return sums
 

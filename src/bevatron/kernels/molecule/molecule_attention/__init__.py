@@ -26,7 +26,7 @@ def molecule_attention(
     dropout: float = 0.0,
     seed: Int[Tensor, ""] | None = None,
 ) -> Float[Tensor, "N H D"]:
-    r"""Attend within every molecule of a batch; no atom sees another molecule's.
+    r"""Attend within every molecule of a batch.
 
     For atoms i and j of one molecule and head h
 
@@ -36,24 +36,24 @@ def molecule_attention(
         o_{ih} = \sum_j \frac{m_{ijh}}{1 - p}\, a_{ijh}\, v_{jh}
 
     with the dropout's mask m. It is the biased self-attention of Graphormer, Transformer-M and
-    GPS++ (arXiv 2302.02947) on molecules laid end to end, without padding.
+    GPS++ (arXiv 2302.02947) on concatenated molecules, without padding.
 
     Parameters
     ----------
     q, k, v
-        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one product gives them,
-        and None for the others: then their gradient is one tensor too.
+        [N, H, D] in any strides; or all three in ``q`` [N, 3, H, D], as one projection returns
+        them, and None for the others: then their gradient is one tensor too.
     bias
         b, one row per pair of atoms: those of molecule g are rows ``pair_ptr[g]`` to
-        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at place i n_g + j. Any strides; the
-        kernel reads it best where pairs are contiguous, ``bias.t().contiguous().t()``, and the
-        gradient lies as the bias does. None = no bias.
+        ``pair_ptr[g + 1]``, n_g^2 of them, the pair (i, j) at i n_g + j. Any strides; loads
+        coalesce where pairs are contiguous, ``bias.t().contiguous().t()``, and the gradient has the
+        strides of the bias. None = no bias.
     graph_ptr
-        [G + 1], where the atoms of each molecule begin.
+        [G + 1], offsets of the molecules' atoms.
     pair_ptr
-        [G + 1], where its pairs begin. A molecule with atoms but no pairs is skipped: its result
-        is zero, and what pads a batch costs nothing. Rows of ``bias`` behind the last pair are
-        not read, and their gradient is zero.
+        [G + 1], offsets of their pairs. A molecule with atoms but no pairs is skipped: its result
+        is zero, and padding costs nothing. Rows of ``bias`` past the last pair are not read, and
+        their gradient is zero.
     scale
         c, not 0; 1/sqrt(D) if not given.
     dropout

@@ -12,15 +12,15 @@ from bevatron.kernels.molecule.molecule_attention.triton_backward import molecul
 from bevatron.kernels.molecule.molecule_attention.triton_forward import molecule_attention_forward
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import on_device, pointers
+from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 LAUNCHES: tuple[dict[str, int], ...] = (
     {"HEADS": 8, "LEAST": 0, "WHOLE": 16, "BLOCK": 0, "num_warps": 8},
     {"HEADS": 4, "LEAST": 16, "WHOLE": 32, "BLOCK": 16, "num_warps": 4},
 )
-"""Molecules of up to 16 atoms, and all others: a program that could take both would need so many
-registers for the larger that few would run side by side. Programs find out by themselves whether
+"""Molecules of up to 16 atoms, and all others: a program for both would need the registers of the
+larger, which costs occupancy. Programs find out by themselves whether
 a molecule is theirs, so nobody waits for its size."""
 WIDEST = 128
 """Bytes of a head's row with which a program has all its heads; with longer rows it has fewer, as
@@ -95,16 +95,15 @@ def attend(
     if out.numel() == 0:
         return out, lse
     constants = _constants(q, size, bias, dropout)
-    with on_device(q):
-        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
-            molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
-                *(*pointers(graph_ptr, seed), out, lse),
-                *(*_strides(queries, keys, values), *_pair_strides(bias)),
-                *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-                **constants,
-                **launch,
-            )
+    for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
+        molecule_attention_forward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+            *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+            *(*pointers(graph_ptr, seed), out, lse),
+            *(*_strides(queries, keys, values), *_pair_strides(bias)),
+            *(num_atoms, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            **constants,
+            **launch,
+        )
     return out, lse
 
 
@@ -153,26 +152,25 @@ def attend_backward(
         return grads
     num_pairs = 0 if bias is None else len(bias)
     constants = _constants(q, size, bias, dropout)
-    with on_device(q):
-        for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
-            molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
-                *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
-                *(
-                    *pointers(graph_ptr, seed),
-                    out,
-                    lse,
-                    dout,
-                    *pointers(q, more),
-                    *parts,
-                    grads[3],
-                ),
-                *(*_strides(queries, keys, values), parts[0].stride(0)),
-                *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
-                *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
-                ADD=more is not None,
-                **constants,
-                **launch,
-            )
+    for launch in _launches(num_heads, constants["D_PAD"] * q.element_size()):
+        molecule_attention_backward[(len(graph_ptr), -(-num_heads // launch["HEADS"]))](
+            *(queries, keys, values, *pointers(q, bias), graph_ptr, pair_ptr),
+            *(
+                *pointers(graph_ptr, seed),
+                out,
+                lse,
+                dout,
+                *pointers(q, more),
+                *parts,
+                grads[3],
+            ),
+            *(*_strides(queries, keys, values), parts[0].stride(0)),
+            *(*_pair_strides(bias), *_pair_strides(grads[3]), *_pair_strides(more)),
+            *(num_atoms, num_pairs, len(graph_ptr) - 1, num_heads, scale, *_dropout(dropout)),
+            ADD=more is not None,
+            **constants,
+            **launch,
+        )
     return grads
 
 

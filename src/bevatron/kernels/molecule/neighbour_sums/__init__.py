@@ -1,4 +1,4 @@
-"""What an atom gathers from its bonds: messages into and out of it, and its neighbours."""
+"""Sums over the bonds of every atom: of messages into and out of it, and of its neighbours."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,7 +22,7 @@ def neighbour_sums(
     outgoing: bool = True,
     own: bool = False,
 ) -> Float[Tensor, "N _"]:
-    r"""Sum messages and neighbours over the bonds of every atom, side by side in one row.
+    r"""Sum messages and neighbours over the bonds of every atom, concatenated in one row.
 
     .. math::
 
@@ -30,7 +30,7 @@ def neighbour_sums(
         \sum_{e: r(e) = i} x_{s(e)} \;\Big|\; x_i \Big]
 
     It is the aggregation of GPS++ (arXiv 2302.02947): receiver and sender aggregation of messages
-    and the sum over adjacent nodes, which is one and the same for both directions of the bonds.
+    and the sum over adjacent nodes, which is the same for both directions of the bonds.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ def neighbour_sums(
     scale
         s, a factor per edge such as a row dropout; not differentiated. Without it 1.
     outgoing
-        Whether the second part is there.
+        Whether to compute the second part.
     own
-        Whether the last part is there: then the result is all that a linear layer on nodes reads.
+        Whether to append the last part: the input of a linear layer on nodes is then complete.
 
     Returns
     -------

@@ -13,7 +13,7 @@ from bevatron.kernels.molecule.neighbour_sums.triton_kernels import (
     neighbour_sums_kernel,
 )
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device, pointers
+from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.triton_math import accumulator
 
 __all__ = ["launch_gather", "neighbour_sums"]
@@ -104,7 +104,7 @@ def gather(
     outgoing: bool,
     own: bool,
 ) -> Tensor:
-    """Return the sums side by side."""
+    """Return the sums concatenated."""
     del receivers
     out = _new_sums(messages, nodes, incoming_ptr, outgoing, own)
     launch_gather(
@@ -149,20 +149,19 @@ def gather_backward(
     if dmessages.numel():
         pad = triton.next_power_of_2(channels)
         block = max(1, ELEMENTS // 2 // pad)
-        with on_device(dout):
-            neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
-                *(dout, *pointers(dout, scale, more_messages)),
-                *(senders, receivers, dmessages),
-                *(len(senders), dout.stride(0)),
-                C=channels,
-                C_PAD=pad,
-                BLOCK=block,
-                OUTGOING=outgoing,
-                SCALED=scale is not None,
-                MORE=more_messages is not None,
-                WIDE=accumulator(dout),
-                num_warps=4,
-            )
+        neighbour_sums_backward[(triton.cdiv(len(senders), block),)](
+            *(dout, *pointers(dout, scale, more_messages)),
+            *(senders, receivers, dmessages),
+            *(len(senders), dout.stride(0)),
+            C=channels,
+            C_PAD=pad,
+            BLOCK=block,
+            OUTGOING=outgoing,
+            SCALED=scale is not None,
+            MORE=more_messages is not None,
+            WIDE=accumulator(dout),
+            num_warps=4,
+        )
     if node_channels:
         first = channels * (1 + outgoing)
         around = dout[:, first : first + node_channels]
@@ -200,26 +199,25 @@ def launch_gather(
     row = (1 + outgoing) * pads[0] * (channels > 0) + pads[1] * (node_channels > 0)
     block = min(triton.next_power_of_2(max(1, ELEMENTS // max(row, 1)) // 2 + 1), MOST_ATOMS)
     own = nodes if copy else add
-    with on_device(out):
-        neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
-            *pointers(out, messages, nodes, own, more, scale),
-            *(senders, incoming, incoming_ptr, out, num_atoms),
-            *(0 if nodes is None else nodes.stride(0), out.stride(0)),
-            C=channels,
-            C_PAD=pads[0],
-            D=node_channels,
-            D_PAD=pads[1],
-            BLOCK=block,
-            MESSAGES=messages is not None,
-            OUTGOING=outgoing,
-            NODES=nodes is not None,
-            COPY=copy and nodes is not None,
-            ADD=add is not None,
-            MORE=more is not None,
-            SCALED=scale is not None,
-            WIDE=accumulator(out),
-            num_warps=4,
-        )
+    neighbour_sums_kernel[(triton.cdiv(num_atoms, block),)](
+        *pointers(out, messages, nodes, own, more, scale),
+        *(senders, incoming, incoming_ptr, out, num_atoms),
+        *(0 if nodes is None else nodes.stride(0), out.stride(0)),
+        C=channels,
+        C_PAD=pads[0],
+        D=node_channels,
+        D_PAD=pads[1],
+        BLOCK=block,
+        MESSAGES=messages is not None,
+        OUTGOING=outgoing,
+        NODES=nodes is not None,
+        COPY=copy and nodes is not None,
+        ADD=add is not None,
+        MORE=more is not None,
+        SCALED=scale is not None,
+        WIDE=accumulator(out),
+        num_warps=4,
+    )
 
 
 def _widths(messages: Tensor | None, nodes: Tensor | None) -> tuple[int, int]:

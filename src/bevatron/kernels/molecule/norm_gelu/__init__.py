@@ -1,4 +1,4 @@
-"""The inside of a two-layer network: layer normalisation, then the activation, in one pass."""
+"""LayerNorm and activation between the two layers of an MLP, in one pass."""
 
 from typing import Literal, get_args
 
@@ -36,21 +36,20 @@ def norm_gelu(
         \operatorname{norm}(z) = \frac{z - \operatorname{mean}(z)}
         {\sqrt{\operatorname{var}(z) + \epsilon}}
 
-    with c the bias of the linear layer before and t one more row for all rows of a segment: what
-    a linear layer makes of a molecule's global features is added here, once per molecule, instead
-    of repeating these features on every atom.
+    with c the bias of the preceding linear layer and t one row per segment: the contribution of a
+    molecule's global features to that layer, computed once per molecule instead of once per atom.
 
     Parameters
     ----------
     x
-        What a linear layer gave, without its bias if ``linear_bias`` is given.
+        Output of a linear layer, without its bias if ``linear_bias`` is given.
     weight, bias
         w and b. Without both there is no normalisation: y = phi(x + c + t).
     linear_bias
         c.
     rows, index, ptr
-        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the same as where the rows
-        of each segment begin, [G + 1]. All three or none.
+        t, [G, C]; the segment of each row of ``x``, [M], ascending; and the offsets of the
+        segments, [G + 1]. All three or none.
     eps
         Added to the variance; 1e-3 is that of Keras and of GPS++.
     activation
@@ -64,7 +63,7 @@ def norm_gelu(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from bevatron.kernels.molecule.triton_norm_rows import (
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.triton_math import accumulator
 from bevatron.kernels.shared.triton_partial_sums import new_sums, sum_partials
 
@@ -29,8 +29,8 @@ __all__ = ["norm_gelu", "normalise"]
 FEWER_ELEMENTS = 256
 """Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
 WARPS_PER_SM, MORE_WARPS = 16, 32
-"""Of the backward kernel, whose programs each leave a share of the vectors' gradients; more of them
-run side by side without a norm."""
+"""Of the backward kernel, with and without a norm; each program leaves a partial sum of the
+gradients of the vectors."""
 
 
 def norm_gelu(
@@ -82,13 +82,12 @@ def normalise(
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1])
         given = (atoms, rows, linear_bias, weight, bias, receivers, senders, graph)
-        with on_device(x):
-            norm_gelu_forward[(triton.cdiv(len(x), block),)](
-                *(x, *pointers(x, *given), y, mean, rstd),
-                *(len(x), eps),
-                **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-                num_warps=warps,
-            )
+        norm_gelu_forward[(triton.cdiv(len(x), block),)](
+            *(x, *pointers(x, *given), y, mean, rstd),
+            *(len(x), eps),
+            **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
+            num_warps=warps,
+        )
     return y, mean, rstd
 
 
@@ -158,14 +157,13 @@ def _launch_backward(
     side_by_side = (MORE_WARPS if plain else WARPS_PER_SM) // warps
     programs = min(triton.cdiv(len(x), block), side_by_side * num_sms(x.device))
     parts = x.new_empty((programs, 3, width), dtype=wide_type(x))
-    with on_device(x):
-        norm_gelu_backward[(programs,)](
-            *(dy, x, *pointers(x, *given), mean, rstd),
-            *(dz, parts, len(x)),
-            **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
-            num_warps=warps,
-        )
-        sum_partials(parts, sums)
+    norm_gelu_backward[(programs,)](
+        *(dy, x, *pointers(x, *given), mean, rstd),
+        *(dz, parts, len(x)),
+        **_constants(x, atoms, rows, linear_bias, weight, relu, pad, block),
+        num_warps=warps,
+    )
+    sum_partials(parts, sums)
 
 
 def _constants(

@@ -24,15 +24,15 @@ def residual_norm(
     scales: Sequence[Float[Tensor, " N"] | None] | None = None,
     eps: float = 1e-3,
 ) -> Float[Tensor, "N C"]:
-    r"""Add each branch to its input, normalise, and add the branches up.
+    r"""Add each branch to the input, normalise, and sum over the branches.
 
     .. math::
 
         y_i = \sum_k \Big( w_k \odot \operatorname{norm}\big(x_i + s_{k,i}\, u_{k,i}\big)
         + b_k \Big)
 
-    With one branch it is a residual connection with the norm behind it; with two, what parallel
-    branches of a block are merged by (message passing and attention in GPS++).
+    With one branch it is a residual connection followed by the norm; with two it merges the
+    parallel branches of a block (message passing and attention in GPS++).
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def residual_norm(
         w_k and b_k, one of each per branch.
     scales
         s_k, a factor per row: zero where a row (or a whole molecule) is dropped, 1/(1 - p) where
-        it is kept; not differentiated. None stands for 1.
+        it is kept; not differentiated. None = 1.
     eps
         Added to the variance.
 

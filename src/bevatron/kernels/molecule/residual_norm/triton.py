@@ -14,7 +14,7 @@ from bevatron.kernels.molecule.residual_norm.triton_kernels import (
 from bevatron.kernels.molecule.triton_norm_rows import check_width, shape_of_block
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.triton_math import accumulator
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
@@ -63,13 +63,12 @@ def merge(
     if x.numel():
         pad, block, warps = shape_of_block(x.shape[1], FORWARD_ELEMENTS)
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, bias_1, weight_2, bias_2)
-        with on_device(x):
-            residual_norm_forward[(triton.cdiv(len(x), block),)](
-                *(x, *pointers(x, *given), y, mean, rstd),
-                *(len(x), eps),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=warps,
-            )
+        residual_norm_forward[(triton.cdiv(len(x), block),)](
+            *(x, *pointers(x, *given), y, mean, rstd),
+            *(len(x), eps),
+            **_constants(x, branch_2, scale_1, scale_2, pad, block),
+            num_warps=warps,
+        )
     return y, mean, rstd
 
 
@@ -111,13 +110,12 @@ def merge_backward(
         programs = min(triton.cdiv(len(x), block), most)
         parts = x.new_empty((programs, 3, width), dtype=_wide(x))
         given = (branch_1, branch_2, scale_1, scale_2, weight_1, weight_2)
-        with on_device(x):
-            residual_norm_backward[(programs,)](
-                *(dy, x, *pointers(x, *given), mean, rstd),
-                *(dx, dbranch_1, dbranch_2, parts, len(x)),
-                **_constants(x, branch_2, scale_1, scale_2, pad, block),
-                num_warps=warps,
-            )
+        residual_norm_backward[(programs,)](
+            *(dy, x, *pointers(x, *given), mean, rstd),
+            *(dx, dbranch_1, dbranch_2, parts, len(x)),
+            **_constants(x, branch_2, scale_1, scale_2, pad, block),
+            num_warps=warps,
+        )
         sum_partials(parts, sums)
     return dx, dbranch_1, dbranch_2, sums
 

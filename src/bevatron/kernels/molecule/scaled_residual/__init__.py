@@ -1,4 +1,4 @@
-"""A residual stream that no norm bounds: added up in its own type, read in that of the products."""
+"""A residual stream accumulated in its own type and read in that of the matmuls."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,7 +20,7 @@ def scaled_residual(
     Parameters
     ----------
     stream
-        e; float32 where ``update`` has 16 bits, so that the sum over many layers keeps its digits.
+        e; float32 where ``update`` has 16 bits, so that the sum over many layers stays precise.
     update
         u.
     scale
@@ -28,13 +28,13 @@ def scaled_residual(
 
     Returns
     -------
-    z in the type of the stream, and z rounded to that of the update, which products read. The two
-    are one tensor if these types are one. Gradients of both are added up in float32.
+    z in the type of the stream, and z rounded to that of the update, for matmuls. The two are one
+    tensor if the types are equal. The gradients of both are accumulated in float32.
 
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------

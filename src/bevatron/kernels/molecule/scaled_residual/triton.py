@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import contiguous, on_device
+from bevatron.kernels.shared.launch import contiguous
 from bevatron.kernels.shared.triton_math import accumulator
 
 BLOCK = 1024
@@ -34,17 +34,16 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
     wide = stream.new_empty(stream.shape)
     narrow = _second(stream, update)
     if stream.numel():
-        with on_device(stream):
-            scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
-                *(stream, update, update if scale is None else scale, wide, narrow),
-                stream.numel(),
-                C=stream.shape[1],
-                BLOCK=BLOCK,
-                SCALED=scale is not None,
-                TWO=narrow.numel() > 0,
-                WIDE=accumulator(stream),
-                num_warps=4,
-            )
+        scaled_residual_forward[(triton.cdiv(stream.numel(), BLOCK),)](
+            *(stream, update, update if scale is None else scale, wide, narrow),
+            stream.numel(),
+            C=stream.shape[1],
+            BLOCK=BLOCK,
+            SCALED=scale is not None,
+            TWO=narrow.numel() > 0,
+            WIDE=accumulator(stream),
+            num_warps=4,
+        )
     return wide, narrow
 
 
@@ -62,20 +61,19 @@ def add_backward(
     assert given is not None
     dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)
     if given.numel():
-        with on_device(given):
-            scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
-                given if dwide is None else dwide,
-                given if dnarrow is None else dnarrow,
-                *(given if scale is None else scale, dstream, dupdate),
-                given.numel(),
-                C=given.shape[1],
-                BLOCK=BLOCK,
-                SCALED=scale is not None,
-                HAS_WIDE=dwide is not None,
-                HAS_NARROW=dnarrow is not None,
-                WIDE=accumulator(dstream),
-                num_warps=4,
-            )
+        scaled_residual_backward[(triton.cdiv(given.numel(), BLOCK),)](
+            given if dwide is None else dwide,
+            given if dnarrow is None else dnarrow,
+            *(given if scale is None else scale, dstream, dupdate),
+            given.numel(),
+            C=given.shape[1],
+            BLOCK=BLOCK,
+            SCALED=scale is not None,
+            HAS_WIDE=dwide is not None,
+            HAS_NARROW=dnarrow is not None,
+            WIDE=accumulator(dstream),
+            num_warps=4,
+        )
     return dstream, dupdate
 
 

@@ -24,8 +24,8 @@ def segment_sum(
     values
         [M, C].
     ptr
-        [S + 1], ascending, where each segment begins and the last one ends. Rows behind that end
-        count nowhere.
+        [S + 1], ascending, offsets of the segments; the last is their end. Rows past it
+        belong to no segment.
     scale
         c, a factor per row such as a row dropout; not differentiated. None = 1.
 
@@ -37,7 +37,7 @@ def segment_sum(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def segment_sum_with_input(
     Raises
     ------
     ValueError
-        If a shape does not fit.
+        If a shape does not match.
 
     Examples
     --------

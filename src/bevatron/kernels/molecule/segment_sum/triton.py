@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.shared.triton_math import accumulator
 
 __all__ = ["launch_sum", "segment_sum"]
@@ -80,27 +79,26 @@ def spread_segments(
     if dvalues.numel():
         block = _columns(dsums.shape[1])
         grid = (len(ptr), triton.cdiv(dsums.shape[1], block))
-        with on_device(dsums):
-            segment_spread_kernel[grid](
-                *(
-                    dsums,
-                    ptr,
-                    dsums if scale is None else scale,
-                    dsums if more is None else more,
-                    dvalues,
-                    num_rows,
-                    len(ptr) - 1,
-                    dsums.stride(0),
-                    dsums.stride(1),
-                ),
-                C=dsums.shape[1],
-                BLOCK=BLOCK_M,
-                BLOCK_C=block,
-                SCALED=scale is not None,
-                ADD=more is not None,
-                WIDE=accumulator(dsums),
-                num_warps=_warps(block),
-            )
+        segment_spread_kernel[grid](
+            *(
+                dsums,
+                ptr,
+                dsums if scale is None else scale,
+                dsums if more is None else more,
+                dvalues,
+                num_rows,
+                len(ptr) - 1,
+                dsums.stride(0),
+                dsums.stride(1),
+            ),
+            C=dsums.shape[1],
+            BLOCK=BLOCK_M,
+            BLOCK_C=block,
+            SCALED=scale is not None,
+            ADD=more is not None,
+            WIDE=accumulator(dsums),
+            num_warps=_warps(block),
+        )
     return dvalues
 
 
@@ -110,17 +108,16 @@ def launch_sum(values: Tensor, ptr: Tensor, sums: Tensor, scale: Tensor | None =
         return
     wide = accumulator(values)
     block = _columns(sums.shape[1])
-    with on_device(values):
-        segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
-            *(values, ptr, values if scale is None else scale, sums, len(values)),
-            *(values.stride(0), values.stride(1)),
-            C=sums.shape[1],
-            BLOCK=BLOCK_M,
-            BLOCK_C=block,
-            SCALED=scale is not None,
-            WIDE=wide,
-            num_warps=_warps(block),
-        )
+    segment_sum_kernel[(sums.shape[0], triton.cdiv(sums.shape[1], block))](
+        *(values, ptr, values if scale is None else scale, sums, len(values)),
+        *(values.stride(0), values.stride(1)),
+        C=sums.shape[1],
+        BLOCK=BLOCK_M,
+        BLOCK_C=block,
+        SCALED=scale is not None,
+        WIDE=wide,
+        num_warps=_warps(block),
+    )
 
 
 def _columns(width: int) -> int:

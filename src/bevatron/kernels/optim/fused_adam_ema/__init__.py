@@ -22,7 +22,7 @@ ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class FlatTensors:
-    """Tensors that lie one after the other in one, so that one launch reaches all of them.
+    """Tensors packed into one flat buffer, so that one launch updates all of them.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ def starts_of(tensors: Sequence[Tensor]) -> list[int]:
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Numbers that stay.
+    """Settings that do not change during a run.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class AdamTensors:
     Attributes
     ----------
     parameters
-        Wherever they lie, contiguous, of one type and device.
+        Anywhere in memory, each contiguous, of one type and device.
     gradient, first, second : [n]
         Gradient and Adam's moments of all parameters, as `FlatTensors` lays them out.
     largest : [n]
@@ -163,7 +163,7 @@ class AdamTensors:
 
 @torch.no_grad()
 def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
-    r"""Clip the gradient, step Adam and move the averages, all in place; then zero the gradient.
+    r"""Clip the gradient, take an Adam step and update the averages in place; zero the gradient.
 
     With the gradient, or each parameter's, scaled to a norm of at most ``clip``, and
     :math:`\lambda w` added to it unless decay is decoupled, for step t
@@ -176,9 +176,9 @@ def fused_adam_ema(tensors: AdamTensors, settings: AdamSettings) -> None:
         a \leftarrow a + \alpha (w - a)
 
     where :math:`\hat v` is v, or the largest v so far (Kingma and Ba 2015; Reddi et al. 2018;
-    Loshchilov and Hutter 2019). It never waits for the device. If norm or loss are not finite, or
-    the loss is above what counts as sound, now or in an earlier call, nothing but the gradient
-    changes.
+    Loshchilov and Hutter 2019). It never synchronises with the device. If norm or loss is not
+    finite, or the loss above its largest sound value, now or in an earlier call, nothing but the
+    gradient changes.
 
     Examples
     --------

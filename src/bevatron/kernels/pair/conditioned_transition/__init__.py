@@ -27,7 +27,7 @@ def conditioned_transition(
     *,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*rows C"]:
-    r"""Normalise rows as the condition s says, widen, activate, narrow and gate them.
+    r"""Apply adaptive LayerNorm, a SwiGLU transition and an output gate, both conditioned on s.
 
     .. math::
 
@@ -35,10 +35,10 @@ def conditioned_transition(
         n &= \sigma(W_s \bar s + b_s) \odot \operatorname{LayerNorm}(x) + W_t \bar s \\
         y &= \sigma(W_o s + b_o) \odot W_d \big( \operatorname{silu}(W_g n) \odot W_u n \big)
 
-    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. Kept
-    for the backward pass are the inputs, the statistics of both norms (four float32 numbers per
-    row) and the result, which must not be changed in place before; no intermediate rows: this is
-    the largest memory of the diffusion module.
+    AlphaFold3, algorithms 25 and 26; neither LayerNorm has a bias, that of x no weight either. The
+    backward pass keeps the inputs, the statistics of both norms (four float32 numbers per row) and
+    the result, which must not be modified in place until then. It keeps no intermediate rows, which
+    would take most of the diffusion module's memory.
 
     Parameters
     ----------
@@ -55,21 +55,21 @@ def conditioned_transition(
     out_weight, out_bias
         [C, D] and [C]: W_o and b_o, which AlphaFold3 starts at -2.
     eps
-        Of both norms.
+        Epsilon of both norms.
 
     Returns
     -------
     Tensor
         [..., C], of the type of ``x``; add it to ``x`` for the residual. Weights of another type
-        are rounded to it for the products; their gradients are summed in float32 in a fixed order
+        are rounded to it for the matmuls; their gradients are summed in float32 in a fixed order
         and have the type of the weights.
 
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples

@@ -21,7 +21,7 @@ from bevatron.kernels.shared.chunked_linear import Linear, chunks
 from bevatron.kernels.shared.custom_op import custom_op
 
 CHUNKS = 3
-"""Chunks of the usual size in one: products of few rows leave much of the device idle."""
+"""Multiple of the usual chunk: matmuls of few rows leave much of the device idle."""
 
 Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -1,4 +1,4 @@
-"""Launches of the kernels between the products of the conditioned transition."""
+"""Launches of the kernels between the matmuls of the conditioned transition."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from bevatron.kernels.pair.conditioned_transition.triton_kernels import (
     output_gradients_kernel,
     statistics_kernel,
 )
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import GROUPED_ROWS
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 TILES = Tiles(128, 64, 8, 3, depth=64, shared_memory=97 * 1024)
 ELEMENTS = 2048
-"""Of a block of whole rows: few, so that many programs fit side by side."""
+"""Of a block of whole rows: few, for occupancy."""
 PROGRAMS_PER_SM = 4
 
 
@@ -29,10 +29,9 @@ def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
 def statistics(x: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> None:
     """Write every row's mean and 1/sigma."""
     width, width_pad, block = _block(x)
-    with on_device(x):
-        statistics_kernel[(-(-len(x) // block),)](
-            *(x, mean, rstd, len(x), *x.stride(), eps), C=width, C_PAD=width_pad, BLOCK=block
-        )
+    statistics_kernel[(-(-len(x) // block),)](
+        *(x, mean, rstd, len(x), *x.stride(), eps), C=width, C_PAD=width_pad, BLOCK=block
+    )
 
 
 def adapt(
@@ -61,22 +60,21 @@ def adapt(
     """
     (n, width), tiles = x.shape, TILES
     normed = x.new_empty(x.shape)
-    with on_device(x):
-        adapt_kernel[(-(-n // tiles.rows) * (width // tiles.columns),)](
-            TensorDescriptor.from_tensor(condition, [tiles.rows, tiles.depth]),
-            TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
-            *(bias, x, mean, rstd, normed, normed if scale is None else scale),
-            *(n, *x.stride()),
-            D=condition.shape[1],
-            C=width,
-            BLOCK=tiles.rows,
-            BLOCK_C=tiles.columns,
-            BLOCK_K=tiles.depth,
-            ROWS=GROUPED_ROWS,
-            KEEP=scale is not None,
-            STAGES=tiles.stages,
-            num_warps=tiles.warps,
-        )
+    adapt_kernel[(-(-n // tiles.rows) * (width // tiles.columns),)](
+        TensorDescriptor.from_tensor(condition, [tiles.rows, tiles.depth]),
+        TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
+        *(bias, x, mean, rstd, normed, normed if scale is None else scale),
+        *(n, *x.stride()),
+        D=condition.shape[1],
+        C=width,
+        BLOCK=tiles.rows,
+        BLOCK_C=tiles.columns,
+        BLOCK_K=tiles.depth,
+        ROWS=GROUPED_ROWS,
+        KEEP=scale is not None,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )
     return normed
 
 
@@ -84,10 +82,9 @@ def output_gradients(dy: Tensor, y: Tensor, out: Tensor) -> tuple[Tensor, Tensor
     """Return the gradient of the narrow rows, write that of ``out`` over it; return its sum."""
     width, width_pad, block = _block(dy)
     dnarrow, shares = torch.empty_like(dy), _shares(dy, block)
-    with on_device(dy):
-        output_gradients_kernel[(len(shares),)](
-            *(dy, y, out, dnarrow, shares, len(dy)), C=width, C_PAD=width_pad, BLOCK=block
-        )
+    output_gradients_kernel[(len(shares),)](
+        *(dy, y, out, dnarrow, shares, len(dy)), C=width, C_PAD=width_pad, BLOCK=block
+    )
     return dnarrow, _sum(shares)
 
 
@@ -97,13 +94,12 @@ def adapted_backward(
     """Write dx, and the scale's gradient before the shift's; return the former's sum over rows."""
     width, width_pad, block = _block(x)
     shares = _shares(x, block)
-    with on_device(x):
-        adapted_backward_kernel[(len(shares),)](
-            *(x, scale, mean, rstd, dx, dadapted, shares, len(x), *x.stride(), scale.stride(0)),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-        )
+    adapted_backward_kernel[(len(shares),)](
+        *(x, scale, mean, rstd, dx, dadapted, shares, len(x), *x.stride(), scale.stride(0)),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+    )
     return _sum(shares)
 
 

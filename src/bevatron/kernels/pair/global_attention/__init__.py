@@ -27,7 +27,7 @@ def global_attention(
     eps: float = 1e-5,
     mask_eps: float = 1e-10,
 ) -> Float[Tensor, "*batch S N Z"]:
-    r"""Let every column of an alignment attend to its rows with the mean row as the query.
+    r"""Attend within every column of an alignment, with the mean row as the only query.
 
     .. math::
 
@@ -44,7 +44,7 @@ def global_attention(
     m
         [..., S, N, C]: S rows of an alignment of N residues.
     mask
-        [..., S, N], 1 or True where there is one; no gradient is computed for it.
+        [..., S, N], 1 or True for residues that exist; no gradient is computed for it.
     norm_weight, norm_bias
         [C]: ``layer_norm_m`` of OpenFold's state dicts.
     q_weight, gate_weight, gate_bias
@@ -54,7 +54,7 @@ def global_attention(
     out_weight, out_bias
         [Z, H D] and [Z]: ``linear_o``.
     eps, mask_eps
-        Of the norm, and added to the number of rows.
+        Epsilon of the norm, and of the division by the number of rows.
 
     Returns
     -------
@@ -64,9 +64,9 @@ def global_attention(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, heads D of
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, heads D of
         a multiple of 8 up to 128, and gives first derivatives. The reference is differentiable to
         any order.
 

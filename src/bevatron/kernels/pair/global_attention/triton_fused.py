@@ -28,7 +28,7 @@ from bevatron.kernels.pair.global_attention.triton_kernels import (
 )
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
@@ -36,7 +36,7 @@ WIDTHS, LARGEST_HEADS = {16, 32, 64}, 16
 BLOCK = 64
 """Rows of a column in a block."""
 PER_SM = 4
-"""Programs side by side on a processor, about."""
+"""Programs per SM, about."""
 COLUMNS = 16
 """Columns of a program where rows do not matter."""
 SHARE_NUMBERS, SHARES = 128, 8
@@ -49,7 +49,7 @@ Ten = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 
 
 def takes(m: Tensor, gate_weight: Tensor, k_weight: Tensor, out_weight: Tensor) -> bool:
-    """Say whether sizes and type are such as these kernels are for."""
+    """Whether these kernels support the sizes and the type."""
     heads = gate_weight.shape[0] // k_weight.shape[0]
     widths = {m.shape[-1], *out_weight.shape}
     return m.element_size() == 2 and widths <= WIDTHS and heads <= LARGEST_HEADS and m.numel() > 0
@@ -125,10 +125,9 @@ class Columns:
 
     def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel of `triton_columns`: a program for `COLUMNS` columns and a head."""
-        with on_device(self.m):
-            kernel[-(-self.count // COLUMNS), constants["H"]](
-                *arguments, C=self.m.shape[-1], BLOCK=COLUMNS, num_warps=8, **constants
-            )
+        kernel[-(-self.count // COLUMNS), constants["H"]](
+            *arguments, C=self.m.shape[-1], BLOCK=COLUMNS, num_warps=8, **constants
+        )
 
 
 @dataclass(frozen=True)
@@ -209,38 +208,36 @@ def attend(
     columns = Columns.of(m, mask, (norm_weight, norm_bias), statistics)
     sums, counts = columns.new(columns.count, columns.parts, C), columns.new(columns.items)
     grid = (columns.items,)
-    with on_device(m):
-        mean_kernel[grid](
-            *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, sums, counts),
-            *(*columns.geometry, eps),
-            **columns.constants(3),
-        )
+    mean_kernel[grid](
+        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, sums, counts),
+        *(*columns.geometry, eps),
+        **columns.constants(3),
+    )
     _, query = _queries(columns, layers, mean, (sums, counts), mask_eps)
     largest, total = columns.new(2, columns.items, columns.heads)
     sums = columns.new(columns.items, columns.heads, C)
-    with on_device(m):
-        attend_kernel[grid](
-            *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, query),
-            *(largest, total, sums, *columns.geometry),
-            H=H,
-            HEADS=columns.heads,
-            **columns.constants(3),
-        )
-        combine_kernel[(columns.count,)](
-            *(largest, total, sums, layers.v, attended, log_sum, value, columns.parts),
-            C=C,
-            D_PAD=max(16, len(layers.v)),
-            HEADS=columns.heads,
-            DTYPE=TYPES[m.dtype],
-            **layers.heads,
-        )
-        output_kernel[grid](
-            *(columns.m, *columns.norm, columns.mean, columns.rstd, value),
-            *(layers.gate, layers.gate_bias, layers.out, layers.out_bias, y, *columns.geometry),
-            HD=value.shape[1],
-            Z=y.shape[-1],
-            **columns.constants(3),
-        )
+    attend_kernel[grid](
+        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, query),
+        *(largest, total, sums, *columns.geometry),
+        H=H,
+        HEADS=columns.heads,
+        **columns.constants(3),
+    )
+    combine_kernel[(columns.count,)](
+        *(largest, total, sums, layers.v, attended, log_sum, value, columns.parts),
+        C=C,
+        D_PAD=max(16, len(layers.v)),
+        HEADS=columns.heads,
+        DTYPE=TYPES[m.dtype],
+        **layers.heads,
+    )
+    output_kernel[grid](
+        *(columns.m, *columns.norm, columns.mean, columns.rstd, value),
+        *(layers.gate, layers.gate_bias, layers.out, layers.out_bias, y, *columns.geometry),
+        HD=value.shape[1],
+        Z=y.shape[-1],
+        **columns.constants(3),
+    )
     return y, statistics, mean, attended, log_sum, value
 
 
@@ -284,14 +281,13 @@ def attend_backward(
     q, query = _queries(columns, layers, mean)
     softmax = (query, dattended, log_sum, delta)
     dquery_parts = columns.new(columns.count, columns.parts, H, C)
-    with on_device(m):
-        query_back_kernel[(columns.items,)](
-            *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
-            *(dquery_parts, *columns.geometry),
-            H=H,
-            HEADS=columns.heads,
-            **columns.constants(2),
-        )
+    query_back_kernel[(columns.items,)](
+        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
+        *(dquery_parts, *columns.geometry),
+        H=H,
+        HEADS=columns.heads,
+        **columns.constants(2),
+    )
     dquery, dmean = columns.new(2, *attended.shape)
     dq = torch.empty_like(q)
     columns.launch(
@@ -304,14 +300,13 @@ def attend_backward(
     dk_weight.copy_(_by_head(q, H).t() @ dquery.flatten(0, 1))
     dq_weight.copy_(dq.t() @ mean[:, :C])
     norm_shares = columns.new(columns.walkers, 2, C)
-    with on_device(m):
-        rows_back_kernel[(columns.walkers,)](
-            *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
-            *(dmean, dm, norm_shares, *columns.geometry, columns.items),
-            H=H,
-            HEADS=columns.heads,
-            **columns.constants(2),
-        )
+    rows_back_kernel[(columns.walkers,)](
+        *(columns.m, *columns.norm, columns.mask, columns.mean, columns.rstd, *softmax),
+        *(dmean, dm, norm_shares, *columns.geometry, columns.items),
+        H=H,
+        HEADS=columns.heads,
+        **columns.constants(2),
+    )
     sum_weight_and_bias_partials(norm_shares, *columns.norm, dnorm_weight, dnorm_bias)
     return found
 
@@ -363,22 +358,21 @@ def _output_backward(
     numbers = HD * C + Z * HD + HD + Z
     shares = columns.new(walkers, numbers)
     dgate, dgate_bias, dout, dout_bias = gradients
-    with on_device(dn):
-        output_back_kernel[(walkers,)](
-            *(dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, value),
-            *(layers.gate, layers.gate_bias, layers.out, dn, do, shares),
-            *(*columns.geometry, columns.items),
-            HD=HD,
-            Z=Z,
-            **columns.constants(2),
-        )
-        add_kernel[(-(-numbers // SHARE_NUMBERS),)](
-            *(shares, dgate, dout, dgate_bias, dout_bias, walkers),
-            C=C,
-            HD=HD,
-            Z=Z,
-            BLOCK=SHARE_NUMBERS,
-            AT_ONCE=SHARES,
-            num_warps=4,
-        )
+    output_back_kernel[(walkers,)](
+        *(dy.contiguous(), columns.m, *columns.norm, columns.mean, columns.rstd, value),
+        *(layers.gate, layers.gate_bias, layers.out, dn, do, shares),
+        *(*columns.geometry, columns.items),
+        HD=HD,
+        Z=Z,
+        **columns.constants(2),
+    )
+    add_kernel[(-(-numbers // SHARE_NUMBERS),)](
+        *(shares, dgate, dout, dgate_bias, dout_bias, walkers),
+        C=C,
+        HD=HD,
+        Z=Z,
+        BLOCK=SHARE_NUMBERS,
+        AT_ONCE=SHARES,
+        num_warps=4,
+    )
     return do

@@ -1,4 +1,4 @@
-"""Layer normalisation, plain, affine or with a scale and shift of its own for every row."""
+"""Layer normalisation: plain, affine, or with a scale and shift per row."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -31,16 +31,16 @@ def layer_norm(
         y = s \odot \Big( w \odot \frac{x - \operatorname{mean}(x)}
         {\sqrt{\operatorname{var}(x) + \epsilon}} + b \Big) + t
 
-    with the mean and the (biased) variance over the last axis, one weight w and bias b for all rows
-    and a scale s and shift t for every row. Ba et al., arXiv 1607.06450; with
+    with the mean and the (biased) variance over the last axis, a weight w and bias b that all rows
+    share, and a scale s and shift t per row. Ba et al., arXiv 1607.06450; with
     ``sigmoid=True``, no weight and no bias it is the adaptive norm of AlphaFold3, algorithm 26,
     after its two projections.
 
     Parameters
     ----------
     x
-        [..., C], in any strides: a transposed pair or a part of a wider tensor is read where it
-        lies. The result is contiguous.
+        [..., C], in any strides: a transposed pair or a slice of a wider tensor is read in
+        place. The result is contiguous.
     weight, bias
         [C], of any type; their gradients are summed in float32 in a fixed order.
     scale, shift
@@ -48,7 +48,7 @@ def layer_norm(
     eps
         Added to the variance.
     sigmoid
-        ``scale`` goes through a sigmoid first.
+        Whether a sigmoid is applied to ``scale``.
 
     Returns
     -------
@@ -59,9 +59,9 @@ def layer_norm(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, up to 8192
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, up to 8192
         channels, and gives first derivatives. The reference is differentiable to any order.
 
     Examples

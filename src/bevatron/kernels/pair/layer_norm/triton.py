@@ -9,7 +9,7 @@ from bevatron.errors import KernelError
 from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
@@ -20,7 +20,7 @@ LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
 """Of a block, so that it fits the registers of four warps."""
 PROGRAMS_PER_SM = 2
-"""Of the backward kernel: each leaves a share of the weights' gradients."""
+"""Of the backward kernel: each leaves a partial sum of the weights' gradients."""
 
 
 def layer_norm(
@@ -116,29 +116,28 @@ def launch_forward(
     )
     if rows.count == 0:
         return
-    with on_device(x):
-        forward_kernel[(-(-rows.count // block),)](
-            *(
-                x_,
-                *pointers(x, contiguous(weight), contiguous(bias)),
-                scale_,
-                shift_,
-                y,
-                mean,
-                rstd,
-            ),
-            *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-            AXES=rows.axes,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            HAS_SCALE=scale is not None,
-            HAS_SHIFT=shift is not None,
-            SIGMOID=sigmoid,
-            num_warps=_warps(block * width_pad),
-        )
+    forward_kernel[(-(-rows.count // block),)](
+        *(
+            x_,
+            *pointers(x, contiguous(weight), contiguous(bias)),
+            scale_,
+            shift_,
+            y,
+            mean,
+            rstd,
+        ),
+        *(rows.count, *rows.sizes, *x_strides, *scale_strides, *shift_strides, eps),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+        AXES=rows.axes,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_SCALE=scale is not None,
+        HAS_SHIFT=shift is not None,
+        SIGMOID=sigmoid,
+        num_warps=_warps(block * width_pad),
+    )
 
 
 def launch_backward(
@@ -172,26 +171,25 @@ def launch_backward(
     parts = x.new_empty((programs, 2, width) if wants_vectors else 0, dtype=torch.float32)
     strides = [step for tensor in rows.strides for step in tensor]
     strides += [0] * (12 - len(strides))
-    with on_device(x):
-        backward_kernel[(programs,)](
-            *(
-                *rows.tensors[:2],
-                *pointers(x, contiguous(weight), contiguous(bias)),
-                rows.tensors[-1],
-            ),
-            *(mean, rstd, dx, dscale, parts),
-            *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
-            C=width,
-            C_PAD=width_pad,
-            BLOCK=block,
-            AXES=rows.axes,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            HAS_SCALE=scale is not None,
-            SIGMOID=sigmoid,
-            WANTS_VECTORS=wants_vectors,
-            num_warps=_warps(block * width_pad),
-        )
+    backward_kernel[(programs,)](
+        *(
+            *rows.tensors[:2],
+            *pointers(x, contiguous(weight), contiguous(bias)),
+            rows.tensors[-1],
+        ),
+        *(mean, rstd, dx, dscale, parts),
+        *(rows.count, *rows.sizes, *strides, dscale.stride(-2) if dscale.ndim > 1 else 0),
+        C=width,
+        C_PAD=width_pad,
+        BLOCK=block,
+        AXES=rows.axes,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        HAS_SCALE=scale is not None,
+        SIGMOID=sigmoid,
+        WANTS_VECTORS=wants_vectors,
+        num_warps=_warps(block * width_pad),
+    )
     sum_weight_and_bias_partials(parts, weight, bias, dweight, dbias)
 
 
@@ -247,7 +245,7 @@ class NormedRows:
 
 
 def new_outputs(x: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate rows of so many channels for those of ``x``, and the statistics of the latter."""
+    """Allocate a result with ``channels`` channels, and the statistics of the rows of ``x``."""
     y = x.new_empty((*x.shape[:-1], channels))
     mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return y, mean, torch.empty_like(mean)

@@ -21,12 +21,12 @@ def layer_norm_linear(
     *,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*rows K"]:
-    r"""Normalise every row and multiply it by a matrix.
+    r"""Normalise every row and apply a linear layer.
 
     .. math:: y = W \operatorname{LayerNorm}(x) + b
 
     The projections in front of attention and triangle multiplication, and their pair biases.
-    Between forward and backward are kept the input and two float32 numbers per row.
+    The backward pass keeps the input and two float32 numbers per row.
 
     Parameters
     ----------
@@ -35,23 +35,23 @@ def layer_norm_linear(
     norm_weight, norm_bias
         [C], of the LayerNorm.
     weight, bias
-        [K, C] and [K], as `torch.nn.Linear` keeps them. Several layers on the same rows are one,
-        with their weights one below the other.
+        [K, C] and [K], as `torch.nn.Linear` keeps them. Layers on the same rows are
+        fused by concatenating their weights.
     eps
         Of the LayerNorm.
 
     Returns
     -------
     Tensor
-        [..., K], of the type of ``x``. Weights of another type are rounded to it for the product;
+        [..., K], of the type of ``x``. Weights of another type are rounded to it for the matmul;
         their gradients are summed in float32 in a fixed order and have the type of the weights.
 
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples

@@ -1,4 +1,4 @@
-"""The outer product mean: what an alignment tells the pair."""
+"""The outer product mean: the update of the pair by the alignment."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -35,17 +35,17 @@ def outer_product_mean(
         y_{ij} &= \frac{W_o \operatorname{flatten}\big(\sum_s a_{si} \otimes b_{sj}\big) + b_o}
         {\epsilon_m + \sum_s m_{si} m_{sj}}
 
-    AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The quotient is taken behind the last layer
-    and its bias, as in the published code. Between forward and backward are kept the input, two
-    float32 numbers per row and, if they take up to 1280 MiB, the N^2 H^2 products; more than that
-    exist for a few lines of the pair at a time only, and are made again in the backward pass.
+    AlphaFold2, algorithm 10; AlphaFold3, algorithm 9. The division comes after the last layer
+    and its bias, as in the published code. The backward pass keeps the input, two float32 numbers
+    per row and the N^2 H^2 outer products if they take at most 1280 MiB; larger ones exist for a
+    few lines of the pair at a time only, and the backward pass recomputes them.
 
     Parameters
     ----------
     m
         [..., S, N, C]: S rows of an alignment of N residues.
     mask
-        [..., S, N], 1 or True where there is one; no gradient is computed for it.
+        [..., S, N], 1 or True for residues that exist; no gradient is computed for it.
     norm_weight, norm_bias
         [C]: ``layer_norm`` of published state dicts.
     a_weight, b_weight, a_bias, b_bias
@@ -53,7 +53,7 @@ def outer_product_mean(
     out_weight, out_bias
         [Z, H H] and [Z]: ``linear_out``; the channels of b vary fastest.
     eps, mask_eps
-        Of the norm, and added to the number of rows.
+        Epsilon of the norm, and of the division by the number of rows.
 
     Returns
     -------
@@ -64,9 +64,9 @@ def outer_product_mean(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples

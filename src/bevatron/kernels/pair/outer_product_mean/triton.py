@@ -29,7 +29,7 @@ from bevatron.kernels.shared.chunked_linear import (
     wide_product,
 )
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.triton_math import allows_tf32
 
 CHUNK_LINES = 4
@@ -51,7 +51,7 @@ BACK_ELEMENTS = 2**14
 PARTS_PER_SM = 2
 """Programs that share the weight's gradient."""
 ELEMENTS, PER_SM = 4096, 8
-"""Of `scaled_kernel`: numbers in a block, and programs side by side at most."""
+"""Of `scaled_kernel`: elements of a block, and upper bound of programs per SM."""
 
 
 def outer_product_mean(
@@ -213,14 +213,13 @@ def _scale(x: Tensor, scale: Tensor, out: Tensor, wants_sum: bool = False) -> Te
     programs = min(-(-rows // block), PER_SM * num_sms(x.device))
     shares = x.new_empty((programs if wants_sum else 0, C), dtype=torch.float32)
     if rows:
-        with on_device(x):
-            scaled_kernel[(programs,)](
-                *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
-                C=C,
-                C_PAD=width,
-                BLOCK=block,
-                WANTS_SUM=wants_sum,
-            )
+        scaled_kernel[(programs,)](
+            *(x, scale, out, shares, rows, x.stride(0), out.stride(0)),
+            C=C,
+            C_PAD=width,
+            BLOCK=block,
+            WANTS_SUM=wants_sum,
+        )
     return shares
 
 
@@ -244,13 +243,12 @@ def _layer(P: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, y: Ten
     """Write the last layer's results for some lines of the pair, [lines, N, Z], times a scale."""
     (lines, length, out), H = y.shape, _hidden(weight)
     pairs, blocks = lines * length, _blocks(P, LAYER)
-    with on_device(P):
-        layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
-            *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
-            H=H,
-            HAS_BIAS=bias is not None,
-            **blocks,
-        )
+    layer_kernel[-(-pairs // blocks["BM"]), -(-out // blocks["BN"])](
+        *(P, weight, weight if bias is None else bias, scale, y, pairs, length, out),
+        H=H,
+        HAS_BIAS=bias is not None,
+        **blocks,
+    )
 
 
 def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
@@ -259,10 +257,9 @@ def _layer_backward(g: Tensor, weight: Tensor, dP: Tensor, length: int) -> None:
     padded = max(16, 1 << (out - 1).bit_length())
     for side in ("BM", "BN"):
         blocks[side] = max(16, min(blocks[side], BACK_ELEMENTS // padded))
-    with on_device(g):
-        layer_back_kernel[(-(-pairs // blocks["BM"]),)](
-            *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
-        )
+    layer_back_kernel[(-(-pairs // blocks["BM"]),)](
+        *(g, weight, dP, pairs, length, out), H=H, OUT_PAD=padded, **blocks
+    )
 
 
 def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
@@ -272,10 +269,9 @@ def _layer_weight(g: Tensor, P: Tensor, weight: Tensor, length: int) -> Tensor:
     most = max(1, PARTS_PER_SM * num_sms(g.device) // (grid[0] * grid[1]))
     each = -(-pairs // (most * blocks["BK"])) * blocks["BK"]
     parts = g.new_empty((-(-pairs // each), *weight.shape), dtype=torch.float32)
-    with on_device(g):
-        layer_weight_kernel[(*grid, len(parts))](
-            *(g, P, parts, pairs, each, length, out), H=H, **blocks
-        )
+    layer_weight_kernel[(*grid, len(parts))](
+        *(g, P, parts, pairs, each, length, out), H=H, **blocks
+    )
     return parts.sum(0)
 
 

@@ -29,7 +29,7 @@ def pair_attention(
     gate: Float[Tensor, "B S _ _ D"] | None = None,
     layout: Layout = "BSHND",
 ) -> Float[Tensor, "B S _ _ D"]:
-    r"""Attend within every row, with one additive bias for all rows.
+    r"""Attend within every row, with an additive bias that the rows share.
 
     For row s and head h
 
@@ -46,32 +46,32 @@ def pair_attention(
     Parameters
     ----------
     q, k, v
-        [B, S, H, N, D], or [B, S, N, H, D] with ``layout="BSNHD"``: what a projection gives, also
-        as views of one fused projection or of a transposed pair. Only a view whose last axis is
-        not contiguous is copied. There may be more or fewer keys than queries.
+        [B, S, H, N, D], or [B, S, N, H, D] with ``layout="BSNHD"``; views of one fused projection
+        or of a transposed pair are read in place, and only a view whose last axis is not contiguous
+        is copied. The number of keys may differ from that of queries.
     bias
-        [B, 1 or S, H, Nq, Nk], whatever ``layout``; one for all rows or one per row. Its gradient
-        is summed in float32 and has its type, which need not be that of ``q``.
+        [B, 1 or S, H, Nq, Nk] in either ``layout``: one for all rows or one per row. Its gradient
+        is accumulated in float32 and has its type, which may differ from that of ``q``.
     mask
         [B, S, Nk], True = keep. A query whose keys are all masked gets zero, and no gradient.
     scale
         c; 1/sqrt(D) if not given.
     gate
-        g before the sigmoid, shaped as ``q``.
+        g before the sigmoid, of the shape of ``q``.
     layout
         Order of the axes of q, k, v, gate and the result.
 
     Returns
     -------
     Tensor
-        Shaped as ``q``, of its type. Logits, softmax and sums are float32 for 16-bit types.
+        Of the shape and type of ``q``. Logits, softmax and sums are float32 for 16-bit types.
 
     Raises
     ------
     ValueError
         If a shape, a type or the layout does not fit; it names the argument.
     KernelError
-        If Triton was asked for and cannot run. It takes head sizes of a multiple of 8 up to 128,
+        If Triton is requested and cannot run. It takes head sizes of a multiple of 8 up to 128,
         in bfloat16, float16 or float32, and gives first derivatives; the reference is
         differentiable to any order.
 

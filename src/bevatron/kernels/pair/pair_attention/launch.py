@@ -4,8 +4,7 @@ The kernels take [B, S, H, N, D] views with whatever strides they have. Strides 
 of eight elements where all allow it, which tells the compiler that rows are aligned to 16 bytes.
 """
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ def prepare(
     bias: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Copy what the kernels cannot read as it lies, or would read slowly."""
+    """Copy tensors that the kernels cannot read in place, or would read slowly."""
     return (
         rows_contiguous(q),
         rows_contiguous(k),
@@ -75,10 +74,10 @@ def _rows_aligned(bias: Tensor) -> Tensor:
     """
     Nq, Nk = bias.shape[-2:]
     unit = WIDE if bias.shape[1] > 1 else BIAS_UNIT
-    below, beside = (-Nq % unit if unit > WIDE else 0), -Nk % unit
-    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (below or beside):
+    rows, columns = (-Nq % unit if unit > WIDE else 0), -Nk % unit
+    if bias.stride(-1) == 1 and alignment(bias) == WIDE and not (rows or columns):
         return bias
-    aligned = bias.new_full((*bias.shape[:-2], Nq + below, Nk + beside), float("-inf"))
+    aligned = bias.new_full((*bias.shape[:-2], Nq + rows, Nk + columns), float("-inf"))
     aligned[..., :Nq, :Nk] = bias
     return aligned
 
@@ -141,23 +140,14 @@ def constants_of(
 
 
 def launch(kernel: Any, programs: int, tiles: Tiles, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument."""
+    """Launch a kernel; where addresses are simple it does well with few registers."""
     if programs == 0:
         return
-    device = arguments[0].device
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device:
-        kernel[(programs,)](
-            *arguments,
-            **constants,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-            **_registers(tiles, device, constants),
-        )
-
-
-def _registers(tiles: Tiles, device: torch.device, constants: Mapping[str, Any]) -> dict[str, int]:
-    """Limit registers: only NVIDIA's compiler can, and where addresses are simple it does well."""
-    cuda = device.type == "cuda" and torch.version.hip is None
     simple = constants.get("BIAS_FULL") and constants["ALIGN"] == WIDE
-    return {"maxnreg": tiles.registers} if cuda and simple and tiles.registers else {}
+    kernel[(programs,)](
+        *arguments,
+        **constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **(tiles.register_limit(arguments[0].device) if simple else {}),
+    )

@@ -35,9 +35,9 @@ from bevatron.kernels.shared.tiles import Tiles
 
 LOG2E = 1.4426950408889634
 PROGRAMS_PER_SM = 3
-"""So many programs of the bias gradient run at once."""
+"""Programs of the bias gradient that run at once."""
 ENDS = 4
-"""Rows' worth of time that a program of the bias gradient takes beside its rows."""
+"""Overhead of a program of the bias gradient, in units of the time of a row."""
 MOST_PARTS = 16
 FEWEST_ROWS = 8
 """Of a part: what bounds the memory for parts of the bias gradient."""

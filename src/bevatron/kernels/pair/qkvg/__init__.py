@@ -1,4 +1,4 @@
-"""Queries, keys, values and gate of an attention in one matrix product."""
+"""Queries, keys, values and gate of an attention layer in one matmul."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -34,9 +34,9 @@ def qkvg(
         n = \operatorname{LayerNorm}(x) \text{ or } x
 
     A module keeps the four layers of published state dicts (``linear_q``, ``linear_k``,
-    ``linear_v``, ``linear_g``); their weights are put one below the other for each call, a copy of
-    a few hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
-    them. Between forward and backward are kept x and, with a norm, two float32 numbers per row.
+    ``linear_v``, ``linear_g``); their weights are concatenated in each call, a copy of a few
+    hundred kilobytes. The four results are views of one tensor, as `pair_attention` reads
+    them. The backward pass keeps x and, with a norm, two float32 numbers per row.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ def qkvg(
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples

@@ -1,4 +1,4 @@
-"""The gated unit silu(gate) * value."""
+"""SwiGLU: silu(gate) * value."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +14,7 @@ _operator = registry.operator("swiglu", __name__, takes=support.up_to_float32)
 def swiglu(
     gate: Float[Tensor, "*rows _"], value: Float[Tensor, "*rows C"] | None = None
 ) -> Float[Tensor, "*rows C"]:
-    r"""Multiply values by the silu of their gates.
+    r"""Multiply values by the SiLU of their gates.
 
     .. math:: y = \frac{g}{1 + e^{-g}} \odot v
 
@@ -23,22 +23,22 @@ def swiglu(
     Parameters
     ----------
     gate
-        [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: what one
-        projection for both returns.
+        [..., C], in any strides; or [..., 2C], gates first, if ``value`` is not given: the
+        output of one fused projection.
     value
         [..., C], of the type of ``gate``.
 
     Returns
     -------
     Tensor
-        [..., C], contiguous. Only the inputs are kept for the backward pass, and not changed.
+        [..., C], contiguous. The backward pass keeps the inputs only, unmodified.
 
     Raises
     ------
     ValueError
         If the shapes or types do not fit.
     KernelError
-        If Triton was asked for and cannot run; it gives first derivatives.
+        If Triton is requested and cannot run; it gives first derivatives.
 
     Examples
     --------

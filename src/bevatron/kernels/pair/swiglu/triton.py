@@ -7,14 +7,13 @@ from bevatron.kernels.pair.swiglu import triton_products as fused
 from bevatron.kernels.pair.swiglu.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.chunked_linear import linear
 from bevatron.kernels.shared.custom_op import custom_op
-from bevatron.kernels.shared.launch import on_device
 from bevatron.kernels.shared.rows import as_rows
 
 __all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
 """What other operators may use too."""
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
-"""Of a block: numbers in all, and channels."""
+"""Of a block: its elements, and upper bound of its channels."""
 
 
 def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
@@ -40,7 +39,7 @@ def gated(gate: Tensor, value: Tensor | None) -> Tensor:
 
 @gated.backward()
 def gated_backward(dy: Tensor, gate: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both gradients; without ``value``, one for both halves and one without elements."""
+    """Return both gradients; without ``value`` a joint one, and one without elements."""
     dgate = gate.new_empty(gate.shape)
     if value is None:
         launch_backward(dy, *gate_and_value(gate), *gate_and_value(dgate))
@@ -60,16 +59,15 @@ def launch_forward(gate: Tensor, value: Tensor, y: Tensor, silu: bool = True) ->
         return
     row_stride = y.stride(-2) if y.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    with on_device(gate):
-        forward_kernel[grid](
-            *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
-            row_stride,
-            C=gate.shape[-1],
-            BLOCK=block,
-            BLOCK_C=block_c,
-            AXES=rows.axes,
-            SILU=silu,
-        )
+    forward_kernel[grid](
+        *(*rows.tensors, y, rows.count, *rows.sizes, *rows.strides[0], *rows.strides[1]),
+        row_stride,
+        C=gate.shape[-1],
+        BLOCK=block,
+        BLOCK_C=block_c,
+        AXES=rows.axes,
+        SILU=silu,
+    )
 
 
 def launch_backward(
@@ -90,17 +88,16 @@ def launch_backward(
         return
     row_stride = dgate.stride(-2) if dgate.ndim > 1 else 0
     block, block_c, grid = _grid(gate, rows.count)
-    with on_device(gate):
-        backward_kernel[grid](
-            *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
-            *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
-            C=gate.shape[-1],
-            BLOCK=block,
-            BLOCK_C=block_c,
-            AXES=rows.axes,
-            SILU=silu,
-            WANTS_Y=y is not None,
-        )
+    backward_kernel[grid](
+        *(*rows.tensors, dgate, dvalue, dgate if y is None else y, rows.count, *rows.sizes),
+        *(*rows.strides[0], *rows.strides[1], *rows.strides[2], row_stride),
+        C=gate.shape[-1],
+        BLOCK=block,
+        BLOCK_C=block_c,
+        AXES=rows.axes,
+        SILU=silu,
+        WANTS_Y=y is not None,
+    )
 
 
 def hidden_rows(x: Tensor, wide: Tensor, bias: Tensor | None = None) -> Tensor:

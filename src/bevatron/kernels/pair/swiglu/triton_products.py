@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bevatron.kernels.pair.gated import interleaved
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import GROUPED_ROWS, logistic, place
 
@@ -45,21 +45,20 @@ def hidden_rows(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """
     (n, width), H = x.shape, len(gate)
     hidden, weights = x.new_empty((n, H)), interleaved(gate, up, TILES.columns)
-    with on_device(x):
-        hidden_kernel[(min(_blocks(x, gate), num_sms(x.device)),)](
-            TensorDescriptor.from_tensor(x, [TILES.rows, TILES.depth]),
-            TensorDescriptor.from_tensor(weights, [2 * TILES.columns, TILES.depth]),
-            TensorDescriptor.from_tensor(hidden, [TILES.rows, TILES.columns]),
-            n,
-            C=width,
-            H=H,
-            BLOCK=TILES.rows,
-            BLOCK_H=TILES.columns,
-            BLOCK_C=TILES.depth,
-            ROWS=GROUPED_ROWS,
-            STAGES=TILES.stages,
-            num_warps=TILES.warps,
-        )
+    hidden_kernel[(min(_blocks(x, gate), num_sms(x.device)),)](
+        TensorDescriptor.from_tensor(x, [TILES.rows, TILES.depth]),
+        TensorDescriptor.from_tensor(weights, [2 * TILES.columns, TILES.depth]),
+        TensorDescriptor.from_tensor(hidden, [TILES.rows, TILES.columns]),
+        n,
+        C=width,
+        H=H,
+        BLOCK=TILES.rows,
+        BLOCK_H=TILES.columns,
+        BLOCK_C=TILES.depth,
+        ROWS=GROUPED_ROWS,
+        STAGES=TILES.stages,
+        num_warps=TILES.warps,
+    )
     return hidden
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm, a wide hidden layer, and back: the transition blocks of AlphaFold2 and 3."""
+"""The transition blocks of AlphaFold2 and 3: LayerNorm and a two-layer MLP."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +24,7 @@ def transition(
     *,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*rows _"]:
-    r"""Normalise, widen, activate and narrow every row.
+    r"""Apply LayerNorm and a two-layer MLP, with SwiGLU or ReLU, to every row.
 
     .. math::
 
@@ -35,8 +35,8 @@ def transition(
         \operatorname{relu}(W_u n + b_u) & \text{without (AlphaFold2, 9 and 15)}
         \end{cases}
 
-    The hidden rows, H = 2 or 4 times as wide, are never stored: between forward and backward are
-    kept the input and two float32 numbers per row.
+    The hidden rows, 2 or 4 times as wide, are never stored: the backward pass keeps the input and
+    two float32 numbers per row.
 
     Parameters
     ----------
@@ -57,15 +57,15 @@ def transition(
     -------
     Tensor
         [..., C_out], of the type of ``x``; add it to ``x`` for the residual. Weights of another
-        type are rounded to that of ``x`` for the products; their gradients are summed in float32
+        type are rounded to that of ``x`` for the matmuls; their gradients are summed in float32
         in a fixed order and have the type of the weights.
 
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32 and gives
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32 and gives
         first derivatives. The reference is differentiable to any order.
 
     Examples

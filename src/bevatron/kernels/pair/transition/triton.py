@@ -1,8 +1,8 @@
 """The transition in Triton: two custom operators, each fused or in chunks of rows.
 
 Narrow rows of 16-bit types take kernels that keep the hidden layer in registers (`triton_fused`).
-All others take the matrix products of the device's library a chunk of rows at a time, with kernels
-for what lies between; the hidden layer of a chunk is computed again in the backward pass.
+All others call cuBLAS for a chunk of rows at a time, with kernels in between; the backward pass
+recomputes the hidden layer of a chunk.
 """
 
 from typing import Any

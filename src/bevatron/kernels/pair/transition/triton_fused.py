@@ -18,7 +18,7 @@ from bevatron.kernels.pair.transition.triton_kernels import (
 )
 from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.chunked_linear import BiasGradient
-from bevatron.kernels.shared.launch import contiguous, num_sms, on_device, pointers
+from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.tiles import Tiles
 
 WIDTHS = (16, 32, 64, 128)
@@ -62,25 +62,24 @@ def fits(x: Tensor, weights: Weights) -> bool:
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
     x, tiles, weights = rows.rows.contiguous(), TILES["forward"], given.cast(y.dtype)
-    with on_device(x):
-        forward_kernel[(-(-len(x) // tiles.rows),)](
-            *(
-                x,
-                *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
-            ),
-            *(_interleaved(weights.up, weights.gate, tiles.columns), weights.down),
-            *(
-                *pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias)),
-                y,
-                rows.mean,
-                rows.rstd,
-            ),
-            *(len(x), rows.eps),
-            HAS_WEIGHT=rows.weight is not None,
-            HAS_BIAS=rows.bias is not None,
-            HAS_DOWN_BIAS=weights.down_bias is not None,
-            **_constants(tiles, weights, x),
-        )
+    forward_kernel[(-(-len(x) // tiles.rows),)](
+        *(
+            x,
+            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
+        ),
+        *(_interleaved(weights.up, weights.gate, tiles.columns), weights.down),
+        *(
+            *pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias)),
+            y,
+            rows.mean,
+            rows.rstd,
+        ),
+        *(len(x), rows.eps),
+        HAS_WEIGHT=rows.weight is not None,
+        HAS_BIAS=rows.bias is not None,
+        HAS_DOWN_BIAS=weights.down_bias is not None,
+        **_constants(tiles, weights, x),
+    )
 
 
 def backward(
@@ -120,27 +119,26 @@ def _input(
     programs = -(-len(x) // tiles.rows)
     wants_vectors = rows.weight is not None or rows.bias is not None
     shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
-    with on_device(x):
-        input_kernel[(programs,)](
-            *(
-                dy,
-                x,
-                *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
-            ),
-            *(ordered.of_input, weights.down),
-            *(
-                *pointers(x, contiguous(weights.up_bias)),
-                rows.mean,
-                rows.rstd,
-                dx,
-                normed,
-                shares,
-                len(x),
-            ),
-            HAS_WEIGHT=rows.weight is not None,
-            HAS_BIAS=rows.bias is not None,
-            **_constants(tiles, weights, x),
-        )
+    input_kernel[(programs,)](
+        *(
+            dy,
+            x,
+            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
+        ),
+        *(ordered.of_input, weights.down),
+        *(
+            *pointers(x, contiguous(weights.up_bias)),
+            rows.mean,
+            rows.rstd,
+            dx,
+            normed,
+            shares,
+            len(x),
+        ),
+        HAS_WEIGHT=rows.weight is not None,
+        HAS_BIAS=rows.bias is not None,
+        **_constants(tiles, weights, x),
+    )
     return shares
 
 
@@ -157,12 +155,11 @@ def _weight(
     parts = -(-count // rows)
     shares = dy.new_empty((parts, 2 if gate is None else 3, H * C), dtype=torch.float32)
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
-    with on_device(dy):
-        weight_kernel[(blocks, parts)](
-            *(dy, normed, ordered.of_weight, ordered.down_t, *pointers(dy, contiguous(bias))),
-            *(shares, bias_shares, count, rows),
-            **_constants(tiles, weights, dy),
-        )
+    weight_kernel[(blocks, parts)](
+        *(dy, normed, ordered.of_weight, ordered.down_t, *pointers(dy, contiguous(bias))),
+        *(shares, bias_shares, count, rows),
+        **_constants(tiles, weights, dy),
+    )
     return shares, bias_shares
 
 
@@ -172,15 +169,14 @@ def _ordered(weights: Weights) -> Ordered:
     (H, C), block, wider = up.shape, TILES["input"].columns, TILES["weight"].columns
     both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
     ordered = Ordered(*both, up.new_empty((H, C)))
-    with on_device(up):
-        order_kernel[(H // block,)](
-            *(up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
-            C=C,
-            H=H,
-            NARROWER_H=block,
-            WIDER_H=wider,
-            GATED=gate is not None,
-        )
+    order_kernel[(H // block,)](
+        *(up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
+        C=C,
+        H=H,
+        NARROWER_H=block,
+        WIDER_H=wider,
+        GATED=gate is not None,
+    )
     return ordered
 
 
@@ -210,20 +206,19 @@ def add_shares(
     wants_vectors = dnorm_weight.numel() + dnorm_bias.numel() > 0
     C = given.up.shape[1]
     blocks = max(-(-numbers // SHARE_NUMBERS), -(-2 * C // NORM_CHANNELS) * wants_vectors)
-    with on_device(shares):
-        add_kernel[(blocks, matrices + wants_vectors)](
-            *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
-            *(parts, len(norm_shares)),
-            C=C,
-            NUMBERS=numbers,
-            BLOCK=SHARE_NUMBERS,
-            AT_ONCE=SHARES,
-            NORM_BLOCK=NORM_SHARES,
-            NORM_BLOCK_C=NORM_CHANNELS,
-            MATRICES=matrices,
-            HAS_WEIGHT=dnorm_weight.numel() > 0,
-            HAS_BIAS=dnorm_bias.numel() > 0,
-        )
+    add_kernel[(blocks, matrices + wants_vectors)](
+        *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
+        *(parts, len(norm_shares)),
+        C=C,
+        NUMBERS=numbers,
+        BLOCK=SHARE_NUMBERS,
+        AT_ONCE=SHARES,
+        NORM_BLOCK=NORM_SHARES,
+        NORM_BLOCK_C=NORM_CHANNELS,
+        MATRICES=matrices,
+        HAS_WEIGHT=dnorm_weight.numel() > 0,
+        HAS_BIAS=dnorm_bias.numel() > 0,
+    )
     return dup, ddown, dgate
 
 

@@ -34,7 +34,7 @@ def triangle_multiply(
     outgoing: bool = True,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*batch N N C"]:
-    r"""Update every edge of a pair from the other two edges of all triangles.
+    r"""Update every edge of the pair from the other two edges of all triangles it is in.
 
     .. math::
 
@@ -46,14 +46,14 @@ def triangle_multiply(
         y &= \sigma(W_g n) \odot W_o \operatorname{LayerNorm}(x)
 
     and a bias in every linear layer where it is given. AlphaFold2, algorithms 11 and 12 (with
-    biases); AlphaFold3, algorithms 12 and 13 (without). Between forward and backward are kept
-    z, x and four float32 numbers per edge.
+    biases); AlphaFold3, algorithms 12 and 13 (without). The backward pass keeps z, x and four
+    float32 numbers per edge.
 
     Parameters
     ----------
     z
-        [..., N, N, C], the pair; its channels must follow each other in memory, its other axes may
-        lie anyhow (a transposed pair is read where it lies).
+        [..., N, N, C], the pair; its channels must be contiguous, its other axes may have any
+        strides (a transposed pair is read in place).
     mask
         [..., N, N], 1 or True for edges that exist; no gradient is computed for it.
     norm_in_weight, norm_in_bias
@@ -65,9 +65,9 @@ def triangle_multiply(
     out_weight, out_gate_weight
         [C, H] and [C, C]: ``linear_z`` and ``linear_g``.
     a_bias, a_gate_bias, b_bias, b_gate_bias, out_bias, out_gate_bias
-        Of the linear layers.
+        Biases of the linear layers.
     outgoing
-        Which edges of the triangles are multiplied.
+        Whether outgoing edges are multiplied, or incoming ones.
     eps
         Of both norms.
 
@@ -75,15 +75,15 @@ def triangle_multiply(
     -------
     Tensor
         [..., N, N, C], of the type of ``z``; add it to ``z`` for the residual. Weights of another
-        type are rounded to that of ``z`` for the products; their gradients are summed in float32
+        type are rounded to that of ``z`` for the matmuls; their gradients are summed in float32
         in a fixed order and have the type of the weights.
 
     Raises
     ------
     ValueError
-        If a shape does not fit; it names the argument.
+        If a shape does not match; the message names the argument.
     KernelError
-        If Triton was asked for and cannot run: it takes bfloat16, float16 and float32, up to 256
+        If Triton is requested and cannot run: it takes bfloat16, float16 and float32, up to 256
         channels, and gives first derivatives. The reference is differentiable to any order.
 
     Examples

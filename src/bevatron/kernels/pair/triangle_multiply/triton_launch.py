@@ -17,7 +17,7 @@ from bevatron.kernels.pair.triangle_multiply.triton_project import (
     project_kernel,
 )
 from bevatron.kernels.pair.triangle_multiply.triton_weights import finish_kernel, weight_kernel
-from bevatron.kernels.shared.launch import num_sms, on_device
+from bevatron.kernels.shared.launch import num_sms
 from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32
@@ -187,15 +187,14 @@ def project(pair: Pair, weights: Weights, ab: Tensor, statistics: Tensor, eps: f
     tiles = pair.tiles("project")
     mask = pair.z if pair.mask is None else pair.mask
     bias = weights.joint if weights.joint_bias is None else weights.joint_bias
-    with on_device(pair.z):
-        project_kernel[(pair.programs(tiles),)](
-            *(pair.z, *weights.norm_in, weights.joint, bias, mask, ab),
-            *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
-            H=pair.H,
-            HAS_BIAS=weights.joint_bias is not None,
-            HAS_MASK=pair.mask is not None,
-            **pair.constants(tiles),
-        )
+    project_kernel[(pair.programs(tiles),)](
+        *(pair.z, *weights.norm_in, weights.joint, bias, mask, ab),
+        *(statistics[0], statistics[1], *pair.geometry, eps, *pair.places),
+        H=pair.H,
+        HAS_BIAS=weights.joint_bias is not None,
+        HAS_MASK=pair.mask is not None,
+        **pair.constants(tiles),
+    )
 
 
 def project_backward(
@@ -217,16 +216,15 @@ def project_backward(
     mask = pair.z if pair.mask is None else pair.mask
     tiles, H = pair.tiles("project_input"), pair.H
     bias = weights.joint if weights.joint_bias is None else weights.joint_bias
-    with on_device(dz):
-        project_input_kernel[(pair.programs(tiles),)](
-            *(d, pair.z, *weights.norm_in, weights.joint, bias, mask, *statistics[:2], dz),
-            *(*pair.geometry, *pair.places),
-            H=H,
-            HAS_BIAS=weights.joint_bias is not None,
-            HAS_MASK=pair.mask is not None,
-            HOLD=tiles.hold,
-            **pair.constants(tiles),
-        )
+    project_input_kernel[(pair.programs(tiles),)](
+        *(d, pair.z, *weights.norm_in, weights.joint, bias, mask, *statistics[:2], dz),
+        *(*pair.geometry, *pair.places),
+        H=H,
+        HAS_BIAS=weights.joint_bias is not None,
+        HAS_MASK=pair.mask is not None,
+        HOLD=tiles.hold,
+        **pair.constants(tiles),
+    )
     total = sums_over_rows(pair, d, None, statistics[:2])
     norm = (*weights.norm_in, before)
     _finish(total, weights.joint, norm, (djoint, djoint_bias, dnorm_weight, dnorm_bias))
@@ -237,16 +235,15 @@ def output(
 ) -> None:
     """Write the result and the statistics of the contraction's rows, the last two."""
     tiles = pair.tiles("output")
-    with on_device(x):
-        output_kernel[(pair.programs(tiles),)](
-            *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
-            *(statistics[0], statistics[1], y, *pair.geometry, eps, *pair.places),
-            H=pair.H,
-            H_PAD=pad(pair.H),
-            HAS_BIAS=weights.out_bias is not None,
-            HOLD=tiles.hold,
-            **pair.constants(tiles),
-        )
+    output_kernel[(pair.programs(tiles),)](
+        *(x, pair.z, *weights.output(pair.C), statistics[2], statistics[3]),
+        *(statistics[0], statistics[1], y, *pair.geometry, eps, *pair.places),
+        H=pair.H,
+        H_PAD=pad(pair.H),
+        HAS_BIAS=weights.out_bias is not None,
+        HOLD=tiles.hold,
+        **pair.constants(tiles),
+    )
 
 
 def output_backward(
@@ -268,16 +265,15 @@ def output_backward(
     dnorm_weight, dnorm_bias, dout, dgate, dbias = gradients
     C, H = pair.C, pair.H
     tiles = pair.tiles("output_input")
-    with on_device(dx):
-        output_input_kernel[(pair.programs(tiles),)](
-            *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
-            *(dx, dn, spare, *pair.geometry, *pair.places),
-            H=H,
-            H_PAD=pad(H),
-            HAS_BIAS=weights.out_bias is not None,
-            HOLD=tiles.hold,
-            **pair.constants(tiles),
-        )
+    output_input_kernel[(pair.programs(tiles),)](
+        *(dy, x, pair.z, *weights.output(C), *statistics[2:], *statistics[:2]),
+        *(dx, dn, spare, *pair.geometry, *pair.places),
+        H=H,
+        H_PAD=pad(H),
+        HAS_BIAS=weights.out_bias is not None,
+        HOLD=tiles.hold,
+        **pair.constants(tiles),
+    )
     total = sums_over_rows(pair, spare[:C], x, statistics[2:])
     norm = (*weights.norm_out, None)
     _finish(total, weights.out, norm, (dout, dbias[:C], dnorm_weight, dnorm_bias))
@@ -298,14 +294,13 @@ def sums_over_rows(pair: Pair, d: Tensor, x: Tensor | None, statistics: Tensor) 
     columns = pair.part(tiles, blocks)
     parts = -(-pair.places[2] // columns)
     shares = d.new_empty((parts, channels * (C + 1)), dtype=torch.float32)
-    with on_device(d):
-        weight_kernel[(blocks, parts)](
-            *(d, pair.z if x is None else x, *statistics, shares),
-            *(channels, columns, *pair.geometry, *pair.places),
-            FULL=channels % tiles.columns == 0,
-            FROM_CHANNELS=x is not None,
-            **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
-        )
+    weight_kernel[(blocks, parts)](
+        *(d, pair.z if x is None else x, *statistics, shares),
+        *(channels, columns, *pair.geometry, *pair.places),
+        FULL=channels % tiles.columns == 0,
+        FROM_CHANNELS=x is not None,
+        **(pair.constants(tiles) | {"C": C, "C_PAD": pad(C)}),
+    )
     return shares.sum(0)
 
 
@@ -318,14 +313,13 @@ def _finish(
     """Write gradients of a layer's weight and bias (unless it has no elements), and of the norm."""
     norm_weight, norm_bias, before = norm
     channels, C = weight.shape
-    with on_device(total):
-        finish_kernel[(-(-C // FINISHED),)](
-            *(total, weight, norm_weight, norm_bias, total if before is None else before),
-            *gradients,
-            C=C,
-            CHANNELS=channels,
-            BLOCK=min(512, pad(channels)),
-            BLOCK_C=FINISHED,
-            HAS_BIAS=gradients[1].numel() > 0,
-            HAS_BEFORE=before is not None,
-        )
+    finish_kernel[(-(-C // FINISHED),)](
+        *(total, weight, norm_weight, norm_bias, total if before is None else before),
+        *gradients,
+        C=C,
+        CHANNELS=channels,
+        BLOCK=min(512, pad(channels)),
+        BLOCK_C=FINISHED,
+        HAS_BIAS=gradients[1].numel() > 0,
+        HAS_BEFORE=before is not None,
+    )

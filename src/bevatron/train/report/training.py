@@ -1,0 +1,283 @@
+"""What every report says of training: learning curves, balance of the batches, timing."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import distributed
+
+from bevatron.config import load_yaml
+from bevatron.data.packing import Plan
+from bevatron.train.epochs import pack_samples
+from bevatron.train.logger import column, epochs_of, read_journal
+from bevatron.train.report import plots
+from bevatron.train.report.page import Cell, Report
+from bevatron.train.report.plots import Curve, Panel
+from bevatron.train.run import FitResult
+from bevatron.train.settings import BatchConfig
+from bevatron.typing import FloatArray, IntArray
+
+Record = Mapping[str, Any]
+"""A line of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run wrote of itself.
+
+    Attributes
+    ----------
+    config
+        The values of config.yaml.
+    records, epochs
+        Lines of metrics.jsonl, and those of whole epochs.
+    """
+
+    config: dict[str, Any]
+    records: Sequence[Record]
+    epochs: Sequence[Record]
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Self:
+        """Read the folder of a run."""
+        records = list(read_journal(folder / "metrics.jsonl"))
+        config = {"train": {}, **load_yaml(folder / "config.yaml")}
+        return cls(config, records, epochs_of(records))
+
+    @property
+    def device(self) -> str:
+        """The device that the run asked for, on this machine."""
+        asked = str(self.config["train"].get("device") or "auto")
+        return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+    def changes(self) -> list[str]:
+        """Describe every resume with other settings, and epochs whose rest was packed again."""
+        return list(_changes(self.records))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Validation metrics that share a panel.
+
+    Attributes
+    ----------
+    title, ylabel
+        Of the panel, the latter with the unit.
+    keys
+        Label of each curve -> name of the validation metric.
+    factor
+        From the unit of the metric to that of the panel.
+    logarithmic
+        Whether the vertical axis is.
+    """
+
+    title: str
+    ylabel: str
+    keys: Mapping[str, str]
+    factor: float = 1.0
+    logarithmic: bool = True
+
+
+def summary(result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
+    """Return the numbers of a run that head its report, behind its errors."""
+    return {
+        "epochs": result.epochs,
+        "best epoch": result.best_epoch + 1 if result.best is not None else None,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "training time": duration(result.seconds),
+    }
+
+
+def show_learning_curves(
+    report: Report, history: History, metrics: Sequence[Metric], caption: str = ""
+) -> None:
+    """Draw losses, validation metrics and the learning rate by epoch; a section of its own.
+
+    Nothing is shown of a run without a whole epoch.
+
+    Parameters
+    ----------
+    report, history
+        Of the run.
+    metrics
+        A panel each; one without any value is left out.
+    caption
+        What a reader of these curves must know.
+    """
+    epochs = history.epochs
+    if not epochs:
+        return
+    x = [record["epoch"] + 1 for record in epochs]
+
+    def curve(label: str, *keys: str, factor: float = 1.0) -> Curve:
+        return Curve(label, x, factor * column(epochs, *keys))
+
+    losses = [curve("training", "loss"), curve("validation", "valid", "loss")]
+    panels = [Panel("Loss", "loss", _known(losses))]
+    for metric in metrics:
+        found = _known(
+            curve(label, "valid", key, factor=metric.factor) for label, key in metric.keys.items()
+        )
+        if found:
+            panels.append(Panel(metric.title, metric.ylabel, found, metric.logarithmic))
+    terms = sorted({name for record in epochs for name in record.get("terms", {})})
+    if len(terms) > 1:
+        curves = [curve(name, "terms", name) for name in terms]
+        panels.append(Panel("Terms of the loss", "training loss", curves))
+    panels.append(Panel("Learning rate", "learning rate", [curve("", "lr")]))
+    if len(panels) < 6:
+        panels.append(Panel("Gradient", "norm before clipping", [curve("", "grad_norm")]))
+    events = list(_events(history))
+    best = [record["epoch"] + 1 for record in epochs if record.get("best")]
+    marked = ", ".join(f"{name} (epoch {place:g})" for place, name in events)
+    sentences = [
+        "Averages over each epoch.",
+        f"Best validation in epoch {best[-1]}." if best else "",
+        caption,
+        f"Marked: {marked}." if events else "",
+    ]
+    report.section("Learning curves").figure(
+        plots.curves(panels, events=events), " ".join(filter(None, sentences)), "learning_curves"
+    )
+
+
+def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: History) -> Plan:
+    """Pack the batches of the first epoch again, for as many ranks as report now.
+
+    Parameters
+    ----------
+    sizes
+        Name -> size of each sample, that by which samples are measured first.
+    batch, history
+        Of the run.
+    """
+    num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1
+    seed = int(history.config["train"].get("seed", 0))
+    return pack_samples(sizes, None, batch, num_ranks, seed, epoch=0)
+
+
+def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable[str]) -> None:
+    """Show how evenly the batches of an epoch are filled, a section of its own.
+
+    Parameters
+    ----------
+    report
+        To write to.
+    plan, batch
+        Batches of the first epoch and how they were made.
+    sizes
+        Names of what is counted of a sample, that by which it is measured first.
+    """
+    costs = batch.costs(sizes)
+    unit = next(iter(costs)) if list(costs.values()) == [1.0] else None
+    capacity = None if plan.capacity is None or unit is None else float(plan.capacity[0])
+    counts = plan.batch_sizes
+    report.section("Batch balance").table(
+        ("batches", "ranks", "steps", "samples per batch", "fill (%)",
+         "slowest rank over mean (%)", "repeats"),
+        [[
+            batch.algorithm, plan.num_ranks, plan.num_steps, f"{counts.min()} - {counts.max()}",
+            None if np.isnan(plan.fill) else 100 * plan.fill, 100 * (plan.imbalance - 1),
+            plan.num_repeats,
+        ]],
+        "The first epoch",
+    )  # fmt: skip
+    unit = unit or "cost"
+    if plan.num_ranks > 1:
+        figure = plots.batch_balance({batch.algorithm: plan.costs}, capacity, unit)
+        caption = "What each rank has to do in each step; all ranks wait for the slowest."
+    else:
+        figure = plots.histogram(
+            {"batches": plan.costs.ravel()}, f"{unit} of a batch", "Sizes of batches", "batches"
+        )
+        caption = "How much is in the batches of the first epoch."
+        caption += f" Capacity: {capacity:,.0f} {unit}." if capacity else ""
+    report.figure(figure, caption, "batch_balance")
+
+
+def show_timing(report: Report, history: History) -> None:
+    """Show where the time of each epoch went, a section of its own; see `show_learning_curves`."""
+    epochs = history.epochs
+    if not epochs:
+        return
+    seconds = column(epochs, "time", "seconds")
+    waited = seconds * column(epochs, "time", "wait_share")
+    validation = np.nan_to_num(column(epochs, "time", "validation_seconds"))
+    spent = {
+        "training steps": seconds - waited,
+        "waiting for data": waited,
+        "validation": validation,
+    }
+    names = [name for name in epochs[-1]["time"] if name.endswith("_per_s")][:2]
+    rates = {name.removesuffix("_per_s"): column(epochs, "time", name) for name in names}
+    medians = ", ".join(f"{np.nanmedian(rate):,.0f} {unit}/s" for unit, rate in rates.items())
+    report.section("Timing").table(
+        ("", "seconds", "share (%)"),
+        [
+            [name, float(part.sum()), float(100 * part.sum() / (seconds + validation).sum())]
+            for name, part in spent.items()
+        ],
+        f"{len(epochs)} epochs; median {medians} while training",
+    )
+    x = [record["epoch"] + 1 for record in epochs]
+    panels = [_linear("Time of an epoch", "seconds", x, spent)]
+    panels += [_linear("Throughput", f"{unit} per second", x, {"": rate})
+               for unit, rate in list(rates.items())[-1:]]  # fmt: skip
+    report.figure(plots.curves(panels), "Time of each epoch, and throughput.", "timing")
+
+
+def duration(seconds: float) -> str:
+    """Write a time for a reader.
+
+    Examples
+    --------
+    >>> duration(42.4), duration(200), duration(7300)
+    ('42 s', '3 min 20 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _linear(title: str, ylabel: str, x: Any, values: Mapping[str, FloatArray]) -> Panel:
+    lines = [Curve(name, x, value) for name, value in values.items()]
+    return Panel(title, ylabel, lines, logarithmic=False, from_zero=True)
+
+
+def _known(curves: Iterable[Curve]) -> list[Curve]:
+    """Return the curves that have a value."""
+    return [curve for curve in curves if np.isfinite(np.asarray(curve.y, dtype=float)).any()]
+
+
+def _changes(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        epoch, step = record.get("epoch", 0) + 1, record.get("step", 0)
+        if record["kind"] == "resume":
+            changes = "; ".join(
+                f"{key} was {before}, is {now}" for key, (before, now) in record["changes"].items()
+            )
+            yield f"resumed in epoch {epoch}, after step {step}, with other settings: {changes}"
+        elif record["kind"] == "repacked":
+            yield (
+                f"the samples left of epoch {epoch} after step {step} were packed anew, "
+                "each still seen exactly once"
+            )
+
+
+def _events(history: History) -> Iterator[tuple[float, str]]:
+    """Yield (epoch, label) of what the curves mark."""
+    stage = ((history.config.get("loss") or {}).get("stage_two") or {}).get("start_epoch")
+    if stage is None:
+        stage = (history.config.get("schedule") or {}).get("stage_two_start")
+    if stage is not None and any(r.get("epoch", -1) >= stage for r in history.records):
+        yield stage + 1, "stage two"
+    labels = {"resume": "resumed", "repacked": "packed anew"}
+    for record in history.records:
+        if record["kind"] in labels:
+            yield record["epoch"] + 1, labels[record["kind"]]
