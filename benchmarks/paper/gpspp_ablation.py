@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron.arguments import call
 from bevatron.cli import one_sentence
@@ -32,8 +33,6 @@ from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
-
-from .timed import Budget, fit_within
 
 CELL = "--cell-from-input"
 """The only option of a process that runs one cell."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from benchmarks.paper.graph_benchmark_plots import plot_times
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
@@ -36,8 +37,6 @@ from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
 from bevatron.recipes.arguments import say
-
-from .graph_benchmark_plots import plot_times
 
 Model = Literal["VA", "AGNN", "GAT"]
 Dataset = Literal["kronecker", "uniform", "file"]

@@ -211,7 +211,7 @@ def slope(model: Model) -> None:
 
 
 def _slope(model):
-    return float(model_folder.load_kind(newest_model(model), "line").state["slope"])
+    return float(model_folder.load_model_folder(newest_model(model)).state["slope"])
 
 
 def demo(out):

@@ -144,4 +144,6 @@ class _Folded(io.TextIOBase):
 def _fold(line: str) -> str:
     if len(line.rstrip()) <= WIDTH:
         return line.rstrip()
-    return textwrap.fill(line, WIDTH, subsequent_indent="    ", replace_whitespace=False)
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

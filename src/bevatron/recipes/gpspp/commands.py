@@ -1,7 +1,8 @@
 """The commands for molecules: typed arguments, each calls one function."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -16,9 +17,10 @@ from bevatron.recipes.arguments import (
     say,
 )
 
+if TYPE_CHECKING:
+    from bevatron.recipes.gpspp.predictor import MoleculePredictor
+
 More = Annotated[tuple[Path, ...], tyro.conf.Positional, positional("[RUN ...]")]
-Dtype = Literal["float32", "float64", "bfloat16"]
-Mode = Literal["2d", "3d", "both"]
 
 
 def recognises(path: Path) -> bool:
@@ -74,16 +76,53 @@ def prepare(
     )
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a trained model runs.
+
+    Attributes
+    ----------
+    mode
+        Inputs of the model: 2d, 3d where there are positions, or both.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    dtype
+        Precision; bfloat16: of matmuls only, all else in float32.
+    capacity
+        Maximum number of atoms per batch.
+    workers
+        Processes that compute features; None = all usable cores.
+    """
+
+    mode: Literal["2d", "3d", "both"] = "2d"
+    device: str = "cpu"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    capacity: int = 4096
+    workers: int | None = None
+
+    def predictor(self, *models: Path) -> "MoleculePredictor":
+        """Load the models."""
+        from bevatron.recipes.gpspp.predictor import MoleculePredictor
+
+        return MoleculePredictor(
+            models,
+            device=self.device,
+            precision=self.dtype,
+            mode=self.mode,
+            capacity=self.capacity,
+            workers=self.workers,
+        )
+
+
+Options = Annotated[ModelOptions, tyro.conf.arg(name="")]
+
+
 def evaluate(
     model: Model,
     files: Files,
     committee: tuple[Path, ...] = (),
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Mode = "2d",
-    device: str = "cpu",
-    dtype: Dtype = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
     out: Path | None = None,
 ) -> None:
     """Print the errors of a model on labelled molecules.
@@ -98,30 +137,14 @@ def evaluate(
         More models: the mean of all is compared with the labels.
     columns
         Columns of SMILES and labels; targets are the model's unless named, in its order.
-    mode
-        Inputs of the model: 2d, 3d where there are positions, or both.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision; bfloat16: of matmuls only, all else in float32.
-    capacity
-        Maximum number of atoms per batch.
-    workers
-        Processes that compute features; None = all usable cores.
+    options
+        How the model runs.
     out
         Also write the table to this JSON file.
     """
     from bevatron.recipes.gpspp.evaluate import evaluate_files, print_errors
-    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
-    predictor = MoleculePredictor(
-        [model, *committee],
-        device=device,
-        precision=dtype,
-        mode=mode,
-        capacity=capacity,
-        workers=workers,
-    )
+    predictor = options.predictor(model, *committee)
     print_errors(evaluate_files(predictor, files, columns, out), predictor.targets)
 
 
@@ -132,14 +155,10 @@ def predict(
     more: More = (),
     committee: tuple[Path, ...] = (),
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Mode = "2d",
     format: Literal["table", "ogb"] = "table",  # noqa: A002  as in the name of the option
     split: Literal["test-dev", "test-challenge"] = "test-dev",
     prefix: str = "predicted_",
-    device: str = "cpu",
-    dtype: Dtype = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
 ) -> None:
     """Write properties of molecules next to what the file already holds, every row in order.
 
@@ -157,34 +176,18 @@ def predict(
         The same as an option.
     columns
         Where SMILES and 3D structures are.
-    mode
-        Inputs of the model: 2d, 3d where there are positions, or both.
     format
         table, or ogb: the format of PCQM4Mv2's evaluator.
     split
         Part of OGB's data to predict.
     prefix
         Prefix of the names of the results.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision; bfloat16: of matmuls only, all else in float32.
-    capacity
-        Maximum number of atoms per batch.
-    workers
-        Processes that compute features; None = all usable cores.
+    options
+        How the model runs.
     """
     from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
-    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
-    predictor = MoleculePredictor(
-        [model, *more, *committee],
-        device=device,
-        precision=dtype,
-        mode=mode,
-        capacity=capacity,
-        workers=workers,
-    )
+    predictor = options.predictor(model, *more, *committee)
     if format == "ogb":
         path, absent = predict_ogb(predictor, source, out, split, columns)
         say(f"{path}: y_pred of {split}" + (f", {absent} filled with the mean" if absent else ""))
@@ -201,11 +204,7 @@ def embed(
     out: Out,
     atoms: bool = False,
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Mode = "2d",
-    device: str = "cpu",
-    dtype: Dtype = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
 ) -> None:
     """Write the embeddings of molecules, from which a model reads out properties, as npz.
 
@@ -221,22 +220,11 @@ def embed(
         Also nodes [N, C] of the heavy atoms, and their offsets atom_ptr [n + 1].
     columns
         Where SMILES and 3D structures are.
-    mode
-        Inputs of the model: 2d, 3d where there are positions, or both.
-    device
-        cpu, cuda, cuda:N, or auto (a GPU if there is one).
-    dtype
-        Precision; bfloat16: of matmuls only, all else in float32.
-    capacity
-        Maximum number of atoms per batch.
-    workers
-        Processes that compute features; None = all usable cores.
+    options
+        How the model runs.
     """
     from bevatron.recipes.gpspp.embed import embed_file
-    from bevatron.recipes.gpspp.predictor import MoleculePredictor
 
-    predictor = MoleculePredictor(
-        model, device=device, precision=dtype, mode=mode, capacity=capacity, workers=workers
-    )
+    predictor = options.predictor(model)
     done = embed_file(predictor, source, out, columns, atoms=atoms)
     say(f"embeddings of {done} rows are in {out}")

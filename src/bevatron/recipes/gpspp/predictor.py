@@ -29,10 +29,10 @@ from bevatron.typing import Arrays, FloatArray, IntArray
 Precision = Literal["float32", "float64", "bfloat16"]
 
 IN_PROCESS = 2000
-"""Molecules that are prepared without further processes."""
+"""Number of molecules up to which features are computed in this process."""
 
 PAIRS_PER_ATOM = 32
-"""Of a batch's capacity; a larger molecule is a batch by itself."""
+"""Capacity of a batch; a larger molecule is a batch of its own."""
 
 Molecules = Sequence[Any] | MoleculeReader | Store
 """SMILES and RDKit molecules (None for what is none), a reader, or a prepared store."""
@@ -40,15 +40,16 @@ Molecules = Sequence[Any] | MoleculeReader | Store
 
 @dataclass(frozen=True)
 class MoleculePredictions:
-    """What one or several models say of molecules, in their order.
+    """Predictions of one or several models for molecules, in their order.
 
     Attributes
     ----------
     targets
-        What is predicted.
+        The predicted properties.
     values : [n, T]
         Numbers in the target's unit, the probability of a binary target, the most probable class
-        of one with several; of several models their mean. NaN for what is no usable molecule.
+        of one with several; of several models their mean. NaN for rows that are not usable
+        molecules.
     spread : [n, T] or None
         Standard deviation over several models (of a multiclass target: of that class's
         probability).
@@ -57,7 +58,7 @@ class MoleculePredictions:
     smiles
         As given, or written by RDKit.
     reason
-        Why there is no prediction, or what was left out of a molecule; empty if all is well.
+        Why there is no prediction, or what was left out of a molecule; else empty.
     seen_3d : [n] bool
         Whether positions were seen.
     """
@@ -84,16 +85,16 @@ class MoleculePredictions:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What a model makes of molecules before it reads out properties.
+    """Embeddings of molecules, from which a model reads out properties.
 
     Attributes
     ----------
     graph : [n, C]
-        Sum over the last nodes; NaN for what is no usable molecule.
+        Sum over the last nodes; NaN for rows that are not usable molecules.
     nodes : [N, C] or None
         Of every heavy atom, molecule after molecule, in the order of the SMILES.
     atom_ptr : [n + 1]
-        Where the atoms of each molecule begin; one that cannot be used has none.
+        Offsets of the molecules' atoms; an unusable molecule has none.
     smiles, reason
         As in `MoleculePredictions`.
     """
@@ -106,7 +107,7 @@ class Embeddings:
 
 
 class MoleculePredictor:
-    """One model or an ensemble, ready to be asked about molecules.
+    """One model or an ensemble, ready for predictions.
 
     Parameters
     ----------
@@ -115,14 +116,14 @@ class MoleculePredictor:
     device
         ``cpu``, ``cuda``, ``cuda:1``.
     precision
-        ``float32``, ``float64``, or ``bfloat16`` for products in it.
+        ``float32``, ``float64``, or ``bfloat16`` (matmuls only).
     mode
-        What is seen: ``2d`` (SMILES are enough), ``3d`` or ``both``; a molecule without positions
-        is always seen in 2D.
+        Inputs: ``2d`` (SMILES are enough), ``3d`` or ``both``; a molecule without positions
+        is always treated as 2D.
     capacity
-        Atoms of a batch at most; a larger molecule is a batch by itself.
+        Maximum number of atoms per batch; a larger molecule is a batch of its own.
     workers
-        Processes that prepare many molecules; all usable cores by default.
+        Processes that compute features; all usable cores by default.
 
     Raises
     ------
@@ -158,7 +159,7 @@ class MoleculePredictor:
         self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
         self.mode, self.capacity, self.workers = mode, capacity, workers
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
-        # A model that was given is copied: to move it would change it for its owner.
+        # A given model is copied: moving it would change it for the caller.
         loaded = [
             copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given
         ]
@@ -179,20 +180,20 @@ class MoleculePredictor:
         Parameters
         ----------
         molecules
-            SMILES and RDKit molecules (with their conformers), a reader or a prepared store. What
-            cannot be used keeps its place and gets a reason.
+            SMILES and RDKit molecules (with their conformers), a reader or a prepared store. Rows
+            that cannot be used keep their place and get a reason.
         """
         sums: list[list[FloatArray]] = []
-        told: tuple[list[str], list[str]] = [], []
+        texts: tuple[list[str], list[str]] = [], []
         seen: Any = np.zeros(0, dtype=bool)
         for names, members in self._by_features().items():
             with self._prepared(molecules, names) as dataset:
                 sums += [self._values(model, dataset) for model in members]
-                told = _words(dataset)
+                texts = _smiles_and_reasons(dataset)
                 seen = dataset.lengths("positions") > 0
         values, spread, probabilities = _joined(sums, self.targets)
         seen = seen & (self.mode != "2d")
-        return MoleculePredictions(self.targets, values, spread, probabilities, *told, seen)
+        return MoleculePredictions(self.targets, values, spread, probabilities, *texts, seen)
 
     def embed(self, molecules: Molecules, *, atoms: bool = False) -> Embeddings:
         """Compute the embeddings of molecules by the first model.
@@ -202,7 +203,7 @@ class MoleculePredictor:
         molecules
             As for `predict`.
         atoms
-            Whether those of the single atoms are wanted too.
+            Also return those of atoms.
         """
         model = self.models[0]
         width = model.config.node_width
@@ -226,7 +227,9 @@ class MoleculePredictor:
                         nodes.append(found["node_embedding"].double().cpu().numpy())
             offsets = np.concatenate([[0], np.cumsum(sizes["atoms"])])
             every = np.concatenate(nodes) if nodes else np.zeros((0, width))
-            return Embeddings(graph, every if atoms else None, offsets, *_words(dataset))
+            return Embeddings(
+                graph, every if atoms else None, offsets, *_smiles_and_reasons(dataset)
+            )
 
     def _by_features(self) -> dict[str, list[GPSPlusPlus]]:
         groups: dict[str, list[GPSPlusPlus]] = {}
@@ -243,7 +246,7 @@ class MoleculePredictor:
 
     @contextmanager
     def _prepared(self, molecules: Molecules, feature_set: str) -> Iterator[Dataset]:
-        """Make samples of molecules: a few in memory, many by several processes in a store."""
+        """Compute features: of a few molecules in memory, of many by workers in a store."""
         if isinstance(molecules, Store):
             yield check_molecules(molecules, feature_set)
             return
@@ -322,7 +325,7 @@ def _reader(molecules: Sequence[Any]) -> MoleculeReader:
     return molecules_in_memory(["" if molecule is None else molecule for molecule in molecules])
 
 
-def _words(dataset: Dataset) -> tuple[list[str], list[str]]:
+def _smiles_and_reasons(dataset: Dataset) -> tuple[list[str], list[str]]:
     """SMILES and reasons of all molecules."""
     if isinstance(dataset, Store):
         return _texts(dataset, "smiles"), _texts(dataset, "reason")
@@ -342,7 +345,7 @@ def _texts(store: Store, field: str) -> list[str]:
 
 
 def _numbers(outputs: dict[str, torch.Tensor], targets: Sequence[Target]) -> FloatArray:
-    """Numbers and probabilities, all targets side by side, [G, W]."""
+    """Concatenate numbers and probabilities of all targets, [G, W]."""
     columns, start = [], 0
     for t, target in enumerate(targets):
         if target.kind == "multiclass":

@@ -62,34 +62,34 @@ class GpsppRun(RunConfig):
         gpspp-16 (44 million parameters), gpspp-8, gpspp-4, or one of them with -mpnn, without
         attention; `model` changes it.
     data
-        Files of molecules or stores, their columns, the division.
+        Files of molecules or stores, their columns, the split.
     targets
-        What kind of numbers they are.
+        Kinds and units of the targets.
     model
         Hyper-parameters; the targets and the feature set come from the data.
     loss
         The loss and its weights.
     corruption
-        Noise and masks of the inputs in training.
+        Noise and masking of the inputs in training.
     mode
-        What is seen of molecules in validation, ``2d``, ``3d`` or ``both``, by which the best
-        epoch is chosen. Where there are 3D structures the other of 2d and 3d is told too.
+        Inputs in validation: ``2d``, ``3d`` or ``both``, by which the best
+        epoch is chosen. Where there are 3D structures the other of 2d and 3d is reported too.
     molecules
-        Molecules of a step and GPU, on average; batches are filled to the atoms, bonds and squared
-        atoms of so many, unless ``batch.capacity`` says.
+        Average number of molecules per step and GPU: unless ``batch.capacity`` is given, batches
+        hold the atoms, bonds and squared atoms of this many.
     precision
-        ``auto``: matrix products in bfloat16 on a GPU (weights, norms and sums stay float32), in
+        ``auto``: matmuls in bfloat16 on a GPU (weights, norms and sums stay float32), in
         float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
         or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
         a CPU unless their number is given.
     start_from
-        A run or a model folder whose weights this run begins with; see `finetune`.
+        A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
         What is kept of `start_from`.
     report
-        Write report.html and the pictures at the end.
+        Write report.html and the figures at the end.
     """
 
     recipe: ClassVar[str] = SYSTEM.name
@@ -119,7 +119,7 @@ class GpsppRun(RunConfig):
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Reject values out of range."""
         if self.molecules < 1:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
@@ -189,14 +189,14 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
 
 
 def _as_set(config: GpsppRun) -> dict[str, Any]:
-    """Give the configuration as it is kept: targets come from the data and are in model.json."""
+    """Return the configuration for config.yaml; targets come from the data, see model.json."""
     values = to_dict(config)
     del values["model"]["targets"]
     return values
 
 
 def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
-    """Let data and model agree on the features: those that are named, or the source's."""
+    """Make data and model use the same features: those named, or the source's."""
     plain = GPSPlusPlusConfig().feature_set
     of_data, of_model = config.data.feature_set, config.model.feature_set
     chosen = of_model if of_data == plain else of_data
@@ -213,7 +213,7 @@ def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
 
 
 def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
-    """Say in which modes is validated: as asked, and in 2D and 3D where there are positions."""
+    """List the modes of validation: as asked, and 2D and 3D where there are positions."""
     known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
         raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
@@ -234,7 +234,7 @@ def _with_positions(dataset: Dataset) -> bool:
 
 
 def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]:
-    """Warn if a model has parts for positions and nothing to train them with."""
+    """Warn if a model uses positions and no training molecule has any."""
     if not model.uses_positions or _with_positions(data.train):
         return []
     warning = (
@@ -261,7 +261,7 @@ def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
 
 
 def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
-    """Name what the console tells of after an epoch."""
+    """Name the metrics that the console shows after an epoch."""
     kinds = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
     names = [f"{target.name}_{kinds[target.kind]}" for target in model.targets[:4]]
     prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
@@ -269,15 +269,15 @@ def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
 
 
 def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]]:
-    """Fill in what depends on data and device: capacities, precision, warm-up, workers."""
+    """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
     device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
     train, loader, schedule = settings.train, settings.loader, settings.schedule
     on_gpu = device.type == "cuda"
     if loader.workers is None and not on_gpu:
-        # Where the cores do the training, workers would only take turns with it.
+        # On a CPU, workers would compete with training for the cores.
         loader = dataclasses.replace(loader, workers=0)
-    train = dataclasses.replace(train, autocast=_products(config, on_gpu=on_gpu))
+    train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
         batch = dataclasses.replace(batch, capacity=capacities(data, config.molecules))
@@ -293,8 +293,8 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     return complete, notes
 
 
-def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
-    """Choose the type of matrix products."""
+def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
+    """Choose the type of matmuls."""
     train, asked = config.train, config.precision
     if asked == "float32" or train.autocast is not None:
         return train.autocast
@@ -306,12 +306,12 @@ def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
-    """Return what so many average molecules have, and at least the largest molecule's.
+    """Return the sizes of a number of average molecules, at least those of the largest.
 
     Parameters
     ----------
     data
-        Of which the training molecules are counted.
+        The data sets; the training molecules are counted.
     molecules
         Their number in a batch.
 

@@ -17,7 +17,7 @@ from bevatron.files import write_text_atomically
 from bevatron.models.gpspp.features import Featurizer
 
 KIND = "molecules"
-"""What the settings of a store of molecules call it."""
+"""Kind of these stores in their settings."""
 
 
 def prepare_molecules(
@@ -34,7 +34,7 @@ def prepare_molecules(
     """Compute the features of molecules once, in parallel, into a store.
 
     Rows that cannot be used, and those whose 3D structure was left out, are listed in
-    ``NAME-rejects.csv`` beside the store, which is removed if there are none.
+    ``NAME-rejects.csv`` next to the store, which is removed if there are none.
 
     Parameters
     ----------
@@ -116,12 +116,12 @@ def prepare_files(
 
 
 def rejects(store: Store) -> list[tuple[str, str, str]]:
-    """List (where it comes from, SMILES, reason) of rows of which something was left out."""
+    """List (origin, SMILES, reason) of rows that were left out, or parts of them."""
     found = []
     for row in np.flatnonzero(store.lengths("reason")):
         sample = store[int(row)]
-        words = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
-        found.append((store.describe(int(row)), *words))
+        texts = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
+        found.append((store.describe(int(row)), *texts))
     return found  # type: ignore[return-value]
 
 
@@ -143,7 +143,7 @@ def _list_rejects(store: Store) -> None:
 
 
 def summary_lines(store: Store) -> list[str]:
-    """Say in a few lines what a store of molecules holds and lacks."""
+    """Summarise a store of molecules in a few lines."""
     found = store.manifest["summary"]
     usable = found["molecules"] - found["unusable"]
     lines = [f"{usable} of {found['molecules']} rows are molecules"]

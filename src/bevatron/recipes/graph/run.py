@@ -97,13 +97,14 @@ class GraphRun(RunConfig):
     model
         Hyper-parameters.
     optim, schedule, batch, loader, checkpoint, train, kernels
-        See there. One graph is one batch; of several graphs, ``batch.capacity`` counts nodes.
+        See `bevatron.recipes.run_config.RunConfig`. One graph is one batch; for several graphs,
+        ``batch.capacity`` counts nodes.
     partition
-        How one graph is cut over several processes of torchrun: ``2d`` blocks of the matrix,
+        How one graph is partitioned over the processes of torchrun: ``2d`` blocks of the matrix,
         ``feature`` (each has all edges and a part of the heads' features; GAT), ``rows``, or the
-        one that sends least (``auto``).
+        one that communicates least (``auto``).
     report
-        Write report.html and the pictures at the end.
+        Write report.html and the figures at the end.
     """
 
     recipe: ClassVar[str] = SYSTEM.name
@@ -198,7 +199,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Make data sets of which each process holds its part, see `bevatron.recipes.graph.partition`.
+    """Make data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
     Raises
     ------
@@ -228,7 +229,7 @@ def _complete(config: GraphRun, data: GraphData) -> GraphAttentionConfig:
 
 @dataclass
 class _Reporter:
-    """Measures the final model, by all processes if they hold parts of one graph, and reports."""
+    """Evaluates the final model, on all processes if they share one graph, and reports."""
 
     model: NodeClassifier
     data: GraphData

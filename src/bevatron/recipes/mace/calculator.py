@@ -43,12 +43,12 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     dtype
         ``"float64"``, or ``"float32"``, which is faster and enough for most dynamics.
     head
-        Which read-out of a multi-head model.
+        Which readout of a multi-head model.
     skin : Å
-        The neighbour list reaches this much farther than the cutoff and is used until an atom has
-        moved by half of it. It changes the speed and nothing else; 0 builds a list for every step.
+        The neighbour list extends this far beyond the cutoff and is reused until an atom has moved
+        by half of it. It changes only the speed; 0 builds a list for every step.
     capture
-        Whether evaluations are recorded as CUDA graphs and replayed, see
+        Whether evaluations are captured as CUDA graphs and replayed, see
         `bevatron.recipes.mace.potential.Potential`; None = on a GPU, where it is possible.
 
     Raises

@@ -7,7 +7,7 @@ import numpy as np
 
 from bevatron.data.dataset import Dataset
 from bevatron.recipes.arguments import say
-from bevatron.recipes.demo import Part, bundled
+from bevatron.recipes.demo import WIDTH, Part, bundled
 from bevatron.recipes.mace.calculator import BevatronCalculator
 from bevatron.recipes.mace.data import load_structures
 from bevatron.recipes.mace.evaluate import evaluate_dataset, print_tables
@@ -48,16 +48,16 @@ def run_demo(out: Path) -> Part:
     data = load_structures(config.data, config.model.r_max, config.output / "prepared")
     assert data.test is not None
     evaluation = evaluate_dataset(Potential(config.output, dtype="float32"), data.test)
-    print_tables(evaluation)
+    print_tables(evaluation, WIDTH)
     say("3. molecular dynamics of a water cluster through ASE, 0.5 ps at constant energy")
     drift = run_dynamics(BevatronCalculator(config.output), data.test, out)
     force = evaluation.total["forces_rmse"] * 1e3
     return Part(
         f"forces to {force:.0f} meV/Å (RMSE, unseen structures); "
-        f"energy drift {drift * 1e3:.2f} meV/atom/ps",
+        f"drift {drift * 1e3:.2f} meV/atom/ps",
         (
             ("run/report.html", "learning curves, parity plots, errors, timing"),
-            ("run/", "configuration, metrics, log, weights, checkpoints, plots"),
+            ("run/", "weights, checkpoints, metrics, log, plots"),
             ("dynamics.extxyz", "the trajectory"),
             ("dynamics.png", "its energies and temperature"),
         ),
