@@ -73,6 +73,9 @@ class Launches:
 
         JITFunction.run = lambda kernel, *args, **kwargs: self.note(kernel, args, kwargs)
         CustomOpDef.register_kernel = register_kernel
+        # Operators may skip the dispatcher, and with it the hook above; older checkouts never do.
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module("bevatron.kernels.shared.custom_op").is_watched = lambda *_: True
         torch.cuda.device.__enter__ = torch.cuda.device.__exit__ = lambda *_: None
         torch.equal = torch.allclose = torch.testing.assert_close = lambda *_, **__: True
         torch.autograd.gradcheck = torch.autograd.gradgradcheck = torch.equal
