@@ -1,8 +1,8 @@
 """Recognises the formulas for Psi that a fused kernel computes.
 
 A formula is compared by its factors, so ``A * (H @ H.T) / outer(norm(H), norm(H))``,
-``A * (normalize(H) @ normalize(H).T)`` and ``0.5 * A.pattern * (H @ H.T)`` are all recognised as dot
-products. Any other formula is left to the composed form.
+``A * (normalize(H) @ normalize(H).T)`` and ``0.5 * A.pattern * (H @ H.T)`` are all recognised as
+dot products. Any other formula is left to the composed form.
 """
 
 from dataclasses import dataclass
