@@ -13,7 +13,7 @@ COMMANDS = (
     *("prepare", "evaluate", "predict", "relax", "embed", "inspect", "env", "demo"),
     *("train mace", "train gpspp", "train graph", "convert mace-torch", "convert to-mace-torch"),
     *("bench store", "bench loader", "bench packing", "bench cost", "bench capacity"),
-    *("bench profile", "bench graph", "bench gpspp-ablation"),
+    "bench profile",
 )
 
 

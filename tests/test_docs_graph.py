@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "recipes"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.paper import graph_benchmark
 from graph_data_sets import write
 
 from bevatron import cli
 
 ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = "benchmarks.paper.graph_benchmark"
 PAGE = ROOT / "docs" / "graph_attention.md"
 SHORT = ["--train.epochs", "2", "--train.device", "cpu"]
 
@@ -28,8 +31,9 @@ def commands():
     """Every command line of ours, in fenced blocks and in running text."""
     lines = [line for block in blocks() for line in block.splitlines()]
     lines += re.findall(r"`(bevatron [^`]+)`", PAGE.read_text())
-    words = [shlex.split(line) for line in lines if "bevatron " in line]
-    return [line[line.index("bevatron") + 1 :] for line in words]
+    words = [shlex.split(line) for line in lines if "bevatron " in line or SCRIPT in line]
+    names = ("bevatron", SCRIPT)
+    return [line[next(i for i, word in enumerate(line) if word in names) :] for line in words]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,8 @@ def place(tmp_path_factory):
 def test_all_commands_work_in_the_order_of_the_page(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     seen = []
-    for words in commands():
+    for program, *words in commands():
+        main = cli.main if program == "bevatron" else graph_benchmark.main
         extra = []
         if words[0] == "train" and "--help" not in words:
             extra = SHORT
@@ -60,13 +65,13 @@ def test_all_commands_work_in_the_order_of_the_page(place, monkeypatch, capsys):
                 extra = [*SHORT, "--data.read.random-split", "0.6", "0.2", "0.2"]
             if "runs/cora" not in words:
                 extra = [*extra, "--no-report"]
-        if words[0] == "bench":
+        if program == SCRIPT:
             extra = ["--repeat", "1", "--warmup", "0", "--device", "cpu", "--shrink", "4096"]
         if "--help" in words:
             continue
-        assert cli.main([*words, *extra]) == 0, words
-        seen.append(words[0])
-    assert {"train", "evaluate", "predict", "bench"} <= set(seen)
+        assert main([*words, *extra]) == 0, words
+        seen.append(words[0] if program == "bevatron" else program)
+    assert {"train", "evaluate", "predict", SCRIPT} <= set(seen)
     assert len((place / "classes.csv").read_text().splitlines()) == 91
     for name in ("times.png", "weak.png", "runs/cora/report.html", "runs/many/model.json"):
         assert (place / name).exists()
@@ -87,9 +92,7 @@ def test_python_blocks_run(place, monkeypatch, capsys):
 
 def test_batch_script_names_options_that_exist():
     text = (ROOT / "examples" / "bench_graph.sbatch").read_text()
-    from bevatron.recipes.graph.commands import bench_graph
-
-    options = set(re.findall(r"bevatron bench graph(.*?)\|\|", text, flags=re.DOTALL)[0].split())
+    options = set(re.findall(r"graph_benchmark(.*?)\|\|", text, flags=re.DOTALL)[0].split())
     named = {option[2:] for option in options if option.startswith("--")}
     assert named == {"sweep", "device", "out", "plot"}
-    assert named <= set(bench_graph.__annotations__)
+    assert named <= set(graph_benchmark.time_attention.__annotations__)

@@ -32,3 +32,12 @@ def test_what_is_not_there_is_no_attribute():
         pytest.raises(AttributeError, match="no attribute 'nothing'"),
     ):
         _ = importlib.import_module("bevatron.kernels.silu").nothing
+
+
+def test_a_module_that_was_split_still_has_all_its_names():
+    from bevatron.recipes.graph.evaluate import evaluate_graphs
+    from bevatron.recipes.graph.predict import predict_graph
+
+    old = importlib.import_module("bevatron.recipes.graph_use")
+    with pytest.warns(DeprecationWarning, match="graph_use has moved"):
+        assert (old.evaluate_graphs, old.predict_graph) == (evaluate_graphs, predict_graph)

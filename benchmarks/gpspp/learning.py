@@ -31,15 +31,15 @@ from typing import Any
 import torch
 import yaml
 from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
+from benchmarks.paper.gpspp_ablation import BASELINE, ROWS, table_of
+from benchmarks.paper.gpspp_ablation import draw as draw_ablation
+from benchmarks.paper.timed import Budget, fit_within
 
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp import save_model
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
-from bevatron.recipes.gpspp_ablation import BASELINE, ROWS, table_of
-from bevatron.recipes.gpspp_ablation import draw as draw_ablation
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
 
@@ -236,7 +236,7 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
 
 
 def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None) -> None:
-    """Make a table and a picture of what `bevatron bench gpspp-ablation` has run."""
+    """Make a table and a picture of what `benchmarks.paper.gpspp_ablation` has run."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     order = [*ROWS]
     runs.sort(key=lambda run: (order.index(run["row"]), run["seed"]))

@@ -1,21 +1,18 @@
-"""Times the second half of a step on a GPU: clipping, optimiser and averaged weights.
+"""The part of a step after the gradients: clipping, optimiser and averaged weights.
 
-    python -m benchmarks.kernels.run
-
-`FusedAdamEMA` as users call it beside torch's fused AdamW with `clip_grad_norm_` and
-`_foreach_lerp_`, and the half that `DeviceUpdate` records of a captured step. Both are checked
-against AdamW in float64 first. The floor counts every tensor once: weights, gradient, moments and
-averages read, all but the gradient written, and the gradient read once more for its norm; over the
-rate of a large copy.
+`FusedAdamEMA` as users call it, compared with torch's fused AdamW with `clip_grad_norm_` and
+`_foreach_lerp_`, and the part that `DeviceUpdate` captures of a step. Both are checked against
+AdamW in float64 first. The floor counts every tensor once: weights, gradient, moments and averages
+read, all but the gradient written, and the gradient read once more for its norm.
 """
 
-import statistics
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.common.report import write_result
+from benchmarks.common.timing import captured
+from benchmarks.kernels.cases import Case, Family, Inputs, Row, Setup, Step, Work, cases
 from torch import nn
 
 from bevatron.models.mace import MACE, MaceConfig
@@ -26,6 +23,35 @@ from bevatron.train.optim import AveragedWeights, clip_gradients, make_optimizer
 from bevatron.train.settings import OptimConfig
 from bevatron.train.state import TrainState
 
+
+def table(rows: list[Row]) -> list[Row]:
+    """Put ours and torch's times of a model into one row."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        labels = {"model": row["case"], "tensors": row["tensors"], "numbers": row["numbers"]}
+        one = found.setdefault(row["case"], labels)
+        who = "" if row["who"] == "bevatron" else f"{row['who']} "
+        columns = {"eager ms": "launched ms", "host ms": "host ms", "ms": "recorded ms"}
+        one |= {f"{who}{name}": row[key] for key, name in columns.items() if key in row}
+        if not who:
+            one["floor ms"] = row["floor ms"]
+    for one in found.values():
+        for how in ("recorded", "launched"):
+            if f"{how} ms" in one:
+                one[f"{how}/floor"] = one[f"{how} ms"] / one["floor ms"]
+    return list(found.values())
+
+
+OPTIMIZER = Family(
+    "optim",
+    "kernels/optimizer",
+    "{dtype}; clipping by the global norm, averages. launched: from the first launch of a step to "
+    "the end of the device's work, the device idle before; host: until the call returns; recorded: "
+    "replay of a CUDA graph. Copy rate {copy:.2f} TB/s; medians.",
+    by_operator=False,
+    host=True,
+    table=table,
+)
 OPTIM = OptimConfig(algorithm="amsgrad", clip=10.0, ema=0.99, fused=True)
 CLIP, DECAY = 0.1, 0.999
 BLOCK = (
@@ -55,7 +81,7 @@ class Many(nn.Module):
 
 
 def mace(preset: str, num_elements: int) -> MACE:
-    """Make a model for the first so many elements."""
+    """Make a model for the first elements of the periodic table."""
     config = MaceConfig.preset(preset).with_data(
         atomic_numbers=tuple(range(1, num_elements + 1)),
         atomic_energies=((-1.0,) * num_elements,),
@@ -64,130 +90,74 @@ def mace(preset: str, num_elements: int) -> MACE:
     return MACE(config)
 
 
-def milliseconds(
-    work: Callable[[], Any], repeats: int = 30, before: Callable[[], Any] | None = None
-) -> float:
-    """Median time from the first launch to the end of the device's work."""
-    times = []
-    for i in range(repeats + 3):
-        if before is not None:
-            before()
-            torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        if i >= 3:
-            times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+def fused_step(model: Many, copies: torch.dtype | None) -> Step:
+    """Make a step of `FusedAdamEMA`; each follows a backward pass."""
+    optimizer = FusedAdamEMA(
+        model.parameters(), weight_decay=0.01, clip=CLIP, decay=DECAY, copies=copies
+    )
+
+    def capture() -> Callable[[], Any]:
+        model.backward()
+        optimizer.advance()
+        return captured(optimizer.step, rehearsals=0)
+
+    return Step(optimizer.step, model.backward, capture)
 
 
-def copy_rate() -> float:
-    """Bytes per second of a large copy, read and written."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / milliseconds(lambda: target.copy_(source)) * 1e3
+def torch_step(model: Many, copies: torch.dtype | None) -> Step:
+    """Make a step that does the same with what torch has; its gradients stay as they are."""
+    parameters = list(model.parameters())
+    model.backward()
+    optimizer = torch.optim.AdamW(
+        parameters, weight_decay=0.01, fused=True, capturable=parameters[0].is_cuda
+    )
+    averages = [parameter.detach().clone() for parameter in parameters]
+    weights = [parameter.detach() for parameter in parameters]
+    low = [] if copies is None else [weight.to(copies) for weight in weights]
+
+    def run() -> None:
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        torch._foreach_lerp_(averages, weights, 1 - DECAY)
+        if low:
+            torch._foreach_copy_(low, weights)
+
+    return Step(run)
 
 
-def launched(model: nn.Module) -> Callable[[], Any]:
-    """Do the same without recording, as the plain step does."""
-    optimizer = make_optimizer(model, OPTIM)
+def device_update(model: nn.Module) -> Step:
+    """Make what a captured step does after the gradients; it is not launched by itself."""
     ema = AveragedWeights(model, 0.99)
+    update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
+    update.set(1e-3, float("inf"))
+    device = next(model.parameters()).device
+
+    def capture() -> Callable[[], Any]:
+        return GraphPool(device).capture(update.run, update.rehearse)
+
+    return Step(None, capture=capture)
+
+
+def launched_update(model: nn.Module) -> Step:
+    """Make the same of a step that is not captured."""
+    optimizer, ema = make_optimizer(model, OPTIM), AveragedWeights(model, 0.99)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
 
-    def work() -> None:
+    def run() -> None:
         clip_gradients(parameters, OPTIM.clip)
         optimizer.step()
         ema.update(model)
 
-    return work
+    return Step(run, launch_only=True)
 
 
-def recorded(model: nn.Module) -> Callable[[], Any]:
-    """Record the captured step's second half."""
-    ema = AveragedWeights(model, 0.99)
-    update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
-    update.set(1e-3, float("inf"))
-    return GraphPool(torch.device("cuda")).capture(update.run, update.warm_up)
-
-
-def replay_of(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Record a call that has been made before as a CUDA graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-def host_ms(work: Callable[[], Any], before: Callable[[], Any], repeats: int = 10) -> float:
-    """Median time until a call returns, the device idle before."""
-    times = []
-    for _ in range(repeats):
-        before()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        work()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
-
-
-def fused_times(model: Many, copies: torch.dtype | None) -> dict[str, float]:
-    """Time `FusedAdamEMA`: a step after a backward pass, and its replay."""
-    parameters = list(model.parameters())
-    optimizer = FusedAdamEMA(parameters, weight_decay=0.01, clip=CLIP, decay=DECAY, copies=copies)
-    found = {
-        "launched ms": milliseconds(optimizer.step, 10, model.backward),
-        "host ms": host_ms(optimizer.step, model.backward),
-    }
-    model.backward()
-    optimizer.advance()
-    found["recorded ms"] = milliseconds(replay_of(optimizer.step))
-    for parameter in parameters:
-        parameter.grad = None
-    return found
-
-
-def torch_step(parameters: list[nn.Parameter], copies: torch.dtype | None) -> Callable[[], None]:
-    """Do what `FusedAdamEMA.step` does with what torch has for it."""
-    optimizer = torch.optim.AdamW(parameters, weight_decay=0.01, fused=True, capturable=True)
-    averages = [parameter.detach().clone() for parameter in parameters]
-    weights = [parameter.detach() for parameter in parameters]
-    twins = [] if copies is None else [weight.to(copies) for weight in weights]
-
-    def work() -> None:
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        torch._foreach_lerp_(averages, weights, 1 - DECAY)
-        if twins:
-            torch._foreach_copy_(twins, weights)
-
-    return work
-
-
-def torch_times(model: Many, copies: torch.dtype | None) -> dict[str, float]:
-    """Time torch's way; its gradients stay as they are."""
-    parameters = list(model.parameters())
-    model.backward()
-    work = torch_step(parameters, copies)
-    found = {"torch launched ms": milliseconds(work, 10), "torch host ms": host_ms(work, work, 5)}
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    found["torch recorded ms"] = milliseconds(replay_of(work))
-    for parameter in parameters:
-        parameter.grad = None
-    return found
-
-
-def check() -> None:
-    """Compare three recorded and three launched steps with AdamW in float64."""
+@functools.cache
+def check(setup: Setup) -> None:
+    """Compare three launched and three captured steps with AdamW in float64; exit if off."""
     torch.manual_seed(0)
-    model = Many(list(BLOCK)).cuda()
+    model = Many(list(BLOCK)).to(setup.device)
     exact = [nn.Parameter(weight.detach().double()) for weight in model.parameters()]
     averages = [weight.detach().clone() for weight in exact]
     ours = FusedAdamEMA(model.parameters(), lr=1e-2, weight_decay=0.01, clip=CLIP, decay=DECAY)
@@ -197,8 +167,8 @@ def check() -> None:
         model.backward()
         for parameter, weight in zip(model.parameters(), exact, strict=True):
             weight.grad = parameter.grad.double()
-        if step == 4:
-            replay = replay_of(ours.step)
+        if step == 4 and setup.device == "cuda":
+            replay = captured(ours.step, rehearsals=0)
         if replay is None:
             ours.step()
         else:
@@ -215,54 +185,66 @@ def check() -> None:
                 raise SystemExit(f"FusedAdamEMA is off by {float(error):.1e}")
 
 
-def public_rows(rate: float) -> list[dict[str, Any]]:
-    """Time 93 million parameters in 4,080 tensors."""
-    rows: list[dict[str, Any]] = []
-    for copies in (None, torch.bfloat16):
-        torch.manual_seed(0)
-        model = Many(list(BLOCK) * 48).cuda()
-        numbers = sum(p.numel() for p in model.parameters())
-        floor = (40 + (copies is not None) * 2) * numbers / rate * 1e3
-        row: dict[str, Any] = {
-            "model": f"FusedAdamEMA, AdamW{', bfloat16 copies' if copies is not None else ''}",
-            "tensors": len(list(model.parameters())),
-            "numbers": numbers,
-        }
-        row |= {**fused_times(model, copies), "floor ms": floor}
-        row |= {f"{how}/floor": row[f"{how} ms"] / floor for how in ("recorded", "launched")}
-        row |= torch_times(model, copies)
-        rows.append(row)
-        print(row, flush=True)
-    return rows
+def draw(setup: Setup, make: Callable[[], nn.Module], seed: int) -> Inputs:
+    """Make a model."""
+    torch.manual_seed(seed)
+    return {"model": make().to(setup.device, setup.dtype)}
 
 
-def main() -> None:
-    """Check, measure and write the result."""
-    check()
-    rate = copy_rate()
-    rows = public_rows(rate)
-    models = {
-        "MACE paper, 10 elements": mace("paper", 10),
-        "MACE MP-0 medium, 89 elements": mace("mp-0-medium", 89),
-        "4000 tensors of 4096": Many([(4096,)] * 4000),
-        "4000 tensors of 64": Many([(64,)] * 4000),
-    }
-    for name, model in models.items():
-        model.cuda().float()
-        numbers = sum(p.numel() for p in model.parameters())
-        floor = 12 * 4 * numbers / rate * 1e3
-        row = {"model": f"DeviceUpdate, AMSGrad: {name}", "tensors": len(list(model.parameters()))}
-        row |= {"numbers": numbers, "torch launched ms": milliseconds(launched(model), 10)}
-        row |= {"recorded ms": milliseconds(recorded(model)), "floor ms": floor}
-        rows.append(row | {"recorded/floor": row["recorded ms"] / floor})
-        print(rows[-1], flush=True)
-    notes = (
-        "float32; clipping by the global norm, averages. launched: from the first launch of a step "
-        "to the end of the device's work, the device idle before; host: until the call returns; "
-        f"recorded: replay of a CUDA graph. Copy rate {rate / 1e12:.2f} TB/s; medians."
+def checked(setup: Setup, _case: Case) -> dict[str, float]:
+    check(setup)
+    return {}
+
+
+def case_of(
+    setup: Setup,
+    op: str,
+    name: str,
+    make: Callable[[], nn.Module],
+    bytes_each: int,
+    ours: Callable[..., Step],
+    peer: Callable[..., Step],
+) -> Case:
+    """Make the case of a model; ``bytes_each`` are moved for each number."""
+    sizes = [p.numel() for p in make().parameters()]
+    return Case(
+        op,
+        name,
+        functools.partial(draw, setup, make),
+        ours,
+        {"step": Work(float(bytes_each * sum(sizes)))},
+        functools.partial(checked, setup),
+        peers={"torch": peer},
+        labels={"tensors": len(sizes), "numbers": sum(sizes)},
     )
-    write_result("kernels/optimizer", rows, notes, device="cuda")
 
 
-if __name__ == "__main__":
-    main()
+@cases("fused_adam_ema", OPTIMIZER)
+def fused_cases(setup: Setup) -> list[Case]:
+    """Return 93 million parameters in 4,080 tensors, also with copies in bfloat16."""
+    make = functools.partial(Many, list(BLOCK) * (1 if setup.tiny else 48))
+    found = []
+    for copies in (None, torch.bfloat16):
+        name = f"FusedAdamEMA, AdamW{', bfloat16 copies' if copies is not None else ''}"
+        ours, peer = (functools.partial(f, copies=copies) for f in (fused_step, torch_step))
+        size = 40 + (copies is not None) * 2
+        found.append(case_of(setup, "fused_adam_ema", name, make, size, ours, peer))
+    return found
+
+
+@cases("device_update", OPTIMIZER)
+def update_cases(setup: Setup) -> list[Case]:
+    """Return models of few and of thousands of tensors."""
+    made: dict[str, Callable[[], nn.Module]] = {
+        "MACE paper, 10 elements": functools.partial(mace, "paper", 10),
+        "MACE MP-0 medium, 89 elements": functools.partial(mace, "mp-0-medium", 89),
+        "4000 tensors of 4096": functools.partial(Many, [(4096,)] * 4000),
+        "4000 tensors of 64": functools.partial(Many, [(64,)] * 4000),
+    }
+    if setup.tiny:
+        made = {"20 tensors of 64": functools.partial(Many, [(64,)] * 20)}
+    functions = (device_update, launched_update)
+    return [
+        case_of(setup, "device_update", f"DeviceUpdate, AMSGrad: {name}", make, 48, *functions)
+        for name, make in made.items()
+    ]

@@ -1,115 +1,115 @@
-"""Sizes at which the pair operators are timed, with what they must at least move and compute."""
+"""Sizes at which the pair operators are timed, with what they must at least move and compute.
+
+The group "other" has shapes that are not timed by default; "rows" has rows of a pair of N tokens,
+whole or as one of 2, 4 or 8 devices holds them (axial sharding), and rows of several widths.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from benchmarks.kernels import peers_pair as peers
+from benchmarks.kernels.cases import Case, Family, Inputs, Operator, Setup, Work, cases
+from benchmarks.kernels.checks import DRAWS, no_worse_than_plain
 from torch import Tensor
 
 from bevatron import kernels
 
-EXPONENTIALS = 16 * 132 * 1.75e9
-"""A second, on an H200."""
-Operator = Callable[..., Tensor]
 Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+PAIR = Family(
+    "pair",
+    "kernels/pair",
+    "{dtype}, forward and backward with all gradients; checked against float64 at these shapes "
+    "(float32 where memory does not do), two runs with equal bits. ms: CUDA-graph replays, L2 "
+    "flushed; MiB: peak beyond the inputs; kept: between the passes, without the result; worst "
+    "error: ours over that of plain PyTorch in this type (of a weight or bias where one draw gives "
+    f"more than 1.05: over {DRAWS} draws). In this run a copy moved {{copy:.2f}} TB/s and an "
+    "8192^3 bf16 matmul ran at {matmul:.0f} TFLOP/s.",
+    dtype="bfloat16",
+    matmul_dtype=torch.bfloat16,
+    flush=True,
+)
+PAIRS = {
+    **{f"N {N}": N * N for N in (64, 128, 256, 384)},
+    **{f"N 384, 1 of {parts}": 384 * 384 // parts for parts in (2, 4, 8)},
+    **{f"N {N}": N * N for N in (1024, 2048)},
+}
+"""Rows of a pair of 128 channels."""
+WIDE_ROWS = 32768
+CHECKED_ROWS = 2**16
+"""Rows of the group "rows" whose float64 tensors fit into memory."""
+TINY = {"rows": 6, "width": 8}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One operator at one size.
-
-    Attributes
-    ----------
-    op, name
-        Operator and size.
-    shapes
-        Of the inputs, by name; weights are scaled so that results are of order one.
-    ours, plain
-        The operator and plain PyTorch; take the tensors, and the mask, by name.
-    moved, operations, exponentials
-        Bytes (of 16-bit numbers), operations of matrix products and exponentials of forward and
-        backward, at least.
-    mask
-        Its shape, if there is one.
-    to_reach
-        Milliseconds of forward and backward.
-    peers
-        More peers than plain and compiled PyTorch.
-    few_rows
-        How many entries of axis 1 of inputs with five axes the check in float64 takes; 0 for all.
-    """
-
-    op: str
-    name: str
-    shapes: Mapping[str, Shape]
-    ours: Operator
-    plain: Operator
-    moved: float = 0.0
-    operations: float = 0.0
-    exponentials: float = 0.0
-    mask: Shape | None = None
-    to_reach: float = 0.0
-    peers: Mapping[str, Operator] = field(default_factory=dict)
-    few_rows: int = 0
-
-    def draw(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor | None]:
-        """Draw the inputs."""
-        generator = torch.Generator(device="cuda").manual_seed(seed)
-        found: dict[str, Tensor | None] = {}
-        for name, shape in self.shapes.items():
-            tensor = torch.randn(shape, device="cuda", generator=generator)
-            if name.endswith("weight"):
-                tensor = 1.0 + 0.1 * tensor if len(shape) == 1 else tensor / shape[1] ** 0.5
-            found[name] = tensor.to(dtype).requires_grad_()
-        if self.mask is not None:
-            drawn = torch.rand(self.mask, device="cuda", generator=generator)
-            found["mask"] = drawn > 0.05
-        elif self.op == "pair_attention":
-            found["mask"] = None
-        return found
-
-
-def norm_cases() -> list[Case]:
-    found = []
-    for rows, width, to_reach in ((147456, 128, 0.09), (589824, 128, 0.35), (32768, 256, 0.04)):
-        shapes = {"x": (rows, width), "weight": (width,), "bias": (width,)}
-        name, functions = f"{rows} x {width}", (kernels.layer_norm, peers.layer_norm)
-        moved = 10 * rows * width
-        found.append(Case("layer_norm", name, shapes, *functions, moved, to_reach=to_reach))
+def drawn(setup: Setup, shapes: Shapes, mask: Shape | None, seed: int) -> Inputs:
+    """Draw inputs; weights are scaled so that results are of order one."""
+    generator = torch.Generator(device=setup.device).manual_seed(seed)
+    found: Inputs = {}
+    for name, shape in shapes.items():
+        tensor = torch.randn(shape, device=setup.device, generator=generator)
+        if name.endswith("weight"):
+            tensor = 1.0 + 0.1 * tensor if len(shape) == 1 else tensor / shape[1] ** 0.5
+        found[name] = tensor.to(setup.dtype)
+    if mask is not None:
+        found["mask"] = torch.rand(mask, device=setup.device, generator=generator) > 0.05
     return found
 
 
-def transition_cases() -> list[Case]:
-    found = []
-    sizes = ((384**2, 128, 0.65), (768**2, 128, 2.5), (128 * 256, 256, 0.0), (384, 384, 0.0))
-    for rows, width, to_reach in sizes:
-        hidden = 4 * width
-        shapes = {
-            "x": (rows, width),
-            "norm_weight": (width,),
-            "norm_bias": (width,),
-            "up_weight": (hidden, width),
-            "down_weight": (width, hidden),
-            "gate_weight": (hidden, width),
-        }
-        name, functions = f"{rows} x {width}, x4", (kernels.transition, peers.transition)
-        work = (10 * rows * width, 18 * rows * width * hidden)
-        found.append(Case("transition", name, shapes, *functions, *work, to_reach=to_reach))
-    return found
+def case_of(
+    setup: Setup,
+    op: str,
+    name: str,
+    shapes: Shapes,
+    functions: tuple[Operator, Operator],
+    least: Work,
+    mask: Shape | None = None,
+    **options: Any,
+) -> Case:
+    """Make a case; bytes are given for 16-bit numbers."""
+    moved = least.bytes * setup.dtype.itemsize / 2
+    return Case(
+        op,
+        name,
+        partial(drawn, setup, shapes, mask),
+        ours=functions[0],
+        plain=functions[1],
+        least={"forward+backward": Work(moved, *least[1:])},
+        check=no_worse_than_plain,
+        **options,
+    )
 
 
-def norm_linear_cases() -> list[Case]:
-    rows, width, out = 384**2, 128, 512
+def norm_shapes(rows: int, width: int) -> tuple[Shapes, Work]:
+    return {"x": (rows, width), "weight": (width,), "bias": (width,)}, Work(10 * rows * width)
+
+
+def gated_shapes(rows: int, width: int) -> tuple[Shapes, Work]:
+    return {"gate": (rows, width), "value": (rows, width)}, Work(16 * rows * width)
+
+
+def norm_linear_shapes(rows: int, width: int) -> tuple[Shapes, Work]:
     shapes = {"x": (rows, width), "norm_weight": (width,), "norm_bias": (width,)}
-    functions = (kernels.layer_norm_linear, peers.layer_norm_linear)
-    work = (2 * rows * (3 * width + 2 * out), 6 * rows * width * out)
-    name = f"{rows} x {width} to {out}"
-    return [Case("layer_norm_linear", name, shapes | {"weight": (out, width)}, *functions, *work)]
+    work = Work(22 * rows * width, 24 * rows * width * width)
+    return shapes | {"weight": (4 * width, width)}, work
 
 
-def conditioned_cases() -> list[Case]:
-    rows, C, D, H = 48 * 384, 768, 384, 1536
+def transition_shapes(rows: int, width: int) -> tuple[Shapes, Work]:
+    hidden = 4 * width
+    shapes = {
+        "x": (rows, width),
+        "norm_weight": (width,),
+        "norm_bias": (width,),
+        "up_weight": (hidden, width),
+        "down_weight": (width, hidden),
+        "gate_weight": (hidden, width),
+    }
+    return shapes, Work(10 * rows * width, 18 * rows * width * hidden)
+
+
+def conditioned_shapes(rows: int, width: int) -> tuple[Shapes, Work]:
+    C, D, H = width, width // 2, 2 * width
     shapes = {
         "x": (rows, C),
         "s": (rows, D),
@@ -123,32 +123,108 @@ def conditioned_cases() -> list[Case]:
         "out_weight": (C, D),
         "out_bias": (C,),
     }
-    work = (2 * rows * (5 * C + 3 * D), 6 * rows * (3 * C * D + 3 * C * H))
+    return shapes, Work(2 * rows * (5 * C + 3 * D), 6 * rows * (3 * C * D + 3 * C * H))
+
+
+def on_rows(
+    setup: Setup,
+    op: str,
+    functions: tuple[Operator, Operator],
+    shapes_of: Callable[[int, int], tuple[Shapes, Work]],
+    usual: Mapping[str, tuple[int, int, float]],
+    others: Mapping[str, tuple[int, int]],
+) -> list[Case]:
+    """Return the cases of an operator on rows: name -> rows, width and ms to reach."""
+    if setup.tiny:
+        usual, others = {"tiny": (TINY["rows"], TINY["width"], 0.0)}, {}
+    found = [
+        case_of(setup, op, name, shapes, functions, work, to_reach=to_reach or "")
+        for name, (rows, width, to_reach) in usual.items()
+        for shapes, work in [shapes_of(rows, width)]
+    ]
+    for name, (rows, width) in others.items():
+        shapes, work = shapes_of(rows, width)
+        options = {"usual": False, "groups": ("rows",), "few": (0, CHECKED_ROWS)}
+        found.append(case_of(setup, op, name, shapes, functions, work, **options))
+    return found
+
+
+def rows_of_pairs(width: int, widths: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+    """Return rows of pairs in a width, and many rows in other widths."""
+    found = {f"{name}, {width} wide": (rows, width) for name, rows in PAIRS.items()}
+    return found | {f"{WIDE_ROWS} rows, {other} wide": (WIDE_ROWS, other) for other in widths}
+
+
+@cases("layer_norm", PAIR)
+def norm_cases(setup: Setup) -> list[Case]:
+    sizes = ((147456, 128, 0.09), (589824, 128, 0.35), (32768, 256, 0.04))
+    usual = {f"{rows} x {width}": (rows, width, to_reach) for rows, width, to_reach in sizes}
+    others = rows_of_pairs(128, (8, 64, 384, 1024, 2048))
+    functions = (kernels.layer_norm, peers.layer_norm)
+    return on_rows(setup, "layer_norm", functions, norm_shapes, usual, others)
+
+
+@cases("swiglu", PAIR)
+def gated_cases(setup: Setup) -> list[Case]:
+    functions = (kernels.swiglu, peers.swiglu)
+    others = rows_of_pairs(512, (1024, 2048))
+    return on_rows(setup, "swiglu", functions, gated_shapes, {}, others)
+
+
+@cases("transition", PAIR)
+def transition_cases(setup: Setup) -> list[Case]:
+    sizes = ((384**2, 128, 0.65), (768**2, 128, 2.5), (128 * 256, 256, 0.0), (384, 384, 0.0))
+    usual = {f"{rows} x {width}, x4": (rows, width, to_reach) for rows, width, to_reach in sizes}
+    others = rows_of_pairs(128, (64, 256, 384))
+    functions = (kernels.transition, peers.transition)
+    return on_rows(setup, "transition", functions, transition_shapes, usual, others)
+
+
+@cases("layer_norm_linear", PAIR)
+def norm_linear_cases(setup: Setup) -> list[Case]:
+    usual = {f"{384**2} x 128 to 512": (384**2, 128, 0.0)}
+    others = rows_of_pairs(128, (64, 256, 384))
+    functions = (kernels.layer_norm_linear, peers.layer_norm_linear)
+    return on_rows(setup, "layer_norm_linear", functions, norm_linear_shapes, usual, others)
+
+
+@cases("conditioned_transition", PAIR)
+def conditioned_cases(setup: Setup) -> list[Case]:
+    rows = 48 * 384
+    usual = {f"{rows} x 768, condition 384": (rows, 768, 0.0)}
+    others = {f"48 x {N}": (48 * N, 768) for N in (64, 256, 384, 768)}
+    others |= {f"48 x 384, 1 of {parts}": (rows // parts, 768) for parts in (2, 4, 8)}
     functions = (kernels.conditioned_transition, peers.conditioned_transition)
-    name = f"{rows} x {C}, condition {D}"
-    return [Case("conditioned_transition", name, shapes, *functions, *work)]
+    return on_rows(setup, "conditioned_transition", functions, conditioned_shapes, usual, others)
 
 
-def triangle_cases() -> list[Case]:
+def other(is_usual: bool) -> dict[str, Any]:
+    """Return what chooses a case by default, or in the group "other"."""
+    return {"usual": is_usual, "groups": () if is_usual else ("other",)}
+
+
+@cases("triangle_multiply", PAIR)
+def triangle_cases(setup: Setup) -> list[Case]:
     found = []
     sizes = [(384, 128, 0.9), (768, 128, 2.6)]
     sizes += [(N, 128, 0.0) for N in (256, 512, 1024, 64, 128, 2048, 1536)]
     sizes += [(N, 64, 0.0) for N in (250, 256, 512, 1024, 64, 128, 2048)]
-    for N, C, to_reach in sizes:
+    for N, C, to_reach in [(5, 8, 1.0)] if setup.tiny else sizes:
         shapes: dict[str, Shape] = {"z": (N, N, C)}
         shapes |= {"norm_in_weight": (C,), "norm_in_bias": (C,)}
         shapes |= {f"{k}{g}_weight": (C, C) for k in "ab" for g in ("", "_gate")}
         shapes |= {"norm_out_weight": (C,), "norm_out_bias": (C,)}
         shapes |= {"out_weight": (C, C), "out_gate_weight": (C, C)}
         # Six projections and the contraction, each once forward and twice backward.
+        work = Work(10 * N * N * C, 36 * N * N * C * C + 6 * N**3 * C)
         found.append(
-            Case(
-                *("triangle_multiply", f"N {N}, C {C}", shapes),
-                *(kernels.triangle_multiply, peers.triangle_multiply),
-                *(10 * N * N * C, 36 * N * N * C * C + 6 * N**3 * C),
-                mask=(N, N),
-                to_reach=to_reach,
+            case_of(
+                *(setup, "triangle_multiply", f"N {N}, C {C}", shapes),
+                (kernels.triangle_multiply, peers.triangle_multiply),
+                *(work, (N, N)),
+                to_reach=to_reach or "",
                 peers={"cuEquivariance": peers.cuequivariance_triangle_multiply},
+                **other(bool(to_reach)),
             )
         )
     return found
@@ -179,43 +255,49 @@ ATTENTION = {
     "triangle 1024": (1024, 4, 1024, 32, 0.0),
     "triangle 2048": (2048, 4, 2048, 32, 0.0),
 }
-"""Rows, heads, length, head, milliseconds to reach."""
+"""Rows, heads, length, width of a head, ms to reach."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
     return kernels.pair_attention(q, k, v, bias, mask, layout="BSNHD")
 
 
-def attention_cases() -> list[Case]:
+@cases("pair_attention", PAIR)
+def attention_cases(setup: Setup) -> list[Case]:
     found = []
-    for name, (rows, heads, length, head, to_reach) in ATTENTION.items():
+    sizes = {"triangle 6": (6, 2, 6, 8, 1.0), "diffusion 3 x 5": (3, 2, 5, 8, 1.0)}
+    for name, (rows, heads, length, head, to_reach) in (sizes if setup.tiny else ATTENTION).items():
         shape, logits = (1, rows, length, heads, head), rows * heads * length**2
         shapes: dict[str, Shape] = dict.fromkeys("qkv", shape)
         square = {"trifast": peers.trifast_attention} if rows == length else {}
         found.append(
-            Case(
-                *("pair_attention", name, shapes | {"bias": (1, 1, heads, length, length)}),
-                *(attend, peers.attention, 0.0, 14 * logits * head, 2 * logits),
-                mask=None if name.startswith(("diffusion", "single")) else (1, rows, length),
-                to_reach=to_reach,
+            case_of(
+                *(setup, "pair_attention", name),
+                shapes | {"bias": (1, 1, heads, length, length)},
+                (attend, peers.attention),
+                Work(0.0, 14 * logits * head, 2 * logits),
+                None if name.startswith(("diffusion", "single")) else (1, rows, length),
+                to_reach=to_reach or "",
                 peers={
                     "flex_attention": peers.flex,
                     "SDPA": peers.sdpa,
                     "cuEquivariance": peers.cuequivariance_attention,
                     **square,
                 },
-                few_rows=max(1, min(rows, 2**27 // (heads * length**2))),
+                few=(1, max(1, min(rows, 2**27 // (heads * length**2)))),
+                **other(bool(to_reach)),
             )
         )
     return found
 
 
-def outer_cases() -> list[Case]:
+@cases("outer_product_mean", PAIR)
+def outer_cases(setup: Setup) -> list[Case]:
     found = []
-    Z, H = 128, 32
+    Z, H = (4, 4) if setup.tiny else (128, 32)
     sizes = ((128, 256, 256), (1024, 256, 64), (512, 384, 64), (128, 768, 256))
     sharded = ((64, 256, 256), (32, 256, 256), (16, 256, 256))
-    for S, N, C in (*sizes, *sharded):
+    for S, N, C in ((3, 5, 8),) if setup.tiny else (*sizes, *sharded):
         shapes = {
             "m": (S, N, C),
             "norm_weight": (C,),
@@ -225,15 +307,16 @@ def outer_cases() -> list[Case]:
             "out_weight": (Z, H * H),
             "out_bias": (Z,),
         }
-        work = (6 * S * N * C + 4 * N * N * Z, 6 * N * N * H * H * (S + Z))
+        work = Work(6 * S * N * C + 4 * N * N * Z, 6 * N * N * H * H * (S + Z))
         functions = (kernels.outer_product_mean, peers.outer_product_mean)
         name = f"{S} x {N} x {C}"
-        found.append(Case("outer_product_mean", name, shapes, *functions, *work, mask=(S, N)))
+        found.append(case_of(setup, "outer_product_mean", name, shapes, functions, work, (S, N)))
     return found
 
 
-def global_cases() -> list[Case]:
-    C, H, D = 64, 8, 8
+@cases("global_attention", PAIR)
+def global_cases(setup: Setup) -> list[Case]:
+    C, H, D = (8, 2, 4) if setup.tiny else (64, 8, 8)
     shapes: dict[str, Shape] = {
         "norm_weight": (C,),
         "norm_bias": (C,),
@@ -248,40 +331,29 @@ def global_cases() -> list[Case]:
     functions = (kernels.global_attention, peers.global_attention)
     found = []
     sharded = ((1024, 128), (1024, 64), (1024, 32))
-    for S, N in ((1024, 256), *sharded, (5120, 384)):
-        work = (10 * S * N * C, 12 * S * N * C * H * D)
-        inputs = {"m": (S, N, C)} | shapes
-        name = f"{S} x {N} x {C}"
-        found.append(Case("global_attention", name, inputs, *functions, *work, mask=(S, N)))
+    for S, N in ((6, 3),) if setup.tiny else ((1024, 256), *sharded, (5120, 384)):
+        work = Work(10 * S * N * C, 12 * S * N * C * H * D)
+        name, inputs = f"{S} x {N} x {C}", {"m": (S, N, C)} | shapes
+        found.append(case_of(setup, "global_attention", name, inputs, functions, work, (S, N)))
     return found
 
 
 def joined_qkvg(norm_weight: Tensor, norm_bias: Tensor, **tensors: Tensor) -> Tensor:
     """Return the one tensor of which all four results are views."""
-    joint = kernels.qkvg(**tensors, norm=(norm_weight, norm_bias))[0]._base  # noqa: SLF001
-    assert joint is not None
-    return joint
+    results = kernels.qkvg(**tensors, norm=(norm_weight, norm_bias))
+    joint = results[0]._base  # noqa: SLF001
+    return torch.cat(results, -1) if joint is None else joint
 
 
-def qkvg_cases() -> list[Case]:
-    C, found = 128, []
-    for rows in (384**2, 384**2 // 2, 384**2 // 4, 384**2 // 8, 768**2):
+@cases("qkvg", PAIR)
+def qkvg_cases(setup: Setup) -> list[Case]:
+    C, found = 8 if setup.tiny else 128, []
+    sizes = (384**2, 384**2 // 2, 384**2 // 4, 384**2 // 8, 768**2)
+    for rows in (TINY["rows"],) if setup.tiny else sizes:
         shapes: dict[str, Shape] = {"x": (rows, C)}
         shapes |= {f"{name}_weight": (C, C) for name in ("q", "k", "v", "gate")}
         shapes |= {"norm_weight": (C,), "norm_bias": (C,)}
-        work = (2 * rows * 11 * C, 24 * rows * C * C)
-        found.append(Case("qkvg", f"{rows} x {C}", shapes, joined_qkvg, peers.qkvg, *work))
+        work = Work(22 * rows * C, 24 * rows * C * C)
+        functions = (joined_qkvg, peers.qkvg)
+        found.append(case_of(setup, "qkvg", f"{rows} x {C}", shapes, functions, work))
     return found
-
-
-CASES: Mapping[str, Callable[[], list[Case]]] = {
-    "layer_norm": norm_cases,
-    "layer_norm_linear": norm_linear_cases,
-    "transition": transition_cases,
-    "conditioned_transition": conditioned_cases,
-    "triangle_multiply": triangle_cases,
-    "pair_attention": attention_cases,
-    "outer_product_mean": outer_cases,
-    "global_attention": global_cases,
-    "qkvg": qkvg_cases,
-}

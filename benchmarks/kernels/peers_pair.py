@@ -1,4 +1,4 @@
-"""What the pair operators are compared with: plain PyTorch, SDPA, flex_attention, cuEquivariance.
+"""What pair operators are compared with: plain PyTorch, SDPA, flex_attention, cuEquivariance.
 
 Every function takes the tensors of a case by name. Plain PyTorch is written as models write it; of
 it the compiled peer is made, and in float64 it is what results are checked against.
@@ -15,6 +15,10 @@ _compiled: dict[str, Any] = {}
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def swiglu(gate: Tensor, value: Tensor) -> Tensor:
+    return F.silu(gate) * value
 
 
 def layer_norm_linear(x: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
@@ -93,7 +97,7 @@ def cuequivariance_triangle_multiply(z: Tensor, mask: Tensor, **w: Tensor) -> Te
     return result[0]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attend in the layout of projections, [B, S, N, H, D]."""
     logits = torch.einsum("bsihd,bsjhd->bshij", q * q.shape[-1] ** -0.5, k) + bias
     if mask is not None:
@@ -101,7 +105,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None
     return torch.einsum("bshij,bsjhd->bsihd", logits.softmax(-1), v)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
     rows = [tensor[0].transpose(1, 2) for tensor in (q, k, v)]
     if mask is None:
         added = bias[0].expand(q.shape[1], -1, -1, -1)
@@ -110,7 +114,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> 
     return F.scaled_dot_product_attention(*rows, attn_mask=added).transpose(1, 2)[None]
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
     def score(x: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -124,7 +128,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> 
 
 
 def cuequivariance_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     from cuequivariance_torch import triangle_attention
 
@@ -137,7 +141,9 @@ def cuequivariance_attention(
     return result.transpose(2, 3)
 
 
-def trifast_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+def trifast_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Attend with as many rows as queries and keys; here the mask says what to leave out."""
     from trifast import triangle_attention
 

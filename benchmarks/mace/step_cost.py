@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
 
-from bevatron.recipes.benchmarks import capacity_picture, saturated_from, step_meter
+from bevatron.recipes.bench import capacity_picture, saturated_from, step_meter
 from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,

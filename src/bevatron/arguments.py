@@ -1,9 +1,8 @@
-"""Reading the command line: tyro, with every mistake told in one sentence.
+"""Parsing of the command line with tyro; every mistake becomes one sentence.
 
-tyro prints a box of several lines for a wrong option and leaves the process; here the same is a
-`ConfigError`, so that the command line treats it like any other mistake. Names of options in the
-sentences of the library (``energy_key='e'``) are turned into what a user types
-(``--labels.energy-key e``).
+For a wrong option tyro prints a box of several lines and exits; here it is a `ConfigError` like any
+other mistake. Names of options in messages of the library (``energy_key='e'``) become what a user
+types (``--labels.energy-key e``).
 """
 
 import dataclasses
@@ -23,16 +22,16 @@ T = TypeVar("T")
 
 
 def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **options: Any) -> T:
-    """Read ``arguments`` into what ``target`` makes; `tyro.cli` with errors of our own.
+    """Parse ``arguments`` into what ``target`` returns: `tyro.cli` with our errors.
 
     Parameters
     ----------
     target
         A dataclass or a function.
     arguments
-        What the user typed after the command.
+        Arguments after the command.
     command
-        Words before them, for messages and help.
+        The command itself, for messages and help.
     **options
         For `tyro.cli`.
 
@@ -43,9 +42,9 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     SystemExit
         After ``--help`` was printed.
     """
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(printed):
             made: T = tyro.cli(
                 target,
                 args=_with_flags(_with_minus(arguments), flags(target)),
@@ -57,7 +56,7 @@ def parse(target: Callable[..., T], arguments: Sequence[str], command: str, **op
     except SystemExit as stop:
         if stop.code in {None, 0}:
             raise
-        raise ConfigError(sentence(said.getvalue(), command)) from None
+        raise ConfigError(sentence(printed.getvalue(), command)) from None
 
 
 def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> T:
@@ -71,14 +70,14 @@ def call(function: Callable[..., T], arguments: Sequence[str], command: str) -> 
 
 
 def sentence(box: str, command: str) -> str:
-    """Make one sentence of what tyro says in a box.
+    """Turn the box that tyro prints into one sentence.
 
     Examples
     --------
     >>> sentence("Unrecognized options: --lrr", "bevatron train mace")
     'there is no option --lrr; `bevatron train mace --help` shows all'
     """
-    # The frame is drawn in ASCII where the terminal has nothing better.
+    # Where the terminal has nothing better, the frame is drawn in ASCII.
     lines = [re.sub(r"^[\s│╭╰|+]+|[\s│╮╯|+]+$", "", line) for line in box.splitlines()]
     lines = [line for line in lines if not re.fullmatch(r"[─-].*[─-]", line)]
     text = " ".join(line for line in lines if line)
@@ -125,14 +124,14 @@ def flags(target: Any, prefix: str = "") -> frozenset[str]:
 
 
 def as_typed(message: str, options: str) -> str:
-    """Write the names of options in a message as they are typed.
+    """Spell the options in a message as they are typed.
 
     Parameters
     ----------
     message
-        From the library, where options are Python's names.
+        From the library, with Python's names.
     options
-        What stands before the options of labels: ``--labels.`` or ``--data.labels.``.
+        Prefix of the options for labels: ``--labels.`` or ``--data.labels.``.
 
     Examples
     --------
@@ -170,15 +169,15 @@ _WORDING = (
     ),
     (r"^.*?Missing value for argument '(.*)'\. Expected (\d+) values", r"\1: expected a value"),
 )
-"""What tyro says -> what we say."""
+"""Pattern in tyro's message -> our wording."""
 
 
 def _unknown(names: str, text: str, command: str) -> str:
-    """Tell of options that are not there."""
-    words = [word for word in names.split(", ") if word]
-    options = [word for word in words if word.startswith("-")]
+    """Return the sentence for options that do not exist."""
+    unknown = [name for name in names.split(", ") if name]
+    options = [name for name in unknown if name.startswith("-")]
     if not options:
-        given = ", ".join(map(repr, words))
+        given = ", ".join(map(repr, unknown))
         return f"nothing was expected after the options but {given}; `{command} --help` shows all"
     rest = text.partition(names)[2]
     close = re.search(r"(?<=: )--[\w.-]+", rest)
@@ -202,7 +201,7 @@ def _hints(target: Any) -> Mapping[str, Any]:
 
 
 def _with_minus(arguments: Iterable[str]) -> list[str]:
-    """Let a value begin with a minus and a letter: ``--train.monitor -accuracy``."""
+    """Allow a value that begins with a minus and a letter: ``--train.monitor -accuracy``."""
     done: list[str] = []
     for argument in arguments:
         before = done[-1] if done else ""
@@ -214,7 +213,7 @@ def _with_minus(arguments: Iterable[str]) -> list[str]:
 
 
 def _with_flags(arguments: Iterable[str], switches: frozenset[str]) -> list[str]:
-    """Let switches take true and false, as in a YAML file: ``--report false``."""
+    """Allow true and false after switches, as in a YAML file: ``--report false``."""
     rest = [part for argument in arguments for part in _split(argument, switches)]
     done: list[str] = []
     while rest:
@@ -231,7 +230,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def _split(argument: str, switches: frozenset[str]) -> list[str]:
-    """Take ``--report=false`` apart."""
+    """Split ``--report=false``."""
     option, equals, value = argument.partition("=")
     if equals and option.removeprefix("--").replace("_", "-") in switches:
         return [option, value]

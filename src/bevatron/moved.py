@@ -38,11 +38,16 @@ MOVED = {
         "bevatron.models.graph_attention.formula.expression"
     ),
     "bevatron.recipes.evaluation": "bevatron.recipes.mace.evaluate",
-    "bevatron.recipes.gpspp_use": "bevatron.recipes.gpspp.predict",
+    "bevatron.recipes.gpspp_use": "bevatron.recipes.gpspp.predictor",
+    "bevatron.recipes.benchmarks": "bevatron.recipes.bench",
     "bevatron.recipes.graph_use": "bevatron.recipes.graph.predict",
+    "bevatron.recipes.profiling": "bevatron.recipes.bench_profile",
     "bevatron.train.plots": "bevatron.train.report.plots",
 }
 """Old name -> name."""
+
+SPLIT = {"bevatron.recipes.graph_use": "bevatron.recipes.graph.evaluate"}
+"""Old name -> a second module that has what the first in `MOVED` lacks."""
 
 
 class _Moved(ModuleType):
@@ -57,7 +62,10 @@ class _Moved(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         warnings.warn(f"{self.__name__} has moved to {self._new}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(self._new), name)
+        module = importlib.import_module(self._new)
+        if not hasattr(module, name) and self.__name__ in SPLIT:
+            module = importlib.import_module(SPLIT[self.__name__])
+        return getattr(module, name)
 
 
 def keep_old_names() -> None:

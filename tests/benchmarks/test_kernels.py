@@ -1,68 +1,198 @@
 """The cases of the kernels' benchmark, small and interpreted: checked as there before timing."""
 
+import argparse
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.kernels import run
+from benchmarks.kernels.cases import OPERATORS, Setup, Work, cases_of
+from benchmarks.kernels.cases_equivariant import EQUIVARIANT, PASSES, crystals
+from benchmarks.kernels.cases_graph import GRAPH
+from benchmarks.kernels.cases_optim import OPTIMIZER
+from benchmarks.kernels.cases_pair import PAIR
+
+from bevatron import kernels
 
 pytest.importorskip("triton")
 
-ATOMS, EDGES, STRUCTURES = 24, 130, 3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture
-def timing(monkeypatch):
-    from benchmarks.kernels import run as kernels
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for name, value in {"ATOMS": ATOMS, "EDGES": EDGES, "CELL": 8, "DEVICE": device}.items():
-        monkeypatch.setattr(kernels, name, value)
-    return kernels
+def small(op, dtype=torch.float32):
+    return list(cases_of(op, Setup(dtype, DEVICE, tiny=True)))
 
 
 @pytest.mark.parametrize("op", ["radial_network", "edge_vectors", "scatter_sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cases_pass_their_check_and_every_pass_runs(timing, op, dtype):
-    for case in timing.CASES[op](dtype):
-        timing.check(case)
-        with timing.kernels.use("triton"):
-            result, first, second = (timing.work(case, which)() for which in timing.PASSES)
+def test_cases_pass_their_check_and_every_pass_runs(op, dtype):
+    for case in small(op, dtype):
+        run.checked(case)
+        inputs = case.draw(0)
+        with kernels.use("triton"):
+            result, first, second = (case.step(which).run() for which in PASSES)
         assert result.dtype == dtype
-        assert [g.shape for g in first] == [value.shape for value in case.inputs.values()]
-        assert len(second) == 1 + len(case.inputs)
+        assert [g.shape for g in first] == [result.shape, *(v.shape for v in inputs.values())]
+        assert len(second) == 1 + len(inputs)
         assert second[0].shape == result.shape
-        moved = [case.bytes[which] for which in timing.PASSES]
+        moved = [case.least[which].bytes for which in PASSES]
         assert moved == sorted(set(moved))
 
 
-def test_a_kernel_that_is_wrong_is_not_timed(timing):
-    (case,) = timing.CASES["edge_vectors"](torch.float32)
+@pytest.mark.parametrize("op", ["layer_norm", "gatv2"])
+def test_cases_of_other_families_pass_their_check(op):
+    for case in small(op):
+        launches = kernels.launches()
+        assert run.checked(case)
+        assert kernels.launches() != launches
+
+
+def test_a_kernel_that_is_wrong_is_not_timed():
+    (case,) = small("edge_vectors")
 
     def wrong(positions):
-        return case.call(positions) * (1.0 if positions.dtype == torch.float64 else 1.0001)
+        return case.ours(positions) * (1.0 if positions.dtype == torch.float64 else 1.0001)
 
     with pytest.raises(AssertionError, match="result: error"):
-        timing.check(replace(case, call=wrong))
+        run.checked(replace(case, ours=wrong))
 
 
-def test_training_takes_first_derivatives_as_forces_are_taken(timing, monkeypatch):
+def test_a_kernel_that_is_worse_than_plain_pytorch_is_not_timed():
+    (case,) = small("swiglu")
+
+    def wrong(gate, value):
+        return case.ours(gate, value) * 1.001
+
+    with pytest.raises(SystemExit, match="swiglu tiny: the error of result is 1"):
+        run.checked(replace(case, ours=wrong))
+
+
+def test_training_takes_first_derivatives_as_forces_are_taken(monkeypatch):
     """Else the derivatives of the weights' gradients were timed, which no step needs."""
     from bevatron.kernels.equivariant.radial_network import triton as module
 
-    (case,) = timing.CASES["radial_network"](torch.float32)
+    (case,) = small("radial_network")
     monkeypatch.setattr(module, "plain", lambda *_: pytest.fail("differentiated once more"))
-    with timing.kernels.use("triton"):
-        timing.work(case, "training")()
+    with kernels.use("triton"):
+        case.step("training").run()
 
 
-def test_bytes_are_those_of_the_operators_pages(timing):
-    (vectors,) = timing.CASES["edge_vectors"](torch.float32)
-    forward = 40 * EDGES + 20 * ATOMS + 36 * STRUCTURES
-    sums, again = 20 * EDGES + 28 * ATOMS, 28 * EDGES + 12 * ATOMS
-    assert [vectors.bytes[which] for which in timing.PASSES] == [
+def test_bytes_are_those_of_the_operators_pages():
+    (vectors,) = small("edge_vectors")
+    atoms, edges, cell = crystals(Setup(torch.float32, DEVICE, tiny=True))
+    structures = atoms // cell
+    forward = 40 * edges + 20 * atoms + 36 * structures
+    sums, again = 20 * edges + 28 * atoms, 28 * edges + 12 * atoms
+    assert [vectors.least[which].bytes for which in PASSES] == [
         forward,
         forward + sums,
         forward + sums + again,
     ]
-    energies = timing.CASES["scatter_sum"](torch.float64)[0]
-    assert energies.bytes["forward"] == 8 * ATOMS + 8 * STRUCTURES + 8 * (STRUCTURES + 1)
+    energies = small("scatter_sum", torch.float64)[0]
+    assert energies.least["forward"].bytes == 8 * atoms + 8 * structures + 8 * (structures + 1)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_small_cases_have_the_passes_of_usual_ones_and_run_by_the_reference(op):
+    found = small(op)
+    assert found
+    for case in found:
+        assert set(case.least) <= {"forward", "backward", "training", "forward+backward", "step"}
+        with kernels.use("reference"):
+            for which in case.least:
+                step = case.step(which)
+                for call in filter(None, (step.before, step.run)):
+                    call()
+
+
+def test_cases_are_chosen_by_name_and_group():
+    setup = Setup(torch.bfloat16, "meta")
+    assert len(list(cases_of("layer_norm", setup))) == 3
+    wide = [case.name for case in cases_of("layer_norm", setup, ("rows",))]
+    assert {"N 384, 1 of 8, 128 wide", "32768 rows, 2048 wide"} < set(wide)
+    (one,) = cases_of("triangle_multiply", setup, ("N 250, C 64",))
+    assert not one.usual
+    assert len(list(cases_of("pair_attention", setup, ("other",)))) == 16
+
+
+def test_results_are_named_by_operators_and_cases():
+    assert run.result_name(PAIR, ["qkvg"], []) == "kernels/qkvg"
+    assert run.result_name(PAIR, ["layer_norm", "swiglu"], ["rows"]) == (
+        "kernels/layer_norm-swiglu-rows"
+    )
+    assert run.result_name(PAIR, ["pair_attention"], ["other"]) == "kernels/pair_attention-shapes"
+    assert run.result_name(GRAPH, ["gat"], ["17-88M"]) == "graph/kernels"
+    every = run.operators(["equivariant", "optim"])
+    assert run.result_name(EQUIVARIANT, every["equivariant"], []) == "kernels/mace"
+    assert run.result_name(OPTIMIZER, every["optim"], []) == "kernels/optimizer"
+
+
+def columns(monkeypatch, family, op, peers=None, **options):
+    """Return the rows of a page of small cases, with times that are made up."""
+    monkeypatch.setattr(run, "launched", lambda *_, **__: {"MiB": 1, "eager ms": 2.0})
+    monkeypatch.setattr(run, "replayed", lambda *_, **__: {"ms": 1.0})
+    monkeypatch.setattr(run, "kept_mib", lambda *_: 0.0)
+    monkeypatch.setattr(run.timing, "longest_kernel", lambda _: "kernel")
+    options = argparse.Namespace(peers=peers, no_reference=False)
+    rows = []
+    for case in small(op):
+        quick = replace(case, floor=case.floor and (lambda _: 0.5))
+        rows += run.measured(quick, family, options, run.Rates(1e12, 1e12), {})
+    return family.table(rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "op", "peers", "wanted"),
+    [
+        (PAIR, "swiglu", ["eager"], {"op", "case", "who", "ms", "eager ms", "MiB", "floor ms"}),
+        (GRAPH, "gat", None, {"graph", "k", "op", "forward ms", "forward+backward ms"}),
+        (
+            *(OPTIMIZER, "fused_adam_ema", []),
+            {"model", "recorded ms", "launched ms", "torch recorded ms", "floor ms"},
+        ),
+    ],
+)
+def test_rows_have_the_columns_that_pages_are_made_of(monkeypatch, family, op, peers, wanted):
+    found = columns(monkeypatch, family, op, peers)
+    assert found
+    assert all(wanted <= set(row) for row in found)
+
+
+def test_times_of_the_reference_are_in_the_row_of_the_operator(monkeypatch):
+    rows = columns(monkeypatch, EQUIVARIANT, "silu")
+    assert [row["pass"] for row in rows] == list(PASSES)
+    assert all({"op", "case", "ms", "reference ms", "peak MiB", "ratio"} <= set(r) for r in rows)
+
+
+def test_the_floor_is_the_longest_of_what_the_device_must_do():
+    assert Work(2e9, 1e9).floor_ms(1e12, 1e12) == 2.0
+    assert Work(2e9, 4e9).floor_ms(1e12, 1e12) == 4.0
+
+
+def test_what_fails_its_check_is_told_and_not_timed(monkeypatch, tmp_path):
+    (case,) = small("silu")
+
+    def fail(_):
+        raise SystemExit("silu 64: wrong")
+
+    monkeypatch.setattr(run, "cases_of", lambda *_: [replace(case, check=fail)])
+    for rate in ("copy_rate", "matmul_rate"):
+        monkeypatch.setattr(run.timing, rate, lambda *_: 1e12)
+    written = []
+    monkeypatch.setattr(
+        run.report, "write_result", lambda name, rows, *_, **__: written.append(rows)
+    )
+    options = argparse.Namespace(
+        dtype=None, tiles=None, cases=(), checked=False, out=tmp_path, peers=None
+    )
+    assert run.run_family(EQUIVARIANT, ["silu"], options) == ["silu 64: wrong"]
+    ((row,),) = written
+    assert row["note"] == "refused: silu 64: wrong"
+    assert "ms" not in row
+
+
+def test_a_dry_run_needs_no_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--dry-run", "--op", "silu"])
+    run.main()
+    assert capsys.readouterr().out.startswith("silu 64 float32 forward backward training")

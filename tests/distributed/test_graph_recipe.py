@@ -15,7 +15,7 @@ import graph_recipe_rank
 from graph_data_sets import write
 
 from bevatron.errors import ConfigError
-from bevatron.recipes.graph.predict import evaluate_graphs
+from bevatron.recipes.graph.evaluate import evaluate_graphs
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.logger import read_journal
 

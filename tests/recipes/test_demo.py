@@ -1,31 +1,117 @@
-"""Pieces of the demonstration; the whole of it takes a minute and is what `make demo` runs."""
+"""The demo, shortened; the whole of it takes minutes and is what `make demo` runs."""
+
+import contextlib
+import functools
+import io
+import sys
+from pathlib import Path
 
 import ase.io
 import numpy as np
 import pytest
 from ase.calculators.lj import LennardJones
 
+import bevatron
+from bevatron.cli import main
 from bevatron.errors import ConfigError
+from bevatron.recipes import demo as whole
+from bevatron.recipes.demo import WIDTH, claim
+from bevatron.recipes.gpspp import demo as gpspp_demo
+from bevatron.recipes.graph import demo as graph_demo
 from bevatron.recipes.mace import demo
 from bevatron.recipes.mace.data import prepare_structures
-from bevatron.recipes.mace.run import MaceRun
+
+TINY_GPSPP = {
+    "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,
+    "ffn_width": 16, "expansion": 2, "embedding_width": 4, "num_kernels": 4,
+}  # fmt: skip
+TINY_MACE = {
+    "num_channels": 4, "l_max": 1, "max_L": 0, "correlation": 1, "num_interactions": 1,
+    "r_max": 3.0,
+}  # fmt: skip
 
 
-def test_settings_are_a_valid_configuration_of_bundled_data():
-    config = MaceRun.from_values({**demo.SETTINGS, **demo._data()})
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory):
+    """The demo run twice, with tiny models for few epochs: its folder and what it printed."""
+    pytest.importorskip("rdkit")
+    place = tmp_path_factory.mktemp("demo")
+    run_dynamics = functools.partial(demo.run_dynamics, steps=20)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(place):
+        patch.setitem(demo.SETTINGS, "model", TINY_MACE)
+        patch.setattr(demo, "run_dynamics", run_dynamics)
+        patch.setitem(gpspp_demo.SETTINGS, "model", TINY_GPSPP)
+        for settings, epochs in ((demo, 1), (gpspp_demo, 2), (graph_demo, 3)):
+            patch.setitem(settings.SETTINGS["train"], "epochs", epochs)
+        printed = []
+        for _ in range(2):
+            text = io.StringIO()
+            with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+                assert main(["demo"]) == 0
+            printed.append(text.getvalue())
+    return place / "demo-run", *printed
+
+
+def test_demonstration_leaves_what_it_promises(demonstration):
+    folder, printed, again = demonstration
+    promised = printed.partition("\nin demo-run:\n")[2].splitlines()
+    assert len(promised) == 8
+    for line in promised:
+        assert (folder / line.split()[0]).exists(), line
+    assert "all labelled" in printed
+    assert len((folder / "graph/classes.csv").read_text().splitlines()) == 1501
+    assert "c1ccccc1O" in printed
+    for name in ("run", "graph", "molecules"):
+        assert (folder / name / "model.json").exists()
+    # Again: what is done is not done again.
+    assert "epoch 1  loss" in printed
+    assert "epoch 1  loss" not in again
+
+
+def test_the_demo_says_in_a_line_what_each_system_has_learned(demonstration):
+    learned = demonstration[1].partition("what was learned:\n")[2].splitlines()[:3]
+    assert [line.split()[0] for line in learned] == ["mace", "gpspp", "graph"]
+    for line, unit in zip(learned, ("meV/Å", "eV in 3D", "test vertices"), strict=True):
+        assert unit in line
+        assert len(line) <= WIDTH
+
+
+def test_no_line_of_the_demo_is_wider_than_a_terminal_or_names_the_package(demonstration):
+    _, printed, again = demonstration
+    site = Path(bevatron.__file__).parent
+    for line in (printed + again).splitlines():
+        assert len(line) <= WIDTH, line
+        assert str(site) not in line
+        assert sys.prefix not in line
+
+
+def test_long_lines_are_broken_between_words_only_where_no_terminal_does_it():
+    with contextlib.redirect_stdout(io.StringIO()) as text, whole.folded_output():
+        print("word " * 30)
+        print("  a table of two   columns")
+        print("x" * 100)
+        print("end", end="")
+    lines = text.getvalue().split("\n")
+    assert max(map(len, lines[:2])) <= WIDTH
+    assert " ".join(" ".join(lines[:2]).split()) == ("word " * 30).strip()
+    assert lines[2:] == ["  a table of two   columns", "x" * 100, "end"]
+
+
+def test_settings_are_a_valid_configuration_of_bundled_data(tmp_path):
+    config = demo.configuration(tmp_path)
     assert config.data.train[0].is_file()
     assert config.data.test_fraction > 0
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     out = tmp_path / "demo"
-    demo._claim(out)
-    demo._claim(out)  # its own folder is taken again
+    claim(out)
+    claim(out)  # its own folder is taken again
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="holds something else"):
-        demo._claim(other)
+        claim(other)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
 
 

@@ -12,16 +12,12 @@ from bevatron import cli
 from bevatron.data.readers.molecules import MoleculeOptions
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp import Target, build, save_model
-from bevatron.recipes.gpspp import files as gpspp_files
-from bevatron.recipes.gpspp import predict as gpspp_use
-from bevatron.recipes.gpspp.files import (
-    embed_file,
-    errors,
-    evaluate_files,
-    predict_file,
-    predict_ogb,
-)
-from bevatron.recipes.gpspp.predict import MoleculePredictor
+from bevatron.recipes.gpspp import predict as gpspp_files
+from bevatron.recipes.gpspp import predictor as gpspp_use
+from bevatron.recipes.gpspp.embed import embed_file
+from bevatron.recipes.gpspp.evaluate import errors, evaluate_files, print_errors
+from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
+from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.stores import prepare_molecules
 
 Chem = pytest.importorskip("rdkit.Chem")
@@ -276,7 +272,7 @@ def test_evaluation_compares_with_labels_by_name_or_order(folders, table, tmp_pa
         evaluate_files(exact(folders), [other])
     both = evaluate_files(exact(folders), [other, other], MoleculeOptions(targets=("label",)))
     assert both["all"]["gap"]["mae"] == pytest.approx(metrics["mae"])
-    gpspp_files.print_errors(found, exact(folders).targets)
+    print_errors(found, exact(folders).targets)
     assert "molecules 6  MAE" in capsys.readouterr().out
 
 

@@ -16,9 +16,10 @@ from bevatron import cli
 from bevatron.data.graphs import GraphOptions, read_graph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention import NodeClassifier
-from bevatron.recipes import RECIPES
+from bevatron.recipes import SYSTEMS
 from bevatron.recipes.graph.data import load_graphs
-from bevatron.recipes.graph.predict import evaluate_graphs, load_model, predict_file, predict_graph
+from bevatron.recipes.graph.evaluate import evaluate_graphs
+from bevatron.recipes.graph.predict import load_model, predict_file, predict_graph
 from bevatron.recipes.graph.run import PRESETS, GraphRun, build
 from bevatron.train.loop import fit
 
@@ -277,7 +278,7 @@ def test_command_line_trains_evaluates_and_predicts(tmp_path, monkeypatch, capsy
     said = capsys.readouterr().out
     assert "training samples" in said
     assert "nan" not in said
-    assert "graph" in RECIPES
+    assert "graph" in SYSTEMS
 
 
 def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatch, capsys):
@@ -300,7 +301,7 @@ def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatc
     capsys.readouterr()
     assert cli.main(["predict", "run", "edges.txt", "out.csv"]) == 2
     said = capsys.readouterr().err
-    assert said == "error: edges.txt: has no features; give them beside it (--features FILE.npy)\n"
+    assert said == "error: edges.txt: has no features; give them in a file (--features FILE.npy)\n"
     assert cli.main(["evaluate", "run", "edges.txt", "edges.txt", *given]) == 2
     assert "features: goes with one graph, but 2 are given" in capsys.readouterr().err
 

@@ -19,22 +19,8 @@ def test_bundled_graph_is_small_and_what_its_readme_says():
     assert "communities.npz" in readme
 
 
-def test_demonstration_leaves_what_it_promises(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(graph_demo.SETTINGS["train"], "epochs", 3)
-    monkeypatch.setattr(graph_demo, "MODELS", ("GAT",))
-    assert graph_demo.graph_demo(tmp_path) == 0
-    there = {path.name for path in (tmp_path / "graph").iterdir()}
-    assert {"report.html", "classes.csv", "times.csv", "times.png", "model.json"} <= there
-    assert "all labelled" in capsys.readouterr().out
-    assert len((tmp_path / "graph/classes.csv").read_text().splitlines()) == 1501
-    assert graph_demo.graph_demo(tmp_path) == 0  # again: what is done is not done again
-    assert "epoch 4  loss" not in capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_communities_are_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph_demo, "MODELS", ())
-    monkeypatch.setattr(graph_demo, "plot_times", lambda *a: None)
-    graph_demo.graph_demo(tmp_path)
+def test_communities_are_learned(tmp_path):
+    graph_demo.run_demo(tmp_path)
     table = graph_demo.evaluate_graphs(tmp_path / "graph", [str(SOURCE)])
     assert table["test"]["accuracy"] > 0.7

@@ -12,7 +12,7 @@ from bevatron.data.store.prepare import prepare
 from bevatron.data.summary import inspect
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import StoreError
-from bevatron.recipes.mace.inspect import PlanOptions, inspect_store
+from bevatron.recipes.inspect import PlanOptions, inspect_store
 
 
 class Chains:

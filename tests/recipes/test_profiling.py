@@ -20,8 +20,8 @@ from bevatron import cli
 from bevatron.data.padding import BatchShape
 from bevatron.data.padding.size_buckets import SizeBuckets
 from bevatron.errors import ConfigError
+from bevatron.recipes.bench_profile import profile, profile_folder, short
 from bevatron.recipes.mace.run import build
-from bevatron.recipes.profiling import profile, profile_folder, short
 from bevatron.recipes.training import configuration
 from bevatron.train import loop
 from bevatron.train.capture import step as captured_step

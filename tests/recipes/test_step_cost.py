@@ -8,7 +8,7 @@ from bevatron.data.neighbours import add_neighbours
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, MaceTask
-from bevatron.recipes.benchmarks import capacity_curves, cost_model
+from bevatron.recipes.bench import capacity_curves, cost_model
 from bevatron.recipes.mace import step_cost
 from bevatron.recipes.mace.step_cost import (
     StepCost,

@@ -1,51 +1,71 @@
 """The command ``bevatron``. No logic: each of its functions calls one function of `recipes`.
 
-What is imported here is little, so that ``bevatron --help`` answers at once; the commands, and
-torch with them, come when one is called.
+Little is imported here, so that ``bevatron --help`` answers at once; commands, and torch with
+them, are imported when they are called.
 
-Exit codes: 0 done; 2 a mistake that one sentence explains; 130, 138 and 143 a run that Ctrl-C,
-SIGUSR1 or SIGTERM stopped and that has saved its state; 1 anything unforeseen, with a traceback.
+Exit codes: 0 done; 2 an error of the user, explained in one sentence; 130, 138 and 143 a run that
+Ctrl-C, SIGUSR1 or SIGTERM stopped and that saved its state; 1 anything else, with a traceback.
 """
 
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from bevatron import __version__
 from bevatron.errors import BevatronError, ConfigError
 
 EXIT_MISTAKE = 2
 
-_USAGE = """\
-bevatron {version}: training scientific graph and structure models at the speed of the hardware
+COMMANDS = {
+    "train": "training:train",
+    "inspect": "commands:inspect",
+    "bench store": "bench:bench_store",
+    "bench loader": "bench:bench_loader",
+    "bench packing": "bench:bench_packing",
+    "bench cost": "bench:bench_cost",
+    "bench capacity": "bench:bench_capacity",
+    "bench profile": "bench:bench_profile",
+    "env": "commands:env",
+    "demo": "commands:demo",
+}
+"""Commands that belong to no single system, and their functions in this package."""
 
-  bevatron prepare FILE... --out STORE --cutoff 5   features that do not change, computed once
-  bevatron prepare molecules.csv --out STORE        the same of molecules: SMILES and targets
-  bevatron train mace --data FILE --output RUN      train from a file, a store or a YAML file
-  bevatron evaluate RUN FILE...                     errors on labelled structures
-  bevatron predict RUN FILE OUT                     energies and forces of structures
-  bevatron relax RUN FILE OUT                       many geometries at once to their minima
-  bevatron convert mace-torch FILE OUT              mace-torch checkpoints, both ways
-  bevatron inspect STORE [--plan]                   what is in a store, how batches fill
-  bevatron bench store|loader|packing STORE         rates on this machine and these data
-  bevatron bench cost|capacity STORE                what a step costs, how large a batch may be
-  bevatron bench profile RUN                        where a step's time and memory go
-  bevatron train gpspp --data FILE --output RUN     properties of molecules from SMILES
-  bevatron predict RUN FILE OUT [RUN...]            of molecules: one model or an ensemble
-  bevatron embed RUN FILE OUT.npz                   what a model makes of molecules
-  bevatron train graph --data FILE --output RUN     attention (GAT, AGNN, VA) on one large graph
-  bevatron bench graph --vertices N --edges M       times of attention on random graphs and files
-  bevatron bench gpspp-ablation STORE --out DIR     what each part of GPS++ is worth
-  bevatron env                                      versions, devices, what runs and why not
-  bevatron demo [OUT]                               all of it in three minutes
-
-`bevatron COMMAND --help` says more; --debug shows the traceback of an error.
-"""
+USAGE = (
+    ("train SYSTEM|FILE.yaml [--KEY VALUE]", "train; all keys: `bevatron train SYSTEM --help`"),
+    ("prepare [SYSTEM] FILE... --out STORE", "features that do not change, computed once"),
+    ("inspect STORE [--plan]", "what is in a store, how batches fill"),
+    ("evaluate RUN FILE...", "errors on labelled data"),
+    ("predict RUN FILE OUT", "predictions, next to what the file holds"),
+    ("bench store|loader|packing STORE", "rates on this machine and these data"),
+    ("bench cost|capacity STORE", "what a step costs, how large a batch may be"),
+    ("bench profile RUN", "where a step's time and memory go"),
+    ("env", "versions, devices, which kernels run here"),
+    ("demo [OUT]", "all systems in a few minutes"),
+)
+"""Lines of the usage: what is typed and what it does."""
 
 
-_MENDABLE = {
+def usage() -> str:
+    """Return what ``bevatron --help`` prints: the commands of all systems, then of each."""
+    from bevatron.recipes import systems
+
+    def lines(rows: Iterable[tuple[str, str]]) -> list[str]:
+        return [f"  bevatron {typed:<39} {what}" for typed, what in rows]
+
+    parts = [lines(USAGE)]
+    parts += [[f"{s.name}: {s.summary}", *lines(s.usage)] for s in systems() if s.usage]
+    return (
+        f"bevatron {__version__}: training scientific graph and structure models at the speed of "
+        "the hardware\n\n"
+        + "\n\n".join("\n".join(part) for part in parts)
+        + "\n\n`bevatron COMMAND --help` says more; --debug shows the traceback of an error."
+    )
+
+
+_FIXABLE = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -57,7 +77,7 @@ _MENDABLE = {
     errno.ENOTDIR,
     errno.EISDIR,
 }
-"""What a file system refuses and a user can mend."""
+"""Errors of the file system that a user can fix."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,20 +86,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
-        print(_USAGE.format(version=__version__))  # noqa: T201
+        print(usage())  # noqa: T201
         return 0 if arguments else EXIT_MISTAKE
     if arguments[0] == "--version":
         print(__version__)  # noqa: T201
         return 0
+    command, *rest = arguments
+    options = {"train": "--data.labels.", "convert": None}.get(command, "--labels.")
+    return one_sentence(lambda: _dispatch(command, rest), options, debug=debug)
+
+
+def one_sentence(
+    command: Callable[[], int], options: str | None = None, *, debug: bool = False
+) -> int:
+    """Run a command and return its exit code; an error of the user becomes one sentence.
+
+    Parameters
+    ----------
+    command
+        Returns the exit code.
+    options
+        Prefix of the options for labels, to name them as they are typed; None = the sentence
+        stays as it is.
+    debug
+        Raise the error instead.
+    """
     try:
-        return _dispatch(arguments[0], arguments[1:])
+        return command()
     except BevatronError as error:
         if debug:
             raise
         from bevatron.arguments import as_typed
 
-        options = "--data.labels." if arguments[0] == "train" else "--labels."
-        message = str(error) if arguments[0] == "convert" else as_typed(str(error), options)
+        message = str(error) if options is None else as_typed(str(error), options)
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         return EXIT_MISTAKE
     except BrokenPipeError:
@@ -87,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if debug or error.errno not in _MENDABLE:
+        if debug or error.errno not in _FIXABLE:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}", file=sys.stderr)  # noqa: T201
@@ -108,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> None:
-    """Run the command of this process and leave it."""
+    """Run the command of this process and exit."""
     code = main()
     if "torch.distributed" in sys.modules:
         from bevatron.parallel.mesh import ranks_from_environment
@@ -123,66 +162,47 @@ def run() -> None:
 
 
 def _dispatch(command: str, arguments: list[str]) -> int:
-    from bevatron.arguments import call
-    from bevatron.cli import bench
-    from bevatron.cli import commands as plain
-    from bevatron.cli.training import train
-    from bevatron.recipes.arguments import say
-    from bevatron.recipes.gpspp import commands as molecules
-    from bevatron.recipes.graph import commands as graph
+    """Call the function of a command, which is one or two arguments long."""
+    from bevatron.recipes import systems
 
-    if command == "train":
-        return train(arguments)
-    commands: dict[str, Callable[..., int | None]] = {
-        "prepare": plain.prepare,
-        "evaluate": plain.evaluate,
-        "predict": plain.predict,
-        "relax": plain.relax,
-        "embed": molecules.embed,
-        "inspect": plain.inspect,
-        "env": plain.env,
-        "demo": plain.demo,
-    }
-    of_kind: dict[str, dict[str | None, Callable[..., int | None]]] = {
-        "evaluate": {
-            "graph_attention": graph.evaluate_graph,
-            "gpspp": molecules.evaluate_molecules,
-        },
-        "predict": {"graph_attention": graph.predict_graph, "gpspp": molecules.predict_molecules},
-    }
-    if command in of_kind:
-        from bevatron.recipes.kinds import kind_of_model
-
-        others = of_kind[command]
-        commands[command] = others.get(kind_of_model(arguments), commands[command])
-    groups: dict[str, dict[str, Callable[..., int | None]]] = {
-        "convert": {
-            "mace-torch": plain.convert_from_mace_torch,
-            "to-mace-torch": plain.convert_to_mace_torch,
-        },
-        "bench": {
-            "store": bench.bench_store,
-            "loader": bench.bench_loader,
-            "packing": bench.bench_packing,
-            "cost": bench.bench_cost,
-            "capacity": bench.bench_capacity,
-            "profile": bench.bench_profile,
-            "graph": graph.bench_graph,
-            "gpspp-ablation": molecules.bench_gpspp_ablation,
-        },
-    }
-    if command in commands:
-        return call(commands[command], arguments, f"bevatron {command}") or 0
-    if command not in groups:
-        known = sorted([*commands, *groups, "train"])
-        close = get_close_matches(command, known, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    known = list(dict.fromkeys([*COMMANDS, *(name for s in systems() for name in s.commands)]))
+    group = [name.partition(" ")[2] for name in known if name.startswith(f"{command} ")]
+    if group:
+        if arguments and arguments[0] in {"-h", "--help"}:
+            return _group_help(command, group)
+        if not arguments or arguments[0] not in group:
+            raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
+        command, arguments = f"{command} {arguments[0]}", arguments[1:]
+    elif command not in known:
+        first = sorted({name.partition(" ")[0] for name in known})
+        close = get_close_matches(command, first, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(first)}"
         raise ConfigError(f"there is no command '{command}' ({hint})")
-    group = groups[command]
-    if arguments and arguments[0] in {"-h", "--help"}:
-        for name, function in group.items():
-            say(f"bevatron {command} {name}: {(function.__doc__ or '').splitlines()[0]}")
-        return 0
-    if not arguments or arguments[0] not in group:
-        raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
-    return call(group[arguments[0]], arguments[1:], f"bevatron {command} {arguments[0]}") or 0
+    from bevatron.arguments import call
+
+    if command in COMMANDS:
+        function = _own(command)
+        if command == "train":
+            return function(arguments) or 0
+    else:
+        from bevatron.recipes.dispatch import system_command
+
+        function, arguments = system_command(command, arguments)
+    return call(function, arguments, f"bevatron {command}") or 0
+
+
+def _own(command: str) -> Callable[..., int | None]:
+    module, _, name = COMMANDS[command].partition(":")
+    function: Callable[..., int | None] = getattr(import_module(f"{__name__}.{module}"), name)
+    return function
+
+
+def _group_help(command: str, group: Iterable[str]) -> int:
+    """Print the first line of each command of a group."""
+    from bevatron.recipes.dispatch import having
+
+    for name in group:
+        full = f"{command} {name}"
+        function = _own(full) if full in COMMANDS else having(full)[0].command(full)
+        print(f"bevatron {full}: {(function.__doc__ or '').splitlines()[0]}")  # noqa: T201
+    return 0

@@ -18,7 +18,7 @@ Dtype = Literal["float32", "float64"]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Which training steps to measure.
+    """The training steps to measure.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class StepOptions:
 
     def meter(self, dtype: Dtype) -> "StepMeter":
         """Make a meter of these steps."""
-        from bevatron.recipes.benchmarks import step_meter
+        from bevatron.recipes.bench import step_meter
 
         return step_meter(self.store, self.model, self.device, dtype)
 
@@ -52,7 +52,7 @@ def bench_store(store: StoreFolder) -> None:
     store
         A prepared store.
     """
-    from bevatron.recipes.benchmarks import store_rates
+    from bevatron.recipes.bench import store_rates
 
     print_rows(store_rates(store))
 
@@ -60,18 +60,18 @@ def bench_store(store: StoreFolder) -> None:
 def bench_loader(
     store: StoreFolder, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)
 ) -> None:
-    """Measure how many structures a second reach the step for numbers of worker processes.
+    """Measure the throughput of the loader for several numbers of worker processes.
 
     Parameters
     ----------
     store
         A prepared store.
     capacity
-        Atoms of a batch at most.
+        Maximum number of atoms per batch.
     workers
-        Numbers to try.
+        Numbers of worker processes to try.
     """
-    from bevatron.recipes.benchmarks import loader_rates
+    from bevatron.recipes.bench import loader_rates
 
     print_rows(loader_rates(store, capacity, workers))
 
@@ -84,28 +84,28 @@ def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> N
     store
         A prepared store.
     capacity
-        Atoms of a batch at most.
+        Maximum number of atoms per batch.
     ranks
         Processes that share an epoch.
     """
-    from bevatron.recipes.benchmarks import packing_figures
+    from bevatron.recipes.bench import packing_figures
 
     print_rows(packing_figures(store, capacity, ranks))
 
 
 def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> None:
-    """Fit what a training step costs by atoms, edges and structures, for balanced batches.
+    """Fit the cost of a training step by atoms, edges and structures, for balanced batches.
 
     Parameters
     ----------
     steps
-        Which training steps.
+        The training steps to measure.
     dtype
         Precision.
     most
-        Atoms of the largest batch.
+        Number of atoms of the largest batch.
     """
-    from bevatron.recipes.benchmarks import cost_model
+    from bevatron.recipes.bench import cost_model
 
     rows, lines = cost_model(steps.meter(dtype), most)
     print_rows(rows)
@@ -118,20 +118,20 @@ def bench_capacity(
     most: int = 65536,
     out: Path = Path("capacity.png"),
 ) -> None:
-    """Measure atoms per second by the size of a batch, and on a GPU the largest that fits.
+    """Measure atoms per second by batch size, and on a GPU the largest batch that fits.
 
     Parameters
     ----------
     steps
-        Which training steps.
+        The training steps to measure.
     dtype
-        Precisions, a curve each.
+        Precisions, one curve each.
     most
-        Atoms of the largest batch.
+        Number of atoms of the largest batch.
     out
-        Picture to write.
+        Figure to write.
     """
-    from bevatron.recipes.benchmarks import capacity_curves
+    from bevatron.recipes.bench import capacity_curves
 
     rows, lines = capacity_curves({name: partial(steps.meter, name) for name in dtype}, most, out)
     print_rows(rows)
@@ -147,22 +147,22 @@ def bench_profile(
 ) -> None:
     """Trace steps of a run: time by kind of work, idle time, memory by module, what would help.
 
-    The run itself is not touched: the steps begin with new weights in a folder of their own.
+    The run itself is not changed: the steps start from new weights.
 
     Parameters
     ----------
     run
         Folder of a run, or a YAML file.
     steps
-        To time, and then to trace.
+        Number of steps to time, and then to trace.
     warm
-        Steps before; the first records all shapes of batches where steps are CUDA graphs.
+        Warm-up steps; in the first, all batch shapes are captured where CUDA graphs are used.
     device
-        auto, cpu, cuda or cuda:N instead of that of the run.
+        auto, cpu, cuda or cuda:N; the run's by default.
     out
-        Folder for profile.json and pictures; ``profile`` in the run's folder by default.
+        Folder for profile.json and figures; ``profile`` in the run's folder by default.
     """
-    from bevatron.recipes.profiling import profile_folder
+    from bevatron.recipes.bench_profile import profile_folder
 
     tables, lines = profile_folder(run, steps, warm, device, out)
     for title, rows in tables:

@@ -1,4 +1,4 @@
-"""The command ``bevatron train``: a recipe or a YAML file, and what the command line changes."""
+"""The command ``bevatron train``: a system or a YAML file, and options that override it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,9 +17,10 @@ class TrainOptions:
     Attributes
     ----------
     resume
-        ``never``: the folder must not hold a run; ``auto``: go on if it does; ``must``: it has to.
+        ``never``: the folder must not hold a run; ``auto``: resume one if it does; ``must``: it has
+        to hold one.
     dry_run
-        Print parameters, memory and steps, and leave.
+        Print parameters, memory and steps, and exit.
     """
 
     resume: Literal["never", "auto", "must"] = "never"
@@ -27,11 +28,11 @@ class TrainOptions:
 
 
 def train(arguments: list[str]) -> int:
-    """Train: the first argument is a recipe or a YAML file, the rest changes its configuration."""
-    from bevatron.recipes import RECIPES
+    """Train: the first argument is a system or a YAML file, the others override its keys."""
+    from bevatron.recipes import SYSTEMS
     from bevatron.recipes.training import configuration, start
 
-    recipes = ", ".join(sorted(RECIPES))
+    recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(
             f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
@@ -53,14 +54,14 @@ def train(arguments: list[str]) -> int:
 
 
 def _written_out(argument: str) -> str:
-    """Write out an option that has a short name."""
+    """Expand an option's short name."""
     option, equals, value = argument.partition("=")
     short = {"--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
     return short.get(option, option) + equals + value
 
 
 def _train_command(config: type) -> Any:
-    """Make the class of which tyro reads a recipe's configuration and how to start."""
+    """Make the class from which tyro parses a configuration and how to start."""
 
     @dataclass(frozen=True)
     class Command:

@@ -1,4 +1,4 @@
-"""Irreps: which representations of O(3) a feature vector is made of, and where each one lies.
+"""Irreps: which representations of O(3) a feature vector consists of, and at which offsets.
 
 A feature of ``128x0e+128x1o`` holds 128 scalars (degree 0, even) and 128 vectors (degree 1, odd).
 The layout of a flat feature is e3nn's ``mul_ir``: block after block, within a block channel after
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, cast, get_args, overload
 from bevatron.errors import ConfigError
 
 Layout = Literal["mul_ir", "ir_mul"]
-"""How a block lies in memory: channel after channel (e3nn), or component after component."""
+"""Memory layout of a block: channel after channel (e3nn), or component after component."""
 
 _BLOCK = re.compile(r"^(?:(\d+)\s*x\s*)?(\d+)\s*([eo])$")
 
@@ -97,7 +97,7 @@ class Irreps(Sequence[Irrep]):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Where each block lies in a flat feature."""
+        """Slice of each block in a flat feature."""
         slices, start = [], 0
         for block in self.blocks:
             slices.append(slice(start, start + block.size))

@@ -54,7 +54,7 @@ def coupling(l1: int, l2: int, l3: int) -> FloatArray:
         "ia,jb,kc,ijk->abc", to_complex[0], to_complex[1], to_complex[2].conj(), complex_cg
     ).real
     real /= np.linalg.norm(real)
-    # The change of basis leaves dust where the coefficient is exactly zero.
+    # The change of basis leaves rounding errors where the coefficient is exactly zero.
     real[np.abs(real) < 1e-14] = 0.0
     real.flags.writeable = False
     return real
@@ -109,7 +109,7 @@ def spherical_harmonics(
             if order == 0:
                 components.append(scale * polar)
             elif order == degree:
-                # The polar factor is a number here.
+                # The polar factor is a constant here.
                 components.append(scale * _double_factorial(2 * degree - 1) * angular)
             else:
                 components.append(scale * (polar * angular))
@@ -119,7 +119,7 @@ def spherical_harmonics(
 def wigner_d(
     degree: int, rotation: Float[Tensor, "*batch 3 3"], parity: int | None = None
 ) -> Float[Tensor, "*batch M M"]:
-    r"""Matrix by which a feature of one degree turns: :math:`Y_l(R v) = D^l(R)\, Y_l(v)`.
+    r"""Matrix that rotates a feature of one degree: :math:`Y_l(R v) = D^l(R)\, Y_l(v)`.
 
     Built from :math:`D^1 = R` degree by degree through the coupling of l-1 and 1 to l.
 
@@ -147,7 +147,7 @@ def rotate(
     irreps: Irreps,
     rotation: Float[Tensor, "3 3"],
 ) -> Float[Tensor, "*batch D"]:
-    """Turn a flat feature in ``mul_ir`` layout by one orthogonal matrix."""
+    """Rotate a flat feature in ``mul_ir`` layout by one orthogonal matrix."""
     turned = []
     for block, part in zip(irreps, irreps.slices, strict=True):
         matrix = wigner_d(block.l, rotation.to(features), block.parity)

@@ -47,7 +47,7 @@ class CouplingTensor:
     values
         [non-zeros], float64.
     key
-        A name for all of this, the same in every process, by which `known_coupling` finds it.
+        Identifies these coefficients in every process; `known_coupling` looks them up by it.
     """
 
     degree: int
@@ -66,7 +66,7 @@ class CouplingTensor:
         _known.setdefault(self.key, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Made anew where it is unpickled, so that its key is known there too.
+        # Built again where it is unpickled, so that its key is known there too.
         made_of = (self.degree, self.l_max, self.num_paths, self.indices, self.paths, self.values)
         return CouplingTensor, made_of
 

@@ -47,14 +47,14 @@ def sum_scalars(values: Mapping[str, Tensor | float], mesh: Mesh) -> dict[str, T
 
 
 def broadcast(values: Tensor, mesh: Mesh) -> Tensor:
-    """Overwrite a tensor with rank 0's and return it."""
+    """Broadcast a tensor from rank 0, in place, and return it."""
     if mesh.world > 1:
         distributed.broadcast(values, src=0)
     return values
 
 
 def gather_bytes(data: bytes, mesh: Mesh) -> list[bytes]:
-    """Give every rank the bytes of all ranks, in order of rank."""
+    """All-gather bytes, in order of rank."""
     if mesh.world == 1:
         return [data]
     lengths = torch.zeros(mesh.world, dtype=torch.int64)
@@ -71,15 +71,15 @@ def gather_bytes(data: bytes, mesh: Mesh) -> list[bytes]:
 
 
 def gather_json(value: Any, mesh: Mesh) -> list[Any]:
-    """Give every rank the plain values of all ranks, in order of rank."""
+    """All-gather plain values, in order of rank."""
     return [json.loads(part) for part in gather_bytes(json.dumps(value).encode(), mesh)]
 
 
 def broadcast_json(value: Any, mesh: Mesh) -> Any:
-    """Give every rank the plain value of rank 0."""
+    """Broadcast a plain value from rank 0."""
     return gather_json(value if mesh.is_main else None, mesh)[0]
 
 
 def barrier(mesh: Mesh) -> None:
-    """Wait until all ranks are here."""
+    """Barrier: wait until all ranks have called it."""
     sum_over_ranks(torch.zeros(1), mesh)

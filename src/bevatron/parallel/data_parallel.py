@@ -1,8 +1,8 @@
-"""Data parallelism: equal weights on every rank, gradients added up after the backward pass.
+"""Data parallelism: replicated weights, gradients all-reduced after the backward pass.
 
 The loss is already divided by counts over all ranks, so gradients are summed, not averaged. They
 are reduced in buckets once per optimiser step, after the last micro-batch. That needs no hooks in
-autograd, so models that differentiate inside their forward pass (forces) are nothing special, and
+autograd, so models that differentiate inside their forward pass (forces) need no special case, and
 the order of additions does not depend on which gradient is ready first: results repeat.
 """
 
@@ -18,7 +18,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 def equalise(model: nn.Module, mesh: Mesh) -> None:
-    """Give all ranks the parameters and buffers of rank 0."""
+    """Broadcast the parameters and buffers of rank 0."""
     if mesh.world == 1:
         return
     with torch.no_grad():
@@ -29,7 +29,7 @@ def equalise(model: nn.Module, mesh: Mesh) -> None:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
-    """Add up the gradients of all ranks, in place.
+    """All-reduce (sum) gradients, in place.
 
     A parameter that took no part in this rank's batches counts as zero, on one process too, so
     that the optimiser treats it alike on any number of ranks.
@@ -50,7 +50,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients of one type, in order, up to `BUCKET_BYTES` each."""
+    """Group gradients of one dtype into buckets, in order, up to `BUCKET_BYTES` each."""
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         bucket: list[Tensor] = []
         size = 0

@@ -2,7 +2,7 @@
 
 `open_mesh` reads what torchrun or Slurm's srun set in the environment. On one process nothing is
 started and every collective does nothing. A rank that fails tells the others through the store of
-the process group; they stop with its message instead of waiting in a collective that never ends.
+the process group; they stop with its message instead of hanging in a collective.
 """
 
 import json
@@ -36,9 +36,9 @@ class Mesh:
     Attributes
     ----------
     rank, world
-        Number of this process and how many there are.
+        Rank of this process and number of processes.
     local_rank, local_world
-        The same among the processes of this machine.
+        The same among the processes on this machine.
     device
         Where this process computes.
     """

@@ -1,29 +1,46 @@
-"""Recipes: functions that return a complete run. The only place that names model and trainer."""
+"""Recipes: one folder a system, the only place that names both a model and the trainer."""
 
 import importlib
 from typing import Any
 
 from bevatron.errors import ConfigError
+from bevatron.recipes.system import System
 
-RECIPES = {
-    "gpspp": ("bevatron.recipes.gpspp.run", "GpsppRun"),
-    "graph": ("bevatron.recipes.graph.run", "GraphRun"),
-    "mace": ("bevatron.recipes.mace.run", "MaceRun"),
+SYSTEMS = {
+    "mace": "bevatron.recipes.mace",
+    "gpspp": "bevatron.recipes.gpspp",
+    "graph": "bevatron.recipes.graph",
 }
-"""Name -> module and the class of its configuration; the module's ``build`` makes the run."""
+"""Name -> package, whose ``SYSTEM`` declares everything else. The first is the default."""
+
+
+def systems() -> list[System]:
+    """Return all systems."""
+    return [importlib.import_module(package).SYSTEM for package in SYSTEMS.values()]
+
+
+def system(name: str) -> System:
+    """Return the system of a name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    if name not in SYSTEMS:
+        known = ", ".join(sorted(SYSTEMS))
+        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
+    found: System = importlib.import_module(SYSTEMS[name]).SYSTEM
+    return found
 
 
 def recipe(name: str) -> tuple[Any, Any]:
-    """Return (class of the configuration, function that builds the run) of a recipe.
+    """Return (class of the configuration, function that builds the run) of a system.
 
     Raises
     ------
     ConfigError
         If there is none of that name.
     """
-    if name not in RECIPES:
-        known = ", ".join(sorted(RECIPES))
-        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
-    module_name, class_name = RECIPES[name]
-    module = importlib.import_module(module_name)
-    return getattr(module, class_name), module.build
+    found = system(name)
+    return found.load(found.config), found.load(found.build)

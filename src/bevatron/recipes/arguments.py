@@ -1,4 +1,4 @@
-"""What the commands share: the types of their arguments, and how they print."""
+"""Shared by all commands: types of arguments, and printing."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `bevatron env` prints: versions, devices, and what runs here or why it does not."""
+"""What `bevatron env` prints: versions, devices, and which kernels run here or why not."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""Parameters that a run leaves as they are."""
+"""Freezing of parameters."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from bevatron.errors import ConfigError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Stop the training of parameters whose names match.
+    """Freeze the parameters whose names match.
 
     Parameters
     ----------
     model
-        Whose parameters.
+        The model; changed in place.
     patterns
         Names with wildcards, as `fnmatch` has them: ``embedding.*``.
 

@@ -1,4 +1,4 @@
-"""Where the model of a folder is and of which kind, for commands that do the same with any."""
+"""Where in a folder the model is, and of which kind, for commands that work with any."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     Returns
     -------
     The kind in its model.json; of a run under way that of its best model; None if no argument is
-    such a folder, which the command itself will say.
+    such a folder: the command itself says so.
 
     Raises
     ------
@@ -40,20 +40,25 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def holds_model(path: Path) -> bool:
+    """Whether a path is a run or a model folder."""
+    return any((folder / MODEL_FILE).is_file() for folder in (path, path / "best"))
+
+
 def newest_model(path: Path, of_a_file: str = "") -> Path:
-    """Return the model folder of a run or model folder; of a run under way that of its best model.
+    """Return the model folder of a run or model folder; of a run under way, that of its best model.
 
     Parameters
     ----------
     path
         Where to look.
     of_a_file
-        What the message adds if this is a file.
+        Added to the message if this is a file.
 
     Raises
     ------
     CheckpointError
-        If it is a file. Whether there is a model is for those who read it.
+        If it is a file. Whether there is a model is checked when it is read.
     """
     if path.is_file():
         raise CheckpointError(f"{path}: is a file, expected a run or a model folder{of_a_file}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bevatron.config import load_yaml
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
-from bevatron.recipes import RECIPES, recipe
+from bevatron.recipes import SYSTEMS, recipe
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
@@ -22,23 +22,23 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     name
         A recipe, or a YAML file whose key ``recipe`` names one (default mace).
     arguments
-        Of these only ``--preset`` is looked at: it decides the defaults.
+        Only ``--preset`` is read: it sets defaults.
 
     Raises
     ------
     ConfigError
         For an unknown recipe or key.
     """
-    if name in RECIPES:
+    if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}
     elif Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
         values = load_yaml(Path(name))
     else:
-        recipe(name)  # says which there are
+        recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", "mace"))
-    if chosen not in RECIPES:
-        known = ", ".join(sorted(RECIPES))
+    chosen = str(values.pop("recipe", next(iter(SYSTEMS))))
+    if chosen not in SYSTEMS:
+        known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
@@ -47,20 +47,20 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     try:
         return cls.from_values(values)
     except ConfigError as error:
-        raise ConfigError(str(error) if name in RECIPES else f"{name}: {error}") from None
+        raise ConfigError(str(error) if name in SYSTEMS else f"{name}: {error}") from None
 
 
 def start(
     config: Any, *, resume: Literal["never", "auto", "must"] = "never", dry_run: bool = False
 ) -> int:
-    """Build the run, walk it and return the exit code.
+    """Build the run, train, and return the exit code.
 
     Raises
     ------
     CheckpointError
         If the run must be resumed and there is none.
     BevatronError
-        Whatever a user can mend.
+        For errors of the user.
     """
     folder = Path(config.output)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
@@ -85,16 +85,18 @@ def start(
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """Return the value of an option; of one given several times, the last, as tyro does."""
+    value = None
     for i, argument in enumerate(arguments):
         if argument == flag and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2]
-    return None
+            value = arguments[i + 1]
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+    return value
 
 
 def _print_what_next(result: FitResult) -> None:
-    """Print where the report is and which commands use the model, or how a stopped run goes on."""
+    """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
         print("the same command with --resume auto goes on")  # noqa: T201
@@ -125,7 +127,7 @@ def _print_description(run: Run) -> None:
             "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
             "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
         }
-    if math.isnan(found["fill"]):  # batches of so many samples have no capacity to fill
+    if math.isnan(found["fill"]):  # batches of a fixed number of samples have no capacity to fill
         del rows["fill of the batches"]
     width = max(map(len, rows))
     for name, value in rows.items():

@@ -1,5 +1,8 @@
 """Known layers: what their names promise, on directed graphs with empty rows and edge values."""
 
+import itertools
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +11,19 @@ from bevatron.errors import ConfigError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention
-from bevatron.models.graph_attention import Layer, agnn, agnn_paper, gat, gatv2, gcn, gin, va
-from bevatron.models.graph_attention.formula.expression import A, H
+from bevatron.models.graph_attention import (
+    GraphAttentionConfig,
+    Layer,
+    NodeClassifier,
+    agnn,
+    agnn_paper,
+    gat,
+    gatv2,
+    gcn,
+    gin,
+    va,
+)
+from bevatron.models.graph_attention.formula.expression import A, Expression, H
 
 N, WIDTH = 8, 4
 
@@ -56,6 +70,85 @@ MAKERS = {
 }
 
 
+NAMED = {
+    "gat": lambda: gat(WIDTH, 3, heads=2, attention_dropout=0.3, value_dropout=0.4),
+    "gat of the authors": lambda: gat(
+        WIDTH, 3, heads=2, combine="mean", input_dropout=0.2, own_glorot=True, slope=0.1
+    ),
+    "gatv2": lambda: gatv2(WIDTH, 3, heads=2, attention_dropout=0.3, activation=torch.relu),
+    "gatv2, biases": lambda: gatv2(WIDTH, 3, heads=2, inner_bias=True, combine="mean"),
+    "gatv2, shared": lambda: gatv2(WIDTH, 3, inner_bias=True, share_weights=True, bias=False),
+    "agnn": lambda: agnn(WIDTH, beta=0.7),
+    "agnn of the paper": lambda: agnn_paper(WIDTH, 3, bias=True, activation=torch.tanh),
+    "va": lambda: va(WIDTH, 3),
+    "va scaled": lambda: va(WIDTH, 3, form="scaled"),
+    "va softmax": lambda: va(WIDTH, 3, form="softmax", bias=True),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_layer_is_its_formula_to_the_last_bit(name, training):
+    """The formula is what named layers were before they called their kernels themselves."""
+    layer = NAMED[name]().train(training)
+    formula = layer.formula()
+    assert formula.state_dict().keys() == layer.state_dict().keys()
+    for weighted, sparse, dtype, autocast in itertools.product(
+        (False, True), (False, True), (torch.float64, torch.float32), (False, True)
+    ):
+        layer.to(dtype)
+        csr = graph(weighted)[0]
+        csr = csr.with_values(csr.values.to(dtype).requires_grad_()) if weighted else csr
+        h = torch.randn(N, WIDTH, dtype=dtype)
+        h[2] = 0.0
+        leaf = (h.flatten() if sparse else h).requires_grad_()
+        place = torch.ones(N, WIDTH).nonzero().T
+        features = Csr.from_coo(*place, (N, WIDTH), leaf) if sparse else leaf
+        inputs = [leaf, *layer.parameters(), *([csr.values] if weighted else [])]
+        results = []
+        for compute in (layer, formula):
+            torch.manual_seed(1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                result = compute(csr, features)
+            probe = torch.linspace(-1.0, 1.0, result.numel()).reshape(result.shape)
+            loss = (result * probe.to(result.dtype)).sum()
+            gradients = torch.autograd.grad(loss, inputs, retain_graph=True)
+            results.append((result, *gradients, torch.get_rng_state()))
+        for ours, theirs in zip(*results, strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs), (weighted, sparse, dtype, autocast)
+
+
+@pytest.mark.parametrize("layer", ["gat", "gatv2", "agnn", "agnn_paper", "va", "va_scaled"])
+@pytest.mark.parametrize("stack", ["plain", "residual"])
+def test_named_layers_pass_through_no_formula(layer, stack, monkeypatch):
+    def never(*_):
+        raise AssertionError("a formula was written")
+
+    monkeypatch.setattr(Expression, "__post_init__", never)
+    monkeypatch.setattr("bevatron.models.graph_attention.formula.layer.plan", never)
+    config = GraphAttentionConfig(layer=layer, stack=stack, hidden=8, heads=2)
+    model = NodeClassifier(config.with_data(inputs=WIDTH, outputs=2))
+    model.stack(graph(weighted=False)[0], torch.randn(N, WIDTH)).sum().backward()
+    with pytest.raises(AssertionError, match="a formula was written"):
+        model.explain()
+
+
+def test_explaining_a_layer_draws_no_random_number():
+    layer = gat(WIDTH, 3, heads=2)
+    before = torch.get_rng_state()
+    assert "kernel: graph_attention" in layer.explain()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("make", [gat, gatv2])
+def test_numbers_that_the_kernels_do_not_take_are_refused(make):
+    with pytest.raises(ConfigError, match="slope: expected 0 to 1, got"):
+        make(WIDTH, 3, slope=1.5)
+    with pytest.raises(ConfigError, match="attention_dropout: expected 0 <= p < 1, got 1"):
+        make(WIDTH, 3, attention_dropout=1.0)
+
+
 @pytest.mark.parametrize("name", ["va", "va softmax", "agnn of the paper", "agnn"])
 def test_the_row_fetched_for_a_score_is_the_one_that_is_summed(name, monkeypatch):
     given = []
@@ -64,8 +157,8 @@ def test_the_row_fetched_for_a_score_is_the_one_that_is_summed(name, monkeypatch
         given.append(value)
         return dot_attention(csr, x, value=value, **options)
 
-    monkeypatch.setattr("bevatron.models.graph_attention.formula.layer.dot_attention", counted)
     layer = MAKERS[name]()
+    monkeypatch.setattr(sys.modules[type(layer).__module__], "dot_attention", counted)
     layer(graph(weighted=False)[0], torch.randn(N, WIDTH))
     assert given == [None]
     assert f"words per edge: {WIDTH + 1} forward" in layer.explain()

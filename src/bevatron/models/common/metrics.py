@@ -12,13 +12,13 @@ from bevatron.typing import IntArray
 class ErrorSums:
     """Mean absolute and root mean square errors of several quantities, in several groups.
 
-    For every group and quantity three sums are kept: how many numbers were compared, the sum of
-    the absolute and that of the squared errors. Sums of different batches or ranks just add up.
+    For every group and quantity three sums are kept: number of values compared, sum of absolute
+    errors and sum of squared errors. Sums of different batches or ranks just add up.
 
     Parameters
     ----------
     quantities
-        Names of what is compared.
+        Names of the quantities compared.
     groups
         Names of the groups that errors are kept for; `compute` gives the total under the bare
         names and, if there is more than one group, each group under ``group/name``.

@@ -1,7 +1,13 @@
-"""How well scores put what is true before what is not: ROC curve and average precision."""
+"""How well scores rank what is true before what is not: ROC curve and average precision.
+
+Ranking measures need all scores: a process alone keeps them and computes exactly; several add up
+counts in fine bins of the score.
+"""
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from bevatron.typing import FloatArray
 
@@ -58,3 +64,66 @@ def ranking_of_scores(
     positives = np.bincount(place, weights=answers * weights, minlength=len(distinct))
     negatives = np.bincount(place, weights=(1.0 - answers) * weights, minlength=len(distinct))
     return ranking(negatives, positives)
+
+
+class RankingSums:
+    """Ranking measures of several binary labels that add up over batches and ranks.
+
+    Parameters
+    ----------
+    num_labels
+        Number of labels.
+    num_bins
+        Bins of a label's logits; scores in one bin count as equal.
+
+    Examples
+    --------
+    >>> sums = RankingSums(1, 64)
+    >>> sums.add(0, torch.tensor([-1.0, 2.0]), torch.tensor([False, True]), torch.ones(2))
+    >>> sums.compute(0)
+    (1.0, 1.0)
+    """
+
+    def __init__(self, num_labels: int, num_bins: int) -> None:
+        self._bins = torch.zeros(num_labels, 2, num_bins, dtype=torch.float64)
+        # Logits, answers and weights of every batch, on the device they were computed on.
+        self._scores: list[list[Tensor]] | None = [[] for _ in range(num_labels)]
+
+    def add(self, label: int, logits: Tensor, positive: Tensor, weight: Tensor) -> None:
+        """Add [n] logits of a label, whether each answer is positive, and how often it counts."""
+        logits, weight = logits.detach().double(), weight.double()
+        self._bins = self._bins.to(logits.device)
+        num_bins = self._bins.shape[2]
+        # A monotone map into (0, 1) that tells logits of 1 from 2 as well as of 10 from 20.
+        score = 0.5 + torch.atan(logits) / torch.pi
+        place = (score * num_bins).long().clamp(0, num_bins - 1)
+        for side, members in enumerate((~positive, positive)):
+            self._bins[label, side].index_add_(0, place, weight * members)
+        if self._scores is not None:
+            self._scores[label].append(torch.stack([logits, positive.double(), weight]))
+
+    @property
+    def size(self) -> int:
+        """Number of sums."""
+        return self._bins.numel()
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector."""
+        return self._bins.flatten()
+
+    def load_sums(self, sums: Tensor, num_processes: int) -> None:
+        """Replace the running sums by those of several processes.
+
+        All ranks must decide alike, also the one that happens to have all labels.
+        """
+        if num_processes != 1:
+            self._scores = None
+        self._bins = sums.detach().double().reshape(self._bins.shape).clone()
+
+    def compute(self, label: int) -> tuple[float, float] | None:
+        """Compute (area under the ROC curve, average precision) of a label, see `ranking`."""
+        if not self._scores or not self._scores[label]:
+            return ranking(*self._bins[label].cpu().numpy())
+        scores, positive, weight = torch.cat(self._scores[label], 1).cpu().numpy()
+        known = weight > 0
+        return ranking_of_scores(scores[known], positive[known], weight[known])

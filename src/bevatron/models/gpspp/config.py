@@ -8,6 +8,7 @@ from tyro.conf import Suppress
 
 from bevatron.data.samples import FeatureSet, feature_set
 from bevatron.errors import ConfigError
+from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
 TargetKind = Literal["regression", "binary", "multiclass"]
 """What a target is: a number, 0 or 1, or the number of a class from 0."""
@@ -55,7 +56,7 @@ class Target:
 
     @property
     def width(self) -> int:
-        """Numbers that the network gives for it."""
+        """Number of outputs of the network for it."""
         return self.num_classes if self.kind == "multiclass" else 1
 
 
@@ -141,9 +142,9 @@ class GPSPlusPlusConfig:
     globals_
         Global features.
     sender_aggregation
-        Atoms sum over the edges out of them too.
+        Atoms also sum over their outgoing edges.
     adjacent_aggregation
-        Atoms sum over their neighbours' features too.
+        Atoms also sum over their neighbours' features.
     laplacian
         Eigenvectors of the graph's Laplacian as an encoding of an atom's position in it.
     num_laplacian
@@ -167,16 +168,16 @@ class GPSPlusPlusConfig:
     num_kernels
         Gaussian kernels of a distance.
     max_path
-        Last row of the table of shortest paths: b bonds read row b + 1, or this one if that is
-        beyond; row 0 stands for no path.
+        Last row of the table of shortest paths: b bonds read row min(b + 1, max_path); row 0 means
+        no path.
     max_degree
         Larger degrees count as this.
     noisy_nodes
-        A head that names an atom's features again.
+        A head that reconstructs the features of atoms.
     noisy_edges
-        A head that names a bond's.
+        A head that reconstructs the features of bonds.
     denoising
-        A head that points back from noisy positions.
+        A head that predicts the direction of the noise on positions.
     targets
         What is predicted.
     dropout
@@ -235,10 +236,7 @@ class GPSPlusPlusConfig:
 
     def __post_init__(self) -> None:
         feature_set(self.feature_set)
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+        check_ranges(self, _RANGES)
         if self.node_width % self.num_heads:
             raise ConfigError(
                 f"num_heads: {self.num_heads} heads do not divide node_width {self.node_width}"
@@ -273,7 +271,7 @@ class GPSPlusPlusConfig:
 
     @property
     def scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Scale of the attention logits."""
         return 1.0 / sqrt(self.node_width / self.num_heads)
 
     def updates_globals(self, layer: int) -> bool:
@@ -294,10 +292,7 @@ class GPSPlusPlusConfig:
         ConfigError
             If there is no such preset.
         """
-        if name not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ConfigError(f"preset: there is no '{name}' (known: {known})")
-        return cls(**{**PRESETS[name], **changes})
+        return cls(**preset_values(PRESETS, name) | changes)
 
 
 _RANGES = (

@@ -1,7 +1,7 @@
-"""What a model is shown of a batch: as it is, or masked and disturbed for training.
+"""Inputs of a model: a batch as it is, or masked and corrupted with noise for training.
 
 All random numbers are drawn by torch on the batch's device, in shapes that depend on the batch's
-shapes alone: a captured step draws new ones every time it is replayed, and nothing waits for the
+shapes alone: a captured step draws new ones at every replay, and the host never waits for the
 device. Every mask is one of whole molecules, so that none can join two molecules.
 """
 
@@ -23,21 +23,21 @@ seen in 2D."""
 
 @dataclass(frozen=True)
 class CorruptionConfig:
-    """How inputs are disturbed in training.
+    """How inputs are corrupted in training.
 
     Attributes
     ----------
     node_noise
-        Chance that an entry of an atom's features is drawn anew from its vocabulary.
+        Probability that an entry of an atom's features is resampled from its vocabulary.
     edge_noise
         The same of a directed edge's.
     masking
         Odds that a molecule with positions is shown with shortest paths only, positions only, or
         both. It acts if the model can use positions.
     random_signs
-        Draw the signs of the Laplacian's eigenvectors, anew for every molecule and step.
+        Flip the signs of the Laplacian's eigenvectors at random for every molecule and step.
     position_noise
-        Spread of what is added to positions, Å, if the model has a denoising head.
+        Standard deviation of the noise on positions, Å, if the model has a denoising head.
     """
 
     node_noise: float = 0.01
@@ -77,7 +77,7 @@ class Inputs:
     keep_3d
         Molecules whose positions are seen, [G]; None = none, and nothing of them is computed.
     position_noise
-        What was added to positions, over its spread: standard normal numbers. None = nothing.
+        Noise on positions over its standard deviation: standard normal. None = no noise.
     """
 
     atom_features: Int[Tensor, "N F"]
@@ -133,7 +133,7 @@ def corrupt(
     uses_positions: bool = True,
     denoising: bool = False,
 ) -> Inputs:
-    """Mask and disturb a batch for one step of training.
+    """Mask and corrupt a batch for one step of training.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def corrupt(
     uses_positions
         Whether the model can; else all molecules are shown with their shortest paths.
     denoising
-        Whether positions are disturbed.
+        Whether noise is added to positions.
     """
     positions, noise, keep_2d, keep_3d = batch.positions, None, None, None
     if uses_positions:
@@ -171,7 +171,7 @@ def corrupt(
 
 
 def _groups(batch: MoleculeBatch, config: CorruptionConfig) -> tuple[Tensor, Tensor]:
-    """Draw for every molecule what is seen of it."""
+    """Draw the mode of every molecule."""
     only_2d, only_3d, _ = config.shares
     draw = torch.rand(batch.num_graphs, device=batch.has_positions.device)
     keep_3d = batch.has_positions & (draw >= only_2d)
@@ -179,10 +179,10 @@ def _groups(batch: MoleculeBatch, config: CorruptionConfig) -> tuple[Tensor, Ten
 
 
 def _redrawn(features: Tensor, sizes: tuple[int, ...], chance: float) -> Tensor:
-    """Replace each entry with the given chance by any value of its vocabulary."""
+    """Replace each entry with the given probability by any value of its vocabulary."""
     if chance == 0.0:
         return features
     draws = torch.rand(2, *features.shape, device=features.device)
     limits = sizes_on(sizes, features.device)
-    anew = torch.minimum((draws[1] * limits).long(), limits - 1)
-    return torch.where(draws[0] < chance, anew, features)
+    resampled = torch.minimum((draws[1] * limits).long(), limits - 1)
+    return torch.where(draws[0] < chance, resampled, features)

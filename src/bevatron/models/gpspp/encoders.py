@@ -16,7 +16,7 @@ from bevatron.models.gpspp.graphs import Graphs
 from bevatron.models.gpspp.layers import MLP, dense
 
 KERNEL_SCALE = 0.1
-"""Factor of the Gaussian kernels; it and `KERNEL_EPSILON` stand in the official configuration."""
+"""Factor of the Gaussian kernels; it and `KERNEL_EPSILON` are in the official configuration."""
 
 KERNEL_EPSILON = 0.01
 """Least width of a Gaussian kernel."""
@@ -25,8 +25,8 @@ KERNEL_EPSILON = 0.01
 class Tables(nn.Module):
     """Sum of one embedding per feature, all in one table.
 
-    Rows are picked by a product with zeros and ones, whose backward pass is a product too: no
-    atomics, the same digits every time.
+    Rows are selected by a matmul with zeros and ones, whose backward pass is a matmul too: no
+    atomics, so results repeat bit for bit.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Tables(nn.Module):
 def padded(weight: Float[Tensor, "R *C"]) -> Float[Tensor, "S *C"]:
     """Append rows of zeros up to a multiple of eight.
 
-    The library's fast products want rows of whole 16 bytes.
+    The library's fast matmuls need rows of a multiple of 16 bytes.
     """
     missing = -len(weight) % 8
     return F.pad(weight, (0, 0) * (weight.ndim - 1) + (0, missing)) if missing else weight
@@ -79,7 +79,7 @@ def one_hot(
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
-    """Return the type in which products are computed."""
+    """Return the dtype of matmuls."""
     kind = like.device.type
     if torch.is_autocast_enabled(kind) and like.dtype == torch.float32:
         return torch.get_autocast_dtype(kind)
@@ -104,7 +104,7 @@ class GaussianKernels(nn.Module):
         self.std = nn.Parameter(torch.empty(num_kernels).uniform_(0.0, 1.5))
 
     def forward(self, distances: Float[Tensor, " P"]) -> Float[Tensor, "P K"]:
-        """Evaluate all kernels, in the type that products are computed in."""
+        """Evaluate all kernels, in the dtype of matmuls."""
         return gaussian_basis(
             distances,
             self.mean,
@@ -238,7 +238,7 @@ class Encoders(nn.Module):
         pairs: tuple[Tensor, Tensor, Tensor] | None,
         psi: Tensor | None,
     ) -> Tensor | None:
-        """Compute the bias; None if there is nothing to add in what is seen."""
+        """Compute the bias; None if the inputs have nothing to add."""
         if psi is None and module.paths is None:
             return None
         if pairs is None:
@@ -250,7 +250,7 @@ class Encoders(nn.Module):
     def _node_parts(
         self, batch: MoleculeBatch, inputs: Inputs, graphs: Graphs, psi: Tensor | None
     ) -> list[Tensor]:
-        """Encode what is known of atoms, in the alphabetical order of the official names."""
+        """Encode the features of atoms, in the alphabetical order of the official names."""
         atoms = self.atom_mlp(self.atoms(inputs.atom_features))
         parts = []
         if self.degrees is not None:
@@ -299,7 +299,7 @@ class Encoders(nn.Module):
 
 
 def spread(rows: Float[Tensor, "G C"], graphs: Graphs) -> Float[Tensor, "N C"]:
-    """Give every atom its molecule's row; the gradient is a sum in a fixed order."""
+    """Broadcast each molecule's row to its atoms; the gradient is a sum in a fixed order."""
     found: Tensor = _Spread.apply(rows, graphs.graph, graphs.graph_ptr)
     return found
 
@@ -318,7 +318,7 @@ class _Spread(torch.autograd.Function):
 
 
 def pair_rows(graphs: Graphs) -> Int[Tensor, " _"]:
-    """Say where the pairs of each atom with all of its molecule begin, [N + 1].
+    """Return the offsets of the pairs of each atom with all of its molecule, [N + 1].
 
     An atom of a molecule without pairs, which padding has, has none.
     """

@@ -1,4 +1,4 @@
-"""Where the parts of a batch belong, and what is dropped of them in a step."""
+"""Indices of a batch's atoms, bonds and pairs, and the dropout masks of a step."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,7 +14,7 @@ from bevatron.models.gpspp.config import GPSPlusPlusConfig
 
 @dataclass(frozen=True)
 class Graphs:
-    """Where atoms, bonds and pairs of a batch belong.
+    """Indices of the atoms, bonds and pairs of a batch.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Graphs:
             batch.graph,
             batch.edge_graph,
             batch.graph_ptr,
-            # Edges lie molecule by molecule, as atoms do.
+            # Edges are grouped by molecule, as atoms are.
             batch.incoming_ptr[batch.graph_ptr],
             batch.pair_ptr,
             batch.degree,
@@ -54,7 +54,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Drops:
-    """What is dropped in one block: a factor per row, 0 or 1 / (1 - rate); None = nothing is.
+    """Dropout masks of one block: a factor per row, 0 or 1 / (1 - rate); None = no dropout.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Drops:
 
 @torch.no_grad()
 def draw_drops(config: GPSPlusPlusConfig, graphs: Graphs) -> list[Drops]:
-    """Draw what all blocks drop in one step, a few launches altogether."""
+    """Draw the dropout masks of all blocks for one step, in a few kernel launches."""
     layers, device = config.num_layers, graphs.graph.device
     rates, sizes = config.dropout, (len(graphs.graph), graphs.bonds.num_edges)
     num_graphs = len(graphs.graph_ptr) - 1

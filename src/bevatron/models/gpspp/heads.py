@@ -1,4 +1,4 @@
-"""What a model makes of its last nodes and edges: properties, features named again, directions."""
+"""The heads of a model: properties, reconstructed features, directions of noise."""
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from bevatron.models.gpspp.layers import MLP, dense, uniform_dense
 class Decoder(nn.Module):
     """Properties of a molecule from the sum over its atoms, in float32 at least.
 
-    In 16 bits a label could not be told from one a hundredth of its spread away.
+    In 16 bits labels a hundredth of a standard deviation apart would be equal.
     """
 
     def __init__(self, config: GPSPlusPlusConfig) -> None:
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         return {"graph_embedding": pooled, "raw": raw, "prediction": self.in_units(raw)}
 
     def in_units(self, raw: Float[Tensor, "G W"]) -> Float[Tensor, "G T"]:
-        """Turn the network's numbers into numbers in units, probabilities and classes."""
+        """Turn the network's outputs into values in units, probabilities and classes."""
         columns, start = [], 0
         scaled = raw * self.std.to(raw) + self.mean.to(raw)
         for target in self.targets:
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
 
 
 class NoiseHeads(nn.Module):
-    """Name every feature of atoms and bonds from their last states, for noisy nodes and edges."""
+    """Reconstruct the features of atoms and bonds from their last states (noisy nodes, edges)."""
 
     def __init__(self, config: GPSPlusPlusConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class NoiseHeads(nn.Module):
         self.edges = dense(config.edge_width, sizes[1]) if config.noisy_edges else None
 
     def forward(self, nodes: Tensor, edges: Tensor | None) -> dict[str, Tensor]:
-        """Compute the logits, all features of a row side by side."""
+        """Compute the logits, all features of a row concatenated."""
         logits: dict[str, Tensor] = {}
         if self.nodes is not None:
             logits["node_logits"] = _logits(nodes, self.nodes)

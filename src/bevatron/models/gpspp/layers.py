@@ -1,12 +1,13 @@
-"""The block of GPS++: message passing and biased attention side by side, then an FFN.
+"""The block of GPS++: message passing and biased attention in parallel, then an FFN.
 
-First linear layers are split by what they read. A product with an atom's features is made once per
-atom and gathered by its bonds, one with a molecule's once per molecule; since every bond lies in
-both directions, the sums over senders into an atom and over receivers out of it are one vector, and
-the two blocks of weights that act on it are added up. The weights are those of the plain layers.
+First linear layers are split by input. The matmul with an atom's features is computed once per
+atom and gathered by its bonds, that with a molecule's once per molecule. Since every bond is
+stored in both directions, the sum over senders into an atom equals the sum over receivers out of
+it, and the two blocks of weights that act on it are added up. The weights are those of the plain
+layers.
 
-What several operators read (atoms, messages, the bias) each of them returns for the next
-(``_with_input``): its gradient comes back along the same path, and each accumulates its own.
+Inputs of several operators (atoms, messages, the bias) are returned by each for the next
+(``_with_input``): their gradient comes back along the same path, and each accumulates its own.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,7 @@ EPS = 1e-3
 
 
 def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """Make a linear layer as Keras begins one: Glorot's uniform weights, no bias."""
+    """Make a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:
@@ -57,7 +58,7 @@ def uniform_dense(width_in: int, width_out: int, radius: float) -> nn.Linear:
 class MLP(nn.Module):
     """Two linear layers with norm and activation between them: ``W2 act(LN(W1 x))``.
 
-    The norm stands before the activation, as in the official code; the report (arXiv 2212.02229,
+    The norm comes before the activation, as in the official code; the report (arXiv 2212.02229,
     eq. 13-14) prints it behind.
 
     Parameters
@@ -98,14 +99,14 @@ class MLP(nn.Module):
     def after_first(
         self, x: Tensor, rows: Tensor | None = None, graphs: Graphs | None = None
     ) -> Tensor:
-        """Go on from what the first layer gave without its bias.
+        """Continue from the output of the first layer without its bias.
 
         Parameters
         ----------
         x
             A row per atom, if ``rows`` are given.
         rows
-            What the first layer gave for the features of each molecule.
+            Output of the first layer for the features of each molecule.
         graphs
             Goes with ``rows``.
         """
@@ -135,7 +136,7 @@ class EdgeUpdate(MLP):
     def forward(  # type: ignore[override]
         self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs
     ) -> tuple[Tensor, Tensor]:
-        """Compute the messages, and hand the atoms on."""
+        """Compute the messages, and pass the atoms on."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
         of_atoms, x = linear_with_input(x, torch.cat([receiver, sender]))
@@ -179,7 +180,7 @@ class NodeUpdate(MLP):
         graphs: Graphs,
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute the updates of atoms; hand atoms and messages on."""
+        """Compute the updates of atoms; pass atoms and messages on."""
         parts = list(self.first.weight.split(self.widths, 1))
         rows = linear(g, parts.pop()) if g is not None else None
         own = parts.pop()
@@ -222,7 +223,7 @@ class NodeUpdate(MLP):
         step = 3 if self.adjacent else 2
         repeated, others = parts[0], [*parts[1:step]]
         if self.sides == 2:
-            # Out of an atom the receiver, which stands first, is the neighbour.
+            # Of an outgoing edge the receiver, which comes first, is the neighbour.
             repeated = repeated + parts[step + 1]
             others += [parts[step], *parts[step + 2 :]]
         weight = torch.cat([repeated, torch.stack(others).sum(0), own], 1)
@@ -245,7 +246,7 @@ class GlobalUpdate(MLP):
         graphs: Graphs,
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sum up each molecule's updates, and its messages times their factors; hand both on."""
+        """Sum up each molecule's updates, and its messages times their factors; pass both on."""
         of_nodes, nodes = segment_sum_with_input(nodes, graphs.graph_ptr)
         read = [g, of_nodes.to(g.dtype)]
         if messages is not None:
@@ -260,9 +261,9 @@ class Stream(NamedTuple):
     Attributes
     ----------
     wide
-        Added up in float32 if products are in 16 bits.
+        Accumulated in float32 if matmuls are in 16 bits.
     narrow
-        The same in the type of products, which read it; or the same.
+        The same in the dtype of matmuls, which read it.
     """
 
     wide: Tensor
@@ -281,7 +282,7 @@ class MessagePassing(nn.Module):
     def forward(
         self, x: Tensor, e: Stream | None, g: Stream | None, graphs: Graphs, drops: Drops
     ) -> tuple[Tensor, Tensor, Stream | None, Stream | None]:
-        """Compute the update of nodes, and the new edges and globals; hand the nodes on."""
+        """Compute the update of nodes, and the new edges and globals; pass the nodes on."""
         narrow_g = None if g is None else g.narrow
         messages = None
         if self.edge is not None and e is not None:
@@ -313,7 +314,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute what is added to the nodes; hand nodes and bias on."""
+        """Compute the update of the nodes; pass nodes and bias on."""
         qkv, x = linear_with_input(x, self.qkv.weight, self.qkv.bias)
         found, bias = molecule_attention_with_bias(
             qkv.unflatten(1, (3, self.num_heads, -1)),
@@ -339,7 +340,7 @@ class FeedForward(nn.Module):
         self.second = uniform_dense(config.ffn_width, width, width**-0.5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map rows, and hand them on."""
+        """Map rows, and pass them on."""
         hidden, x = linear_with_input(x, self.first.weight)
         hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
@@ -371,7 +372,7 @@ class Block(nn.Module):
         graphs: Graphs,
         drops: Drops,
     ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
-        """Compute new nodes, edges and globals; hand the bias on."""
+        """Compute new nodes, edges and globals; pass the bias on."""
         updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
         if self.mpnn is not None and self.mpnn_norm is not None:
             update, x, e, g = self.mpnn(x, e, g, graphs, drops)

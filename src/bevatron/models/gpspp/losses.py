@@ -1,4 +1,4 @@
-"""Losses of GPS++: targets, features named again (noisy nodes and edges), directions of noise.
+"""Losses of GPS++: targets, reconstructed features (noisy nodes and edges), directions of noise.
 
 Every function sums over a batch what `label_counts` counts, so that a step's loss is one mean over
 all its batches. With n the normalised label and y the network's number:
@@ -130,7 +130,7 @@ def feature_loss_sum(
 def feature_log_sums(logits: Float[Tensor, "M V"], sizes: tuple[int, ...]) -> Float[Tensor, "M F"]:
     """Compute the log of the sum of exponentials of every feature's logits.
 
-    The sums of all features are one product, a few launches instead of a few for each.
+    The sums of all features are one matmul: a few kernel launches in total, not per feature.
     """
     member = membership_on(sizes, logits.device).to(logits.dtype)
     with torch.autocast(logits.device.type, enabled=False):

@@ -1,8 +1,4 @@
-"""Errors of predictions in the user's units, as sums that add up over batches and ranks.
-
-Areas under curves need all scores: a process alone keeps them and computes exactly; several add up
-counts in fine bins of the score.
-"""
+"""Errors of predictions in the user's units, as sums that add up over batches and ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples import MoleculeBatch
-from bevatron.models.common.ranking import ranking, ranking_of_scores
+from bevatron.models.common.ranking import RankingSums
 from bevatron.models.gpspp.config import Target
 from bevatron.models.gpspp.losses import LossConfig, target_losses
 
@@ -18,7 +14,7 @@ NUM_BINS = 4096
 """Bins of logits; scores in one bin count as equal."""
 
 MOMENTS = 6
-"""Sums kept of a target: weight, loss, absolute and squared error (or hits), label, its square."""
+"""Sums per target: weight, loss, absolute and squared error (or hits), label, its square."""
 
 
 class PropertyMetrics:
@@ -47,30 +43,26 @@ class PropertyMetrics:
         shape = len(self.modes), len(self.targets)
         self._moments = torch.zeros(*shape, MOMENTS, dtype=torch.float64)
         self._binary = [t for t, target in enumerate(targets) if target.kind == "binary"]
-        self._bins = torch.zeros(shape[0], len(self._binary), 2, NUM_BINS, dtype=torch.float64)
-        # Per mode and binary target: (score, label, weight) of every batch, where they were made.
-        self._scores: dict[tuple[int, int], list[Tensor]] | None = {}
+        self._ranking = RankingSums(shape[0] * len(self._binary), NUM_BINS)
 
     def update(self, batch: MoleculeBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch; outputs of all but the first mode are named ``MODE/raw`` and so on."""
-        device = batch.target_weight.device
-        self._moments, self._bins = self._moments.to(device), self._bins.to(device)
+        self._moments = self._moments.to(batch.target_weight.device)
         for m, mode in enumerate(self.modes):
             prefix = "" if m == 0 else f"{mode}/"
             self._add(m, batch, outputs[f"{prefix}raw"], outputs[f"{prefix}prediction"])
 
     def sums(self) -> Tensor:
         """Return all running sums as one float64 vector; the first counts the processes."""
-        return torch.cat([self._moments.new_ones(1), self._moments.flatten(), self._bins.flatten()])
+        ranked = self._ranking.sums().to(self._moments.device)
+        return torch.cat([self._moments.new_ones(1), self._moments.flatten(), ranked])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; single scores are known only of one process."""
+        """Replace the running sums; exact scores are known of one process only."""
         sums = sums.detach().double()
-        count, moments, bins = sums.split([1, self._moments.numel(), self._bins.numel()])
-        if int(count) != 1:
-            self._scores = None
+        count, moments, ranked = sums.split([1, self._moments.numel(), self._ranking.size])
         self._moments = moments.reshape(self._moments.shape).clone()
-        self._bins = bins.reshape(self._bins.shape).clone()
+        self._ranking.load_sums(ranked, int(count))
 
     def compute(self) -> dict[str, float]:
         """Compute all metrics by name."""
@@ -92,7 +84,7 @@ class PropertyMetrics:
         labels, raw = batch.targets.double(), raw.detach().double()
         losses = target_losses(raw, labels, self.targets, self.config)
         error = prediction.detach().double() - labels
-        # Labels are counted from their mean: the spread of large numbers would be lost.
+        # Labels are centred: the variance of large numbers would cancel.
         centred = labels - torch.stack([labels.new_full((), t.mean) for t in self.targets])
         size, square = error.abs(), error.square()
         for t, target in enumerate(self.targets):
@@ -106,15 +98,9 @@ class PropertyMetrics:
         self._moments[mode] += rows.sum(0)
         for place, t in enumerate(self._binary):
             start = sum(target.width for target in self.targets[:t])
-            # A monotone map that tells logits of 1 from 2 as well as of 10 from 20.
-            score = 0.5 + torch.atan(raw[:, start]) / torch.pi
-            index = (score * NUM_BINS).long().clamp(0, NUM_BINS - 1)
-            positive = labels[:, t] > 0.5
-            for side, members in ((0, ~positive), (1, positive)):
-                self._bins[mode, place, side].index_add_(0, index, weight[:, t] * members)
-            if self._scores is not None:
-                rows = torch.stack([raw[:, start], positive.double(), weight[:, t]])
-                self._scores.setdefault((mode, place), []).append(rows)
+            self._ranking.add(
+                mode * len(self._binary) + place, raw[:, start], labels[:, t] > 0.5, weight[:, t]
+            )
 
     def _target(
         self, name: str, mode: int, t: int, target: Target, row: list[float]
@@ -123,7 +109,7 @@ class PropertyMetrics:
         if target.kind != "regression":
             found = {f"{name}_accuracy": absolute / weight}
             if target.kind == "binary":
-                ranked = self._ranked(mode, self._binary.index(t))
+                ranked = self._ranking.compute(mode * len(self._binary) + self._binary.index(t))
                 if ranked is not None:
                     found[f"{name}_auroc"], found[f"{name}_ap"] = ranked
             return found
@@ -132,11 +118,3 @@ class PropertyMetrics:
         if spread > 1e-12 * label_squared:
             found[f"{name}_r2"] = 1.0 - squared / spread
         return found
-
-    def _ranked(self, mode: int, place: int) -> tuple[float, float] | None:
-        """Rank a binary target's scores, or their bins where they are not all known."""
-        if self._scores is None or (mode, place) not in self._scores:
-            return ranking(*self._bins[mode, place].cpu().numpy())
-        scores, positive, weight = torch.cat(self._scores[mode, place], 1).cpu().numpy()
-        known = weight > 0
-        return ranking_of_scores(scores[known], positive[known], weight[known])

@@ -2,10 +2,10 @@
 
 Masters et al., "GPS++: Reviving the Art of Message Passing for Molecular Property Prediction"
 (arXiv 2302.02947; report 2212.02229), as its official code computes it. From bottom to top:
-`layers` (the block), `encoders` (what a molecule is turned into), `heads`, and here the whole.
+`layers` (the block), `encoders` (first nodes, edges, globals, bias), `heads`, and here the whole.
 Nodes, directed edges and one global vector per molecule go through blocks in which message passing
-and attention see the same input; the sum over the last nodes gives the properties. Molecules lie
-end to end, without padding, and nothing passes from one to another.
+and attention see the same input; the sum over the last nodes gives the properties. Molecules are
+concatenated, without padding, and do not interact.
 
 Legend: N atoms, E directed edges (2k and 2k + 1 are the two directions of a bond), G molecules, P
 pairs of atoms of one molecule, H heads, T targets.
@@ -110,7 +110,7 @@ class GPSPlusPlus(nn.Module):
     def _compute(
         self, batch: MoleculeBatch, inputs: Inputs, graphs: Graphs, compute: Collection[str]
     ) -> dict[str, Tensor]:
-        """Walk encoders, blocks and heads; more may come out than what is asked for."""
+        """Run encoders, blocks and heads; may return more than was asked for."""
         nodes, edges, globals_, bias = self.encoders(batch, inputs, graphs)
         drops = draw_drops(self.config, graphs) if self.training else [Drops()] * len(self.blocks)
         edge_stream = None if edges is None else Stream(edges, edges)

@@ -33,7 +33,7 @@ class GPSPlusPlusTask:
     loss
         The loss and its weights.
     corruption
-        How inputs are masked and disturbed in training.
+        How inputs are masked and corrupted in training.
     modes
         What is seen of molecules in validation and predictions: ``2d``, ``3d``, ``both``. With
         several, the outputs and metrics of all but the first are named ``MODE/...``.
@@ -70,14 +70,14 @@ class GPSPlusPlusTask:
     def collate(
         self, samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
     ) -> MoleculeBatch:
-        """Put molecules together."""
+        """Collate molecules into a batch."""
         return collate_molecules(samples, indices, weights)
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing changes from epoch to epoch."""
 
     def constants(self) -> Hashable:
-        """Return what a captured step has as plain numbers."""
+        """Return the settings that a captured step holds as constants."""
         return self.config, self.corruption
 
     def normalisers(self, batch: MoleculeBatch) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ class GPSPlusPlusTask:
 
         weight = batch.target_weight.to(raw.dtype)
         losses = target_losses(raw, batch.targets, config.targets, self.config)
-        # What has no label must have no gradient either, however wild its loss.
+        # Without a label there must be no gradient either, even of an infinite loss.
         totals = torch.where(weight > 0, losses * weight, 0.0).sum(0)
         means = [
             mean(total, f"target {t.name}") for total, t in zip(totals, config.targets, strict=True)

@@ -15,7 +15,7 @@ def sizes_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
 
 @lru_cache(maxsize=64)
 def starts_on(sizes: tuple[int, ...], device: torch.device) -> Int[Tensor, " F"]:
-    """Return where the values of every feature begin if they stand side by side.
+    """Return the offset of every feature if their values are concatenated.
 
     Examples
     --------

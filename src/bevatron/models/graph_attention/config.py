@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from tyro.conf import Suppress
 
 from bevatron.errors import ConfigError
+from bevatron.models.common.hyper_parameters import preset_values
 
 Kind = Literal[
     "gat", "gatv2", "agnn", "agnn_paper", "va", "va_scaled", "va_softmax", "gcn", "sgc", "gin"
@@ -39,7 +40,7 @@ class GraphAttentionConfig:
     hidden
         Width between layers; of gat and gatv2 in a plain stack that of one head.
     heads
-        Heads of the hidden layers, side by side.
+        Heads of the hidden layers, concatenated.
     out_heads
         Heads of a plain stack's last layer, averaged.
     residual
@@ -139,9 +140,7 @@ class GraphAttentionConfig:
         ConfigError
             If there is none of that name.
         """
-        if name not in PRESETS:
-            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-        return cls(**PRESETS[name])
+        return cls(**preset_values(PRESETS, name))
 
 
 _AGNN: dict[str, Any] = {

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.formula.layer import Layer
-from bevatron.models.graph_attention.layers import Combine, agnn, gat, gatv2
+from bevatron.models.graph_attention.graph_layer import Combine
+from bevatron.models.graph_attention.layers.agnn import Agnn
+from bevatron.models.graph_attention.layers.gat import Gat
+from bevatron.models.graph_attention.layers.gatv2 import GatV2
 
 
 def from_gat_conv(
@@ -21,7 +23,7 @@ def from_gat_conv(
     combine: Combine = "concat",
     slope: float = 0.2,
     attention_dropout: float = 0.0,
-) -> Layer:
+) -> Gat:
     """Build the layer that computes what a ``GATConv`` with this state dict does.
 
     Parameters
@@ -46,7 +48,7 @@ def from_gat_conv(
         raise ConfigError(_missing("GATConv", "lin.weight", state))
     source, receiver = (_attention("GATConv", name, state) for name in ("att_src", "att_dst"))
     heads, outputs = source.shape
-    layer = gat(
+    layer = Gat(
         matrix.shape[1], outputs, heads=heads, combine=combine, slope=slope,
         attention_dropout=attention_dropout, bias="bias" in state,
     ).to(matrix.dtype)  # fmt: skip
@@ -66,7 +68,7 @@ def from_gatv2_conv(
     slope: float = 0.2,
     attention_dropout: float = 0.0,
     share_weights: bool | None = None,
-) -> Layer:
+) -> GatV2:
     """Build the layer that computes what a ``GATv2Conv`` with this state dict does.
 
     Parameters
@@ -94,7 +96,7 @@ def from_gatv2_conv(
             "differ: sources and receivers of two kinds are not supported"
         )
     shared = torch.equal(left, right) if share_weights is None else share_weights
-    layer = gatv2(
+    layer = GatV2(
         left.shape[1], outputs, heads=heads, combine=combine, slope=slope,
         attention_dropout=attention_dropout, bias="bias" in state,
         inner_bias="lin_l.bias" in state, share_weights=shared,
@@ -113,7 +115,7 @@ def from_gatv2_conv(
     return layer
 
 
-def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0) -> Layer:
+def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0) -> Agnn:
     """Build the layer that computes what an ``AGNNConv`` with this state dict does.
 
     Parameters
@@ -134,7 +136,7 @@ def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0
     if unknown:
         raise ConfigError(f"AGNNConv: does not have {unknown[0]}, whose state dict is this?")
     learned = state.get("beta")
-    layer = agnn(width, beta=beta, trained=learned is not None)
+    layer = Agnn(width, beta=beta, trained=learned is not None)
     if learned is not None:
         layer = layer.to(learned.dtype)
         with torch.no_grad():

@@ -1,8 +1,7 @@
 """Accuracy, area under the ROC curve and average precision, added up over batches and ranks.
 
-Ranks exchange one vector of sums. Ranking measures need all scores, so besides exact scores of this
-process there are counts of positives and negatives in fine bins of the score: a process alone
-computes exactly, several compute from the bins (off by less than 1e-4 for smooth scores).
+Ranks exchange one vector of sums. Ranking measures of a process alone are exact, those of several
+are computed from bins of the score (off by less than 1e-4 for smooth scores).
 """
 
 from collections.abc import Mapping
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor
 
 from bevatron.data.samples import GraphBatch
-from bevatron.models.common.ranking import ranking, ranking_of_scores
+from bevatron.models.common.ranking import RankingSums
 from bevatron.models.graph_attention.config import LabelKind
-from bevatron.typing import FloatArray
 
-BINS = 2**14
-"""Bins of a score's rank in (0, 1)."""
+NUM_BINS = 2**14
+"""Bins of a label's logits; scores in one bin count as equal."""
 
 
 class NodeMetrics:
@@ -39,8 +37,7 @@ class NodeMetrics:
         # Right answers, answers, sum of the loss.
         self._sums = torch.zeros(3, dtype=torch.float64)
         ranked = outputs if labels == "yes_no" else 0
-        self._bins = torch.zeros(ranked, 2, BINS, dtype=torch.float64)
-        self._scores: list[tuple[FloatArray, FloatArray]] | None = []
+        self._ranking = RankingSums(ranked, NUM_BINS)
 
     def update(self, batch: GraphBatch, outputs: Mapping[str, Tensor]) -> None:
         """Add a batch."""
@@ -66,28 +63,18 @@ class NodeMetrics:
         right = ((logits > 0) == (target > 0.5)) & counts
         loss = torch.where(counts, losses, 0.0).sum()
         self._sums += torch.stack([right.sum().double(), counts.sum().double(), loss]).cpu()
-        place = (_rank(logits) * BINS).long().clamp(0, BINS - 1)
         for label in range(self.outputs):
-            for kind in (0, 1):
-                chosen = place[counts[:, label] & ((target[:, label] > 0.5) == bool(kind)), label]
-                self._bins[label, kind] += torch.bincount(chosen, minlength=BINS).double().cpu()
-        if self._scores is not None:
-            answers = torch.where(counts, target, torch.nan)
-            self._scores.append((logits.cpu().numpy(), answers.cpu().numpy()))
+            self._ranking.add(label, logits[:, label], target[:, label] > 0.5, counts[:, label])
 
     def sums(self) -> Tensor:
         """Return all running sums as one float64 vector; the first counts the processes."""
-        return torch.cat([self._sums.new_ones(1), self._sums, self._bins.flatten()])
+        return torch.cat([self._sums.new_ones(1), self._sums, self._ranking.sums().cpu()])
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the running sums; scores are exact only while they are of this process alone.
-
-        All ranks must decide alike, also the one that happens to have all labels.
-        """
+        """Replace the running sums."""
         sums = sums.detach().double().cpu()
-        if int(sums[0]) != 1:
-            self._scores = None
-        self._sums, self._bins = sums[1:4].clone(), sums[4:].reshape(self._bins.shape).clone()
+        self._sums = sums[1:4].clone()
+        self._ranking.load_sums(sums[4:], int(sums[0]))
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics by name; one without any label is left out."""
@@ -95,24 +82,12 @@ class NodeMetrics:
         if count == 0:
             return {}
         found = {"accuracy": right / count, "loss": loss / count}
-        ranked = [r for r in self._ranked() if r is not None]
+        labels = range(self.outputs if self.labels == "yes_no" else 0)
+        ranked = [r for label in labels if (r := self._ranking.compute(label)) is not None]
         if ranked:
             found["roc_auc"] = float(np.mean([area for area, _ in ranked]))
             found["average_precision"] = float(np.mean([precision for _, precision in ranked]))
         return found
-
-    def _ranked(self) -> list[tuple[float, float] | None]:
-        if self.labels == "classes":
-            return []
-        if self._scores:
-            scores = np.concatenate([s for s, _ in self._scores])
-            answers = np.concatenate([a for _, a in self._scores])
-            return [
-                ranking_of_scores(scores[known, label], answers[known, label])
-                for label in range(self.outputs)
-                for known in [~np.isnan(answers[:, label])]
-            ]
-        return [ranking(*self._bins[label].numpy()) for label in range(self.outputs)]
 
 
 def counted_classes(batch: GraphBatch) -> Tensor:
@@ -131,8 +106,3 @@ def counted_answers(batch: GraphBatch) -> tuple[Tensor, Tensor]:
     known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
     counts = known & batch.mask[:, None]
     return torch.where(counts, labels, 0), counts
-
-
-def _rank(logits: Tensor) -> Tensor:
-    """Map logits into (0, 1), finely around 0 and without end on either side."""
-    return 0.5 + torch.atan(logits) / torch.pi

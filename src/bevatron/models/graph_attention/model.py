@@ -18,13 +18,14 @@ from bevatron.data.samples.graphs import SparseRows
 from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.models.graph_attention.config import GraphAttentionConfig
-from bevatron.models.graph_attention.formula.layer import (
+from bevatron.models.graph_attention.graph_layer import (
     Activation,
     Features,
-    Layer,
+    GraphLayer,
     Matrix,
     dense_features,
     sparse_product,
+    stored_values,
 )
 from bevatron.models.graph_attention.layers import Sgc, agnn, agnn_paper, gat, gatv2, gcn, gin, va
 
@@ -82,8 +83,8 @@ class NodeClassifier(nn.Module):
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say for every layer what is computed how, and why."""
-        found = [(n, m) for n, m in self.named_modules() if isinstance(m, Layer)]
+        """Explain for every layer how it is computed, and why."""
+        found = [(n, m) for n, m in self.named_modules() if isinstance(m, GraphLayer)]
         return "\n\n".join(f"{name}\n{m.explain(weighted=weighted)}" for name, m in found)
 
 
@@ -131,7 +132,7 @@ def graph_features(graph: Graph) -> Features:
 
 
 class FeatureDropout(nn.Module):
-    """Dropout of dense or sparse features; of sparse ones only what is stored is drawn."""
+    """Dropout of dense or sparse features; of sparse ones only stored values are dropped."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -143,10 +144,7 @@ class FeatureDropout(nn.Module):
             return features
         if isinstance(features, Tensor):
             return F.dropout(features, self.p)
-        values = features.values
-        if values is None:
-            values = torch.ones(features.nnz, device=features.device)
-        return features.with_values(F.dropout(values, self.p))
+        return features.with_values(F.dropout(stored_values(features), self.p))
 
 
 class FeatureLinear(nn.Linear):
@@ -288,7 +286,7 @@ def _plain_stack(config: GraphAttentionConfig) -> type[nn.Module]:
     return {"agnn": PropagationStack, "sgc": SgcStack}.get(config.layer, PlainStack)
 
 
-def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: bool) -> Layer:
+def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: bool) -> GraphLayer:
     """Make a layer of the configured kind."""
     if config.layer in {"gat", "gatv2"}:
         options: dict[str, Any] = {

@@ -27,7 +27,7 @@ class NodeTask:
     """
 
     allows_autocast: Literal[True] = True
-    """Features and products may be in 16 bits: scores, softmax and the loss stay in float32."""
+    """Features and matmuls may be in 16 bits: scores, softmax and the loss stay in float32."""
 
     def __init__(self, labels: LabelKind, outputs: int) -> None:
         self.labels, self.outputs = labels, outputs
@@ -35,7 +35,7 @@ class NodeTask:
     def collate(
         self, samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
     ) -> GraphBatch:
-        """Put graphs side by side; a whole graph is not copied."""
+        """Collate graphs into a batch; a whole graph is not copied."""
         return collate_graphs(samples, indices, weights)
 
     def begin_epoch(self, epoch: int) -> None:

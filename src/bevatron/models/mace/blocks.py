@@ -1,7 +1,7 @@
 r"""The linear maps, radial functions and read-outs of MACE.
 
 Features are flat, ``ir_mul``: degree after degree, within a degree component after component,
-within a component all channels, which lie side by side wherever they are read or written. Every map
+within a component all channels, which are contiguous wherever they are read or written. Every map
 is normalised as in e3nn: weights are of order 1 and the output is divided by the square root of the
 number of inputs.
 """
@@ -40,7 +40,7 @@ SILU_NORM = 1.6791767923989418
 
 def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tensor]:
     """View a flat feature as one [N, K, 2l+1] per degree."""
-    # Split at once: the gradient of a slice per degree would be as many full-sized sums.
+    # One split: with a slice per degree the backward pass would sum full-sized gradients.
     widths = [mul * (2 * degree + 1) for degree, mul in enumerate(channels)]
     return [
         part.unflatten(1, (2 * degree + 1, mul)).transpose(1, 2)
@@ -49,7 +49,7 @@ def split_degrees(x: Float[Tensor, "N D"], channels: Sequence[int]) -> list[Tens
 
 
 def join_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N K S"]:
-    """Put the components of all degrees side by side; in memory the channels of each are."""
+    """Concatenate the components of all degrees; in memory channels are contiguous."""
     return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
 
 
@@ -181,12 +181,12 @@ class RadialFunctions:
     Parameters
     ----------
     basis
-        Makes them [E, B], if anybody asks for them.
+        Computes them [E, B] on first use.
     cutoff
-        [E, 1], what is not yet part of the basis; None if nothing is.
+        [E, 1], if it is not part of the basis; None if it is.
     network
-        Makes the hidden numbers [E, H] from the matrices of all hidden layers at once, where one
-        operator does.
+        Computes the hidden features [E, H] from the matrices of all hidden layers at once, where a
+        fused operator does.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RadialFunctions:
         return self._make_basis()
 
     def hidden(self, mlp: "RadialMLP") -> Float[Tensor, "E H"]:
-        """Return what enters the last layer of a network, the cutoff included."""
+        """Return the input of a network's last layer, the cutoff included."""
         weights = mlp.hidden_weights
         if self._network is not None and weights:
             return self._network(weights)
@@ -292,7 +292,7 @@ class RadialMLP(nn.Module):
         return self.hidden(x) @ self.last_weight
 
     def hidden(self, x: Float[Tensor, "E B"]) -> Float[Tensor, "E H"]:
-        """Return what enters the last layer: apply that with `last_weight`, fused if one likes."""
+        """Return the input of the last layer, which callers apply with `last_weight` (or fuse)."""
         for layer, weight in enumerate(self.hidden_weights):
             x = silu_linear(x, weight) if layer else x @ weight
         return silu(x) if len(self.weights) > 1 else x
@@ -330,7 +330,7 @@ class LinearReadout(nn.Module):
 
 
 class NonlinearReadout(nn.Module):
-    """Energy of an atom from its scalars through a hidden layer, of which each head has a part."""
+    """Energy of an atom from its scalars through a hidden layer, sliced by head."""
 
     def __init__(self, channels: int, width: int, num_heads: int) -> None:
         super().__init__()

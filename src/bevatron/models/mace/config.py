@@ -7,9 +7,10 @@ from typing import Any, Literal, Self
 from tyro.conf import Suppress
 
 from bevatron.errors import ConfigError
+from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
 InteractionKind = Literal["agnostic", "residual", "density", "density_residual"]
-"""The interaction blocks, by what divides the message and where the element-dependent skip acts.
+"""The interaction blocks, by divisor of the message and place of the element-dependent skip.
 
 ``agnostic``, ``density``: the skip acts on the message; without neighbours the atom has its E0.
 ``residual``, ``density_residual``: the skip carries the features of the layer before to the next.
@@ -121,11 +122,6 @@ class MaceConfig:
         return irreps(self.num_channels, self.max_L)
 
     @property
-    def harmonics_irreps(self) -> str:
-        """Irreps of the spherical harmonics of an edge, ``1x0e+1x1o+...``."""
-        return irreps(1, self.l_max)
-
-    @property
     def num_heads(self) -> int:
         """Number of heads."""
         return len(self.heads)
@@ -155,10 +151,7 @@ class MaceConfig:
         ConfigError
             If there is no such preset.
         """
-        if name not in PRESETS:
-            known = ", ".join(sorted(PRESETS))
-            raise ConfigError(f"preset: there is no '{name}' (known: {known})")
-        return cls(**{**PRESETS[name], **changes})
+        return cls(**preset_values(PRESETS, name) | changes)
 
     def with_data(
         self,
@@ -182,10 +175,7 @@ class MaceConfig:
         )
 
     def _check_ranges(self) -> None:
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+        check_ranges(self, _RANGES)
         if self.r_max <= 0:
             raise ConfigError(f"r_max: expected a length above 0 Å, got {self.r_max}")
         if self.avg_num_neighbors <= 0:

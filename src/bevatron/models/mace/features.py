@@ -21,7 +21,7 @@ E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float]
 
 
 BLOCK = 2048
-"""Samples that are put together where a data set has no flat columns."""
+"""Samples per block where a data set has no flat columns."""
 
 
 class Dataset(Protocol):
@@ -52,7 +52,7 @@ class Statistics:
     isolated
         Samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`).
     notes
-        Lines for the log: how E0 was found and what it cannot tell.
+        Lines for the log: how E0 was found and what it leaves undetermined.
     """
 
     atomic_numbers: tuple[int, ...]
@@ -130,7 +130,7 @@ def statistics(
 
 @dataclass(frozen=True)
 class _Block:
-    """What statistics need of many samples at once: flat arrays and where each sample begins."""
+    """Columns of many samples at once: flat arrays and the offset of each sample."""
 
     indices: IntArray
     atomic_numbers: IntArray
@@ -284,7 +284,7 @@ def _least_squares(
 
 
 def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[_Block]:
-    """Read a data set in blocks; what offers flat columns is not read sample by sample."""
+    """Read a data set in blocks, from flat columns where it has them."""
     if indices is None and hasattr(dataset, "flat"):
         yield from _flat_blocks(dataset)
         return
@@ -318,7 +318,7 @@ def _flat_blocks(dataset: Any) -> Iterator[_Block]:
 
 
 def _joined(indices: IntArray, samples: Sequence[Arrays]) -> _Block:
-    """Put samples together."""
+    """Concatenate samples."""
 
     def ragged(name: str) -> tuple[Any, IntArray]:
         ptr = np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Start from another model: other elements, other heads, what fits is taken over.
+"""Start from another model: other elements, other heads, matching weights are taken over.
 
-Weights that belong to an element or a head move to the place of that element or head. Where a map
+Weights of an element or a head move to the index of that element or head. Where a map
 is normalised by the number of elements or heads, the weights are rescaled so that the function
 stays the same.
 """
@@ -235,7 +235,7 @@ class _Plan:
 
 
 def _move(target: Tensor, source: Tensor, axis: int, index: Sequence[int | None]) -> Tensor:
-    """Copy slices of ``source`` to their new places along ``axis``; None keeps the target's."""
+    """Copy slices of ``source`` to their new indices along ``axis``; None keeps the target's."""
     places = [i for i, origin in enumerate(index) if origin is not None]
     origins = [origin for origin in index if origin is not None]
     if not places:

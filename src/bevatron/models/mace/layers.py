@@ -1,4 +1,4 @@
-"""The two halves of a MACE layer: messages from neighbours, and the product correlating them."""
+"""The two parts of a MACE layer: messages from neighbours, and the product correlating them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -218,7 +218,7 @@ class StoredCoupling(nn.Module):
             self.register_buffer(name, value)
 
     def resize(self, shape: Sequence[int]) -> None:
-        """Make room for so many coefficients."""
+        """Allocate this number of coefficients."""
         self.indices = self.indices.new_zeros(tuple(shape))
         self.values = self.values.new_zeros(shape[0])
 

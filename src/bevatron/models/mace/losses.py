@@ -1,4 +1,4 @@
-"""The losses of MACE: what is compared, how it is weighed, over what it is averaged.
+"""The losses of MACE: errors, weights and divisors of each term.
 
 Every term is a sum over the labels of this batch divided by the number of labels of the whole
 step, so that unequal batches stay unbiased. With a label on every structure each equals the
@@ -124,7 +124,7 @@ def term_weights(stage: LossConfig | StageTwo) -> dict[str, float]:
 
 
 def label_counts(batch: StructureBatch) -> dict[str, Tensor]:
-    """Count the numbers that each term averages over: energies, force and stress components."""
+    """Count the labels that each term averages over: energies, force and stress components."""
     num_atoms = (batch.graph_ptr[1:] - batch.graph_ptr[:-1]).double()
     stress = 9.0 * batch.has_stress.sum().double()
     return {
@@ -136,7 +136,7 @@ def label_counts(batch: StructureBatch) -> dict[str, Tensor]:
 
 
 def atoms_per_structure(batch: StructureBatch) -> Tensor:
-    """Return what energies are divided by: a structure's atoms, 1 for an empty one (padding)."""
+    """Return the divisor of energies: a structure's number of atoms, 1 if empty (padding)."""
     return (batch.graph_ptr[1:] - batch.graph_ptr[:-1]).clamp(min=1)
 
 

@@ -1,4 +1,4 @@
-"""mace-torch's configuration in ours and back: its keys, its class names, what is not supported."""
+"""mace-torch's configuration in ours and back: keys, class names, unsupported options."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,6 @@ _PLAIN = {
     "lammps_mliap": (False, None),
 }
 """Options with the only values that are supported."""
-
-_IGNORED = {"cueq_config", "oeq_config", "use_reduced_cg", "num_elements", "readout_cls", "gate"}
-"""Keys that do not change the function, or are checked elsewhere."""
 
 
 def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> MaceConfig:

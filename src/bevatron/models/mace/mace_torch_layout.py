@@ -1,7 +1,7 @@
-"""Where mace-torch's state dict keeps what: one list that serves both directions.
+"""Layout of mace-torch's state dict: one list that serves both directions.
 
 mace-torch stores a linear map as one flat vector, block after block; here each degree has a matrix
-of its own. A `Piece` says which stretch of which of their tensors is which of ours.
+of its own. A `Piece` maps a slice of one of their tensors to one of ours.
 """
 
 from collections.abc import Iterator
@@ -142,7 +142,7 @@ def _product(config: MaceConfig, layer: int) -> Iterator[Piece]:
         ours = f"{name}.contraction.{degree}.weights"
         theirs = contraction_name(layer, degree)
         for nu in range(1, config.correlation + 1):
-            # The number of paths is the checkpoint's own business: -1.
+            # The number of paths depends on the checkpoint: -1.
             weights = weight_name(config, nu)
             yield Piece(f"{ours}.{nu - 1}", f"{theirs}.{weights}", (z, -1, k))
     for degree in range(l_out + 1):
@@ -208,7 +208,7 @@ def wigner_names(config: MaceConfig) -> Iterator[tuple[str, tuple[int, int, int]
 
 
 def constants(config: MaceConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Build what mace-torch keeps beside the weights: masks, empty biases, couplings, flags."""
+    """Build mace-torch's constant entries: masks, empty biases, couplings, flags."""
     k, s = config.num_channels, (config.l_max + 1) ** 2
     state = {
         "atomic_numbers": torch.tensor(config.atomic_numbers, dtype=torch.int64),

@@ -20,7 +20,7 @@ from bevatron.task import Loss
 from bevatron.typing import Arrays, IntArray
 
 QUANTITIES = ("energy", "energy_per_atom", "forces", "stress", "virials_per_atom")
-"""What errors are reported of, in eV, eV, eV/Å, eV/Å^3 and eV; forces by component."""
+"""Quantities whose errors are reported, in eV, eV, eV/Å, eV/Å^3 and eV; forces by component."""
 
 
 class MaceTask:
@@ -42,7 +42,7 @@ class MaceTask:
     def collate(
         self, samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
     ) -> StructureBatch:
-        """Put structures together."""
+        """Collate structures into a batch."""
         return collate_structures(samples, indices, weights)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -56,7 +56,7 @@ class MaceTask:
         return term_weights(self._stage)
 
     def constants(self) -> Hashable:
-        """Return the weights of the stage, which a captured step has as plain numbers."""
+        """Return the weights of the stage, which a captured step holds as constants."""
         return self._stage
 
     def normalisers(self, batch: StructureBatch) -> dict[str, Tensor]:
@@ -124,12 +124,12 @@ class MaceMetrics:
 
 
 def per_structure_errors(batch: StructureBatch, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sum up the errors of each structure, to be grouped at will.
+    """Sum up the errors of each structure; `group_errors` groups them.
 
     Returns
     -------
-    For each of `QUANTITIES` [G, 3]: how many numbers were compared (0 without a label), the sum of
-    their absolute and that of their squared errors; `bevatron.models.common.metrics.group_errors`
+    For each of `QUANTITIES` [G, 3]: number of values compared (0 without a label), sum of
+    absolute and of squared errors; `bevatron.models.common.metrics.group_errors`
     makes a table of it.
     """
     num_atoms = atoms_per_structure(batch)

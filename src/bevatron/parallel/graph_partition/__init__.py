@@ -1,4 +1,4 @@
-"""Attention on one graph over many processes: cut the graph, train a stack of layers on it.
+"""Attention on one graph over many processes: partition the graph, train a stack of layers on it.
 
 Each rank holds the features of its own vertices. What works on single vertices (projections,
 activations, norms over features, the loss) is done there; attention goes through the graph:

@@ -1,9 +1,9 @@
 """Builds a rank's block of the matrix from a source of edges, a piece at a time.
 
-Beside its own block a rank holds one piece of the edge list. Vertices get random new numbers,
-which balances the blocks (on Kronecker graphs to a few percent, from three times), and are then
-ordered within each piece by how many edges refer to them: columns nobody refers to come last and
-are not sent, columns in great demand lie together.
+Apart from its own block a rank holds one piece of the edge list. Vertices are renumbered at random,
+which balances the blocks (on Kronecker graphs from a factor of three to a few percent), and then
+sorted within each piece by the number of edges that refer to them: columns without references come
+last and are not sent, frequently used columns are contiguous.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Numbering:
     split
         The renumbered vertices in pieces.
     row_pieces, col_pieces
-        Pieces that lie one after another as the block's rows and columns.
+        Pieces that make up the block's rows and columns, in order.
     order
         Original vertex -> new number.
     """
@@ -73,7 +73,7 @@ class Numbering:
         )
 
     def vertex(self, place: int, pieces: Sequence[int]) -> int:
-        """Original number of what lies at a place of the block's rows or columns."""
+        """Original number of the vertex at a position of the block's rows or columns."""
         slot, offset = divmod(place, self.split.padded)
         return int(self.order.inverse(torch.tensor([self.split.start(pieces[slot]) + offset])))
 
@@ -142,7 +142,7 @@ def _refuse_duplicates(key: Tensor, numbering: Numbering) -> None:
 
 
 def _with_values(key: Tensor, values: Tensor, source: EdgeSource) -> tuple[Tensor, Tensor]:
-    """Sort by key; of those that are there several times, add values up or keep the first."""
+    """Sort by key; sum the values of duplicates or keep the first."""
     if source.merge_duplicates and source.sum_duplicates:
         key, place = key.unique(return_inverse=True)
         return key, values.new_zeros(len(key)).index_add_(0, place, values)
@@ -194,7 +194,7 @@ def order_by_demand(
     row_group: Group,
     own_length: int,
 ) -> tuple[Entries, Prefixes]:
-    """Renumber the vertices of every piece by falling number of edges that refer to them.
+    """Renumber the vertices of every piece by descending number of references as a column.
 
     Columns of the block get the numbers slot * prefix + place: only the first ``prefix`` places of
     each piece are ever sent. All ranks take part. The entries are changed in place.

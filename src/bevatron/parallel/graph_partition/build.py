@@ -1,4 +1,4 @@
-"""Cuts a graph for each scheme: every rank makes its part from a source of edges."""
+"""Partitions a graph for each scheme: every rank builds its part from a source of edges."""
 
 import math
 
@@ -146,7 +146,7 @@ def _everyone(mesh: Mesh) -> Group:
 
 
 def _matrix(entries: Entries, row_ids: Tensor, col_ids: Tensor) -> Csr:
-    """Build both orders; the lists of entries are given up on the way."""
+    """Build CSR and CSC; the lists of entries are freed on the way."""
     shape = (len(row_ids), len(col_ids))
     row = entries.row.to(torch.int32)
     del entries.row

@@ -67,8 +67,8 @@ class FeatureParallel(Scheme):
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it.
 
-        Heads are dealt out to the ranks if their number allows; with dropout, or else, each rank
-        gets some channels of every head.
+        Heads are distributed over the ranks if their number is divisible; otherwise, or with
+        dropout, each rank gets some channels of every head.
         """
         parts, heads = self.everyone.size, x.shape[1]
         by_heads = heads % parts == 0 and dropout == 0
@@ -108,5 +108,5 @@ class FeatureParallel(Scheme):
         return own
 
     def _narrow(self, rows: Tensor) -> Tensor:
-        """Round features, but never scores, as they are sent."""
+        """Round features to the wire type; scores are never rounded."""
         return rows if rows[0, 0].numel() == 1 else self.wire.narrow(rows)

@@ -1,4 +1,4 @@
-"""A graph over many processes, as a stack of layers uses it."""
+"""A graph partitioned over many processes, as a stack of layers uses it."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -19,16 +19,16 @@ from bevatron.parallel.mesh import Mesh
 
 
 class DistributedGraph:
-    """A graph cut over the ranks; made by `build`.
+    """A graph partitioned over the ranks; made by `build`.
 
     Attributes
     ----------
     num_vertices
         Of the whole graph.
     scheme
-        How it is cut, with this rank's block of the matrix.
+        The partitioning scheme, with this rank's block of the matrix.
     plan
-        Why it is cut so; None if the caller chose.
+        Why this scheme was chosen; None if the caller chose.
     mesh
         The processes.
     """
@@ -63,7 +63,7 @@ class DistributedGraph:
         regather: bool = False,
         seed: int = 0,
     ) -> "DistributedGraph":
-        """Cut a graph; every rank walks through the source and keeps its part.
+        """Partition a graph; every rank reads the source and keeps its part.
 
         Parameters
         ----------
@@ -81,12 +81,12 @@ class DistributedGraph:
         machine
             Bandwidth, latency and memory for the plan.
         chunks
-            Parts that the channels are sent in, so that sending hides behind computing
+            Number of chunks the channels are sent in, to overlap communication with compute
             (two_dimensional, gat); by default as many as `planner.best_chunks` finds worth it.
         bfloat16_wire
-            Round float32 features to bfloat16 for sending; sums are still made in float32.
+            Round float32 features to bfloat16 for sending; sums still accumulate in float32.
         regather
-            Send features of columns twice instead of keeping them for the backward pass
+            Gather the features of columns again in the backward pass instead of keeping them
             (two_dimensional, gat): less memory.
         seed
             Of the vertices' random order and of dropout.
@@ -163,12 +163,12 @@ class DistributedGraph:
 
     @cached_property
     def without_edges(self) -> Csr:
-        """An empty matrix of this rank's vertices, for what is computed on single vertices."""
+        """An empty matrix over this rank's vertices, for computations per vertex."""
         nothing = torch.zeros(0, dtype=torch.int32, device=self.device)
         return Csr.from_coo(nothing, nothing, self.shape)
 
     def explain(self) -> list[str]:
-        """Say how the graph is cut and why, a line each; all ranks must call it."""
+        """Describe the partition and why it was chosen, one line each; all ranks must call it."""
         block = self.scheme.block
         counts = torch.tensor([block.nnz], device=self.mesh.device)
         nnz = self.everyone.all_gather(counts).wait()
@@ -180,7 +180,7 @@ class DistributedGraph:
         return [first] + (self.plan.explain() if self.plan is not None else [])
 
     def scatter(self, values: Shaped[Tensor, "N *rest"]) -> Shaped[Tensor, "T *rest"]:
-        """Pick this rank's rows of a tensor that every rank has whole."""
+        """Select this rank's rows of a tensor that is replicated on every rank."""
         if len(values) != self.num_vertices:
             raise ConfigError(
                 f"graph partition: the graph has {self.num_vertices} vertices, the tensor to "
@@ -189,7 +189,7 @@ class DistributedGraph:
         return values[self.vertices.to(values.device)].to(self.mesh.device)
 
     def gather(self, rows: Shaped[Tensor, "T *rest"]) -> Shaped[Tensor, "N *rest"]:
-        """Put the rows of all ranks together in the vertices' original order, on every rank."""
+        """All-gather the rows of all ranks in the vertices' original order."""
         lengths = self._lengths()
         longest = max(*lengths, 1)
         flat = pad_rows(rows.detach(), longest)
@@ -226,9 +226,9 @@ class DistributedGraph:
         if dropout > 0 and seed is None:
             seed = int(torch.randint(2**62, (1,), generator=self._seeds))
         return self.scheme.graph_attention(
-            x,
-            row_score,
-            col_score,
+            x.contiguous(),
+            row_score.contiguous(),
+            col_score.contiguous(),
             negative_slope=negative_slope,
             dropout=dropout,
             seed=seed or 0,
@@ -247,7 +247,7 @@ class DistributedGraph:
         Parameters
         ----------
         x
-            Of this rank's vertices: queries, keys and what is summed.
+            Of this rank's vertices: queries, keys and values.
         normalize, softmax
             Cosines instead of dot products; scores of each row normalised.
         scale
@@ -259,14 +259,16 @@ class DistributedGraph:
             For feature_parallel, which splits the features.
         """
         beta = scale if isinstance(scale, Tensor) else x.new_full((1,), scale)
-        return self.scheme.dot_attention(x, beta.reshape(-1), normalize=normalize, softmax=softmax)
+        return self.scheme.dot_attention(
+            x.contiguous(), beta.reshape(-1), normalize=normalize, softmax=softmax
+        )
 
     def sum(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Add up, over all vertices once, what each rank has summed over its own."""
+        """All-reduce sums over each rank's vertices; every vertex counts once."""
         return self.everyone.all_reduce(values.detach().clone()).wait() / self.scheme.replicas
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of replicated parameters over the vertices, in one message."""
+        """All-reduce the gradients of replicated parameters, one message per dtype."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         pending: list[tuple[list[nn.Parameter], Pending]] = []
         for dtype in dict.fromkeys(parameter.dtype for parameter in trained):

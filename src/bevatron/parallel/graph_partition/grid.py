@@ -1,8 +1,8 @@
 """Numbers the vertices by (i, j, t): piece t of rank (i, j) on a grid of Px x Py processes.
 
 Row block i of the matrix is all pieces (i, *), column block j all pieces (*, j). So a rank's own
-piece is a part of both its row block and its column block: what a layer puts out lies where the
-next layer takes it in, and nothing is ever transposed between ranks, on any Px x Py.
+piece is a part of both its row block and its column block: a layer's output is placed where
+the next layer reads its input, and nothing is ever transposed between ranks, on any Px x Py.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Split:
     count
         n.
     pieces
-        How many; the first n mod pieces have one number more.
+        Number of pieces; the first n mod pieces have one number more.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Split:
         return max(-(-self.count // self.pieces), 1)
 
     def length(self, piece: int) -> int:
-        """How many numbers a piece has."""
+        """Length of a piece without padding."""
         return self.count // self.pieces + (piece < self.count % self.pieces)
 
     def start(self, piece: int) -> int:
@@ -73,7 +73,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many processes."""
+        """Number of processes."""
         return self.px * self.py
 
     def position(self, rank: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A group of processes and its collectives: the same meaning on gloo and NCCL, all counted.
+"""A group of processes and its collectives: the same semantics on gloo and NCCL, all counted.
 
 Every collective returns a `Pending`; the work goes on until ``wait()``, which returns the result.
 On one process nothing is sent and the result is there at once.
@@ -26,7 +26,7 @@ _GATHER, _SCATTER = (
 
 @dataclass
 class Pending:
-    """A result that may still be on its way.
+    """The result of a collective that may still be in flight.
 
     ``kept`` holds the tensors that are being sent: they must not be freed before the end.
     """
@@ -37,7 +37,7 @@ class Pending:
     kept: Tensor | None = None
 
     def wait(self) -> Tensor:
-        """Return the result; on a GPU the current stream waits, not the processor."""
+        """Return the result; on a GPU the current stream waits, not the host."""
         if self.work is not None:
             self.work.wait()
             self.work, self.kept = None, None
@@ -71,7 +71,7 @@ class Group:
         self._group = process_group
 
     def all_gather(self, part: Tensor) -> Pending:
-        """Lay the parts [r, ...] of all processes one after another: [size * r, ...]."""
+        """Concatenate the parts [r, ...] of all processes: [size * r, ...]."""
         if self.size == 1:
             return Pending(part)
         part = part.contiguous()
@@ -127,14 +127,14 @@ class Group:
         send: Sequence[int] | None = None,
         receive: Sequence[int] | None = None,
     ) -> Pending:
-        """Send the k-th part of the rows to process k; the parts received lie in that order.
+        """Send the k-th part of the rows to process k; the parts received are in that order.
 
         Parameters
         ----------
         rows
             [r, ...].
         send, receive
-            How many rows go to and come from each process; equal parts by default.
+            Number of rows sent to and received from each process; equal parts by default.
         """
         if self.size == 1:
             return Pending(rows)

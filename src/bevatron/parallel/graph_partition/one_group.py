@@ -40,12 +40,12 @@ class _SendRows(torch.autograd.Function):
 
 
 def gather_rows(part: Tensor, group: Group) -> Tensor:
-    """Lay the parts of all ranks one after another."""
+    """Concatenate the parts of all ranks."""
     found: Tensor = _GatherRows.apply(part, group)
     return found
 
 
 def send_rows(rows: Tensor, group: Group, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-    """Send so many rows to each rank; see `Group.all_to_all`."""
+    """Send the given numbers of rows to each rank; see `Group.all_to_all`."""
     found: Tensor = _SendRows.apply(rows, group, tuple(send), tuple(receive))
     return found

@@ -1,4 +1,4 @@
-"""Chooses how a graph is cut: words sent, messages and memory of every scheme on every grid.
+"""Chooses the partitioning scheme: words sent, messages and memory of each scheme on each grid.
 
 Words are those that one rank sends for a layer, forward and backward, with ring algorithms: n
 vertices, k = heads x channels, h heads, p = Px Py ranks. `traffic` counts the true ones.
@@ -53,26 +53,26 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """What moves the words.
+    """The rates of the machine.
 
     Attributes
     ----------
     bandwidth
-        Bytes a second that one rank sends while all do.
+        Bytes per second that one rank sends while all do.
     latency
         Seconds before a collective moves its first byte.
     memory
         Bytes of one device, None if it does not matter.
     fetching
-        Bytes a second at which kernels fetch what the entries refer to, caches included.
+        Bytes per second at which kernels gather features by entry, caches included.
     copying
-        Bytes a second at which features are put into the order in which they travel.
+        Bytes per second at which features are copied into the order in which they are sent.
     hiding
-        Share of what travels beside kernels that costs no time; for the rest they stand in each
-        other's way.
+        Share of the communication overlapped with kernels that costs no time; the rest slows both
+        down.
     launching
-        Seconds that one more chunk of channels costs apart from its messages, forward or backward:
-        some twenty more kernels.
+        Seconds of overhead per extra chunk of channels apart from its messages, forward or
+        backward: some twenty more kernel launches.
 
     Rates are those of H200s of one host: 375 million entries, 128 channels, 2 and 4 GPUs.
     """
@@ -127,7 +127,7 @@ class Plan:
     workload: Workload
 
     def explain(self) -> list[str]:
-        """Say what was chosen and what the others would cost, a line each."""
+        """Describe the choice and the cost of the alternatives, one line each."""
         size = self.workload.word_bytes
         lines = [f"per rank and layer, forward and backward: {self.chosen.line(size)}"]
         return lines + [f"  instead of {c.line(size)}" for c in self.considered if c != self.chosen]
@@ -192,7 +192,7 @@ def _one_and_half_d(grid: Grid, work: Workload) -> float:
 
 
 def halo(work: Workload, ranks: int) -> float:
-    """Vertices of others that a rank's rows refer to, if columns were drawn uniformly.
+    """Remote vertices that a rank's rows refer to, if columns were drawn uniformly.
 
     Examples
     --------
@@ -237,14 +237,14 @@ REORDERED = {"feature_parallel", "rows"}
 
 
 SHARE = 32
-"""Channels of a program of GAT's kernels: every share reads structure and scores again."""
+"""Channels per program of GAT's kernels: every program reads structure and scores again."""
 
 
 def overlapped_seconds(grid: Grid, work: Workload, chunks: int, machine: Machine) -> float:
-    """Seconds of a layer of GAT on a grid, forward and backward, its channels in some chunks.
+    """Seconds per GAT layer on a grid, forward and backward, with channels sent in chunks.
 
-    The first chunk has to come and the last to leave while nothing is computed; of the rest, which
-    travels meanwhile, the machine hides a share. Every chunk has messages and kernels of its own.
+    The first chunk arrives and the last one leaves without overlap; of the rest the machine hides a
+    share. Every chunk has messages and kernels of its own.
     """
     n, k, size = work.vertices, work.width, work.word_bytes
     features = n * k * size * ((1 - 1 / grid.px) / grid.py + (1 - 1 / grid.py) / grid.px)
@@ -261,7 +261,7 @@ def overlapped_seconds(grid: Grid, work: Workload, chunks: int, machine: Machine
 
 
 def best_chunks(grid: Grid, work: Workload, machine: Machine | None = None) -> int:
-    """Choose in how many chunks of channels `two_dimensional` sends the features of GAT.
+    """Choose the number of chunks of channels in which `two_dimensional` sends GAT's features.
 
     Examples
     --------

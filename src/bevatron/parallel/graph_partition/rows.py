@@ -32,9 +32,9 @@ class Rows(Scheme):
     everyone
         All ranks.
     wanted
-        Places of own vertices that go to each rank, one rank's after another.
+        Positions of own vertices that are sent to each rank, concatenated by rank.
     send, receive
-        How many go to and come from each rank.
+        Number of rows sent to and received from each rank.
     """
 
     name = "rows"

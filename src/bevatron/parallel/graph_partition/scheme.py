@@ -13,7 +13,7 @@ from bevatron.parallel.graph_partition.groups import Group
 
 
 class Scheme(ABC):
-    """A graph cut over the ranks, and attention over it.
+    """A graph partitioned over the ranks, and attention on it.
 
     Attributes
     ----------
@@ -22,7 +22,7 @@ class Scheme(ABC):
     vertices
         Original numbers of the vertices whose features this rank holds, in order.
     replicas
-        How many ranks hold the same vertices.
+        Number of ranks that hold the same vertices.
     block
         The part of the matrix that this rank computes with.
     everyone
@@ -95,6 +95,6 @@ def divide(sums: Tensor, total: Tensor) -> Tensor:
 
 
 def channel_chunks(channels: int, chunks: int) -> list[slice]:
-    """Cut channels into at most so many equal parts."""
+    """Split channels into equal chunks, at most the given number."""
     width = -(-channels // max(min(chunks, channels), 1))
     return [slice(start, min(start + width, channels)) for start in range(0, channels, width)]

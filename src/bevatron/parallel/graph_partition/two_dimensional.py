@@ -56,7 +56,7 @@ class TwoDimensional(Scheme):
     prefix
         Rows of each piece that any block refers to.
     chunks
-        Parts that the channels are sent in.
+        Number of chunks the channels are sent in.
     wire
         Type of features between ranks.
     regather
@@ -222,7 +222,7 @@ def _put_together(
 
 
 def _without_sums(largest: Tensor, positive: Tensor, z_positive: Tensor) -> tuple[Tensor, ...]:
-    """Return what is left of a block's sums: those for the gradient of the row's score."""
+    """Return the remaining sums of a block: those for the gradient of the row's score."""
     return largest, positive, positive, z_positive, z_positive
 
 
@@ -273,7 +273,7 @@ class _DotAttention(torch.autograd.Function):
         scores = block_scores(x_row, x_col, scale, **ctx.options)
         known = (message.wait(), log_tile, delta_tile)
         by_row, by_scale = row_gradients(scheme.block, scores, scale, *known)
-        # On its way while the columns are computed.
+        # In flight while the columns are computed.
         rows = wire.reduce_scatter(scheme.row_group, by_row)
         by_col = col_gradients(scheme.block, scores, *known)
         cols = wire.reduce_scatter(scheme.column_group, by_col)

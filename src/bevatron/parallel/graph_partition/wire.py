@@ -1,7 +1,7 @@
-"""How features travel: in their own type, or float32 rounded to bfloat16.
+"""The type in which features are sent: their own, or float32 rounded to bfloat16.
 
-Scalars of vertices (scores, sums, logarithms) travel apart and whole: joining them to wide rows and
-parting them again would cost more copies than their messages cost time.
+Per-vertex scalars (scores, sums, logarithms) are sent separately in full precision: packing them
+into wide rows and unpacking them would cost more than their messages.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Wire:
     Attributes
     ----------
     bfloat16
-        Whether float32 features are rounded to bfloat16 to be sent. What was gathered stays
-        bfloat16, half of what kernels have to read; all sums are made in float32.
+        Whether float32 features are rounded to bfloat16 to be sent. Gathered features stay
+        bfloat16, half the bytes that kernels read; all sums accumulate in float32.
 
     Examples
     --------
@@ -37,7 +37,7 @@ class Wire:
         return features
 
     def all_gather(self, group: Group, features: Tensor) -> Pending:
-        """Lay the features of all ranks one after another."""
+        """All-gather the features of all ranks."""
         return group.all_gather(self.narrow(features))
 
     def reduce_scatter(self, group: Group, sums: Tensor) -> Pending:

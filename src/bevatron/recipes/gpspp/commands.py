@@ -1,7 +1,8 @@
-"""The commands for molecules: each calls one function of `recipes`."""
+"""The commands for molecules: typed arguments, each calls one function."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -13,28 +14,118 @@ from bevatron.recipes.arguments import (
     Out,
     Source,
     positional,
-    print_rows,
     say,
 )
 
+if TYPE_CHECKING:
+    from bevatron.recipes.gpspp.predictor import MoleculePredictor
+
 More = Annotated[tuple[Path, ...], tyro.conf.Positional, positional("[RUN ...]")]
-Precision = Literal["float32", "float64", "bfloat16"]
-Seen = Literal["2d", "3d", "both"]
 
 
-def evaluate_molecules(
+def recognises(path: Path) -> bool:
+    """Whether a path looks like molecules: a table, an SDF or OGB's folder."""
+    from bevatron.data.readers.molecules.reader import is_molecule_file
+
+    return is_molecule_file(path)
+
+
+def prepare(
+    files: Files,
+    out: Path,
+    feature_set: str = "set1",
+    columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Compute the features of molecules once, in parallel, into a store.
+
+    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
+    work.
+
+    Parameters
+    ----------
+    files
+        .csv, .tsv, .smi (also .gz), .parquet, .sdf, OGB's PCQM4Mv2 folder.
+    out
+        Folder of the store.
+    feature_set
+        set1, set2, set3, original, ying21 or ying21_periodic.
+    columns
+        Columns of SMILES and targets, and where 3D structures are.
+    samples_per_shard
+        None = chosen by size.
+    workers
+        Processes; None = all usable cores.
+    overwrite
+        Replace a store of other inputs in this folder.
+    """
+    from bevatron.recipes.gpspp.stores import prepare_files
+
+    say(
+        *prepare_files(
+            files,
+            out,
+            feature_set,
+            columns,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            overwrite=overwrite,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a trained model runs.
+
+    Attributes
+    ----------
+    mode
+        Inputs of the model: 2d, 3d where there are positions, or both.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    dtype
+        Precision; bfloat16: of matmuls only, all else in float32.
+    capacity
+        Maximum number of atoms per batch.
+    workers
+        Processes that compute features; None = all usable cores.
+    """
+
+    mode: Literal["2d", "3d", "both"] = "2d"
+    device: str = "cpu"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    capacity: int = 4096
+    workers: int | None = None
+
+    def predictor(self, *models: Path) -> "MoleculePredictor":
+        """Load the models."""
+        from bevatron.recipes.gpspp.predictor import MoleculePredictor
+
+        return MoleculePredictor(
+            models,
+            device=self.device,
+            precision=self.dtype,
+            mode=self.mode,
+            capacity=self.capacity,
+            workers=self.workers,
+        )
+
+
+Options = Annotated[ModelOptions, tyro.conf.arg(name="")]
+
+
+def evaluate(
     model: Model,
     files: Files,
     committee: tuple[Path, ...] = (),
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Seen = "2d",
-    device: str = "cpu",
-    precision: Precision = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
     out: Path | None = None,
 ) -> None:
-    """Print the errors of a model on molecules with labels.
+    """Print the errors of a model on labelled molecules.
 
     Parameters
     ----------
@@ -43,52 +134,33 @@ def evaluate_molecules(
     files
         Tables, SDF, OGB's folder or prepared stores.
     committee
-        Further models, with whose mean the labels are compared.
+        More models: the mean of all is compared with the labels.
     columns
-        Which columns; targets are those of the model unless named, in its order.
-    mode
-        What is seen of molecules: 2d, 3d where there are positions, or both.
-    device
-        cpu, cuda, cuda:N, or auto: a GPU if there is one.
-    precision
-        Of the numbers; bfloat16: of products only.
-    capacity
-        Atoms of a batch at most.
-    workers
-        Processes that prepare many molecules; None = all usable cores.
+        Columns of SMILES and labels; targets are the model's unless named, in its order.
+    options
+        How the model runs.
     out
         Also write the table to this JSON file.
     """
-    from bevatron.recipes.gpspp.files import evaluate_files, print_errors
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.evaluate import evaluate_files, print_errors
 
-    predictor = MoleculePredictor(
-        [model, *committee],
-        device=device,
-        precision=precision,
-        mode=mode,
-        capacity=capacity,
-        workers=workers,
-    )
+    predictor = options.predictor(model, *committee)
     print_errors(evaluate_files(predictor, files, columns, out), predictor.targets)
 
 
-def predict_molecules(
+def predict(
     model: Model,
     source: Source,
     out: Out,
     more: More = (),
+    committee: tuple[Path, ...] = (),
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Seen = "2d",
     format: Literal["table", "ogb"] = "table",  # noqa: A002  as in the name of the option
     split: Literal["test-dev", "test-challenge"] = "test-dev",
     prefix: str = "predicted_",
-    device: str = "cpu",
-    precision: Precision = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
 ) -> None:
-    """Write the properties of molecules beside what the file holds already, every row in order.
+    """Write properties of molecules next to what the file already holds, every row in order.
 
     Parameters
     ----------
@@ -99,44 +171,30 @@ def predict_molecules(
     out
         NAME.csv or NAME.parquet to write; with --format ogb a folder or NAME.npz.
     more
-        Further models: the mean of all is written, and their spread.
+        More models: the mean and the standard deviation of all are written.
+    committee
+        The same as an option.
     columns
         Where SMILES and 3D structures are.
-    mode
-        What is seen of molecules: 2d, 3d where there are positions, or both.
     format
-        table, or ogb: what the evaluator of PCQM4Mv2 takes.
+        table, or ogb: the format of PCQM4Mv2's evaluator.
     split
-        Of OGB's data, which part to predict.
+        Part of OGB's data to predict.
     prefix
-        Begins the names of the results.
-    device
-        cpu, cuda, cuda:N, or auto: a GPU if there is one.
-    precision
-        Of the numbers; bfloat16: of products only.
-    capacity
-        Atoms of a batch at most.
-    workers
-        Processes that prepare many molecules; None = all usable cores.
+        Prefix of the names of the results.
+    options
+        How the model runs.
     """
-    from bevatron.recipes.gpspp.files import predict_file, predict_ogb
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
 
-    predictor = MoleculePredictor(
-        [model, *more],
-        device=device,
-        precision=precision,
-        mode=mode,
-        capacity=capacity,
-        workers=workers,
-    )
+    predictor = options.predictor(model, *more, *committee)
     if format == "ogb":
         path, absent = predict_ogb(predictor, source, out, split, columns)
         say(f"{path}: y_pred of {split}" + (f", {absent} filled with the mean" if absent else ""))
         return
     done = predict_file(predictor, source, out, columns, prefix)
     without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
-    flat = f", {done.seen_in_2d} without positions, seen in 2D" if done.seen_in_2d else ""
+    flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
     say(f"{done.rows} rows are in {out}{without}{flat}")
 
 
@@ -146,13 +204,9 @@ def embed(
     out: Out,
     atoms: bool = False,
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    mode: Seen = "2d",
-    device: str = "cpu",
-    precision: Precision = "float32",
-    capacity: int = 4096,
-    workers: int | None = None,
+    options: Options = ModelOptions(),
 ) -> None:
-    """Write what a model makes of molecules before it reads out properties, as npz.
+    """Write the embeddings of molecules, from which a model reads out properties, as npz.
 
     Parameters
     ----------
@@ -163,115 +217,14 @@ def embed(
     out
         NAME.npz: graph [n, C], smiles and reason [n].
     atoms
-        Also nodes [N, C], and atom_ptr [n + 1], where each molecule's heavy atoms begin.
+        Also nodes [N, C] of the heavy atoms, and their offsets atom_ptr [n + 1].
     columns
         Where SMILES and 3D structures are.
-    mode
-        What is seen of molecules: 2d, 3d where there are positions, or both.
-    device
-        cpu, cuda, cuda:N, or auto: a GPU if there is one.
-    precision
-        Of the numbers; bfloat16: of products only.
-    capacity
-        Atoms of a batch at most.
-    workers
-        Processes that prepare many molecules; None = all usable cores.
+    options
+        How the model runs.
     """
-    from bevatron.recipes.gpspp.files import embed_file
-    from bevatron.recipes.gpspp.predict import MoleculePredictor
+    from bevatron.recipes.gpspp.embed import embed_file
 
-    predictor = MoleculePredictor(
-        model, device=device, precision=precision, mode=mode, capacity=capacity, workers=workers
-    )
+    predictor = options.predictor(model)
     done = embed_file(predictor, source, out, columns, atoms=atoms)
     say(f"embeddings of {done} rows are in {out}")
-
-
-def bench_gpspp_ablation(
-    data: Files,
-    out: Path,
-    rows: tuple[str, ...] = (),
-    seeds: int = 3,
-    first_seed: int = 0,
-    preset: str = "gpspp-4",
-    minutes: float | None = None,
-    epochs: int | None = None,
-    molecules: int = 1024,
-    train_size: float = 0.0,
-    valid_size: float = 0.1,
-    lr: float = 4e-4,
-    base: Path | None = None,
-    device: str = "auto",
-    evaluate_every: int = 2,
-    jobs: int = 1,
-) -> None:
-    """Train GPS++ without one part after the other and tell what each is worth.
-
-    Parameters
-    ----------
-    data
-        A file of molecules, or prepared stores, one for each feature set.
-    out
-        Folder for results; runs that are there already are not run again.
-    rows
-        Rows, or table3, table4, table6, table7; all by default. The baseline always runs.
-    seeds
-        Runs of each row.
-    first_seed
-        The first seed.
-    preset
-        gpspp-16, gpspp-8, gpspp-4.
-    minutes
-        Of each run, compilation included.
-    epochs
-        Of each run.
-    molecules
-        Of a step, the same for all rows.
-    train_size
-        Molecules to train on: a share or a number; 0 = all that are not set aside.
-    valid_size
-        Molecules to validate with.
-    lr
-        Learning rate; attention without any 3D input has half of it.
-    base
-        A YAML file of the recipe from which every row differs.
-    device
-        auto, cpu or cuda.
-    evaluate_every
-        Epochs between validations.
-    jobs
-        Runs side by side, over all GPUs; with --minutes each has one for itself.
-    """
-    from bevatron.recipes.gpspp_ablation import RESULT, Ablation, run_ablation
-
-    ablation = Ablation(
-        data=data,
-        out=out,
-        rows=rows,
-        seeds=seeds,
-        first_seed=first_seed,
-        preset=preset,
-        minutes=minutes,
-        epochs=epochs,
-        molecules=molecules,
-        train_size=train_size,
-        valid_size=valid_size,
-        lr=lr,
-        base=base,
-        device=device,
-        evaluate_every=evaluate_every,
-    )
-    result = run_ablation(ablation, jobs=jobs, tell=say)
-    shown = ("table", "row", "parameters", "seeds", "valid", "valid_std", "change", "train")
-    print_rows(
-        [
-            {
-                key: "" if row[key] is None
-                else f"{row[key]:.4g}" if isinstance(row[key], float)
-                else row[key]
-                for key in shown
-            }
-            for row in result["rows"]
-        ]
-    )  # fmt: skip
-    say(f"{out / RESULT} and {out / 'gpspp_ablation.png'}")

@@ -2,7 +2,7 @@
 
 A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are no
 usable molecule stay in the store, so that row i of a store is row i of the file, but never reach a
-model; they are listed beside the store.
+model; they are listed in a file next to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from bevatron.typing import IntArray
 
 @dataclass(frozen=True)
 class MoleculeDataConfig:
-    """Files or stores of molecules and how to divide them.
+    """Files or stores of molecules and how to split them.
 
     Attributes
     ----------
@@ -42,17 +42,17 @@ class MoleculeDataConfig:
     test
         The same, for the errors in the report.
     split
-        How ``train`` is divided where there are no such files: ``random``; ``scaffold``, molecules
+        How ``train`` is split where there are no such files: ``random``; ``scaffold``, molecules
         of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
         file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
     valid_size
-        What is set aside for validation: a share below 1, or a number of molecules.
+        Size of the validation set: a fraction below 1, or a number of molecules.
     test_size
         The same for tests.
     train_size
-        The same for what is trained on; 0 = all the rest.
+        The same for training; 0 = all the rest.
     split_seed
-        Of the division.
+        Seed of the random split.
     feature_set
         ``set1``, ``set2``, ``set3``, ``original``, ``ying21`` or ``ying21_periodic``.
     columns
@@ -77,7 +77,7 @@ class MoleculeDataConfig:
     prepare_workers: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown feature sets and sizes that leave nothing to train on."""
+        """Reject unknown feature sets and sizes that leave nothing to train on."""
         feature_set(self.feature_set)
         sizes = (self.train_size, self.valid_size, self.test_size)
         shares = [size for size in sizes if size < 1]
@@ -101,9 +101,9 @@ class MoleculeData:
     targets
         Names of the targets.
     feature_set
-        By which the samples were made.
+        Of the samples.
     fingerprint
-        Hash of the training molecules and their division; a run is not resumed with others.
+        Hash of the training molecules and their split; a run is not resumed with others.
     report
         Lines for the log: what was found, left out and set aside.
     """
@@ -127,7 +127,7 @@ def load_molecules(
     config
         The files.
     prepared
-        Where files are prepared unless the configuration says.
+        Where files are prepared unless the configuration names a folder.
     stage_to
         Node-local folder that stores are copied to and read from.
 
@@ -256,7 +256,7 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
 
 
 def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
-    """Say how many molecules are left out because no target has a label for them."""
+    """Report how many molecules are left out because they have no label."""
     left = np.setdiff1d(np.flatnonzero(dataset.lengths("atom_features") > 0), taken)
     if not len(left):
         return []
@@ -265,7 +265,7 @@ def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:
 
 
 def _column_of(stores: Sequence[Store]) -> Callable[[str], IntArray]:
-    """Give a field of fixed shape of all samples of several stores."""
+    """Return a function that reads a field of fixed shape of all samples of several stores."""
 
     def column(name: str) -> IntArray:
         parts = [flat.astype(np.int64) for store in stores for flat, _ in store.flat(name)]

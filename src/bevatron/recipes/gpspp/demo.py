@@ -1,15 +1,16 @@
-"""The part of `bevatron demo` on molecules: a small GPS++ from SMILES, seen in 2D and in 3D."""
+"""The part of ``bevatron demo`` on molecules: a small GPS++ from SMILES, in 2D and 3D."""
 
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 from bevatron.errors import MissingPackageError
 from bevatron.models.gpspp.features import canonical
+from bevatron.recipes.arguments import say
+from bevatron.recipes.demo import Part, bundled
 from bevatron.recipes.gpspp.data import load_molecules
-from bevatron.recipes.gpspp.files import predict_file
 from bevatron.recipes.gpspp.finetune import trained_model
-from bevatron.recipes.gpspp.predict import MoleculePredictor
+from bevatron.recipes.gpspp.predict import predict_file
+from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.report import evaluate_molecules
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import labels_of
@@ -31,61 +32,54 @@ SETTINGS: dict[str, Any] = {
     "train": {"epochs": 45, "device": "cpu", "threads": 1, "log_every": 10, "evaluate_every": 3},
     "checkpoint": {"every_epochs": 15},
 }  # fmt: skip
-"""What the demonstration changes of the defaults."""
+"""What the demo changes of the defaults."""
 
 UNKNOWN = "smiles\nCCO\nc1ccccc1O\nnot a molecule\nCC(=O)Nc1ccc(O)cc1\nC\n"
-"""Molecules to predict: one is none, one is larger than all that were trained on."""
+"""To predict: one is not a molecule, one is larger than all in training."""
 
 
-def gpspp_demo(out: Path) -> int:
-    """Train on bundled molecules, tell the errors in 2D and 3D, predict from SMILES.
+def run_demo(out: Path) -> Part:
+    """Train on bundled molecules, compute the errors in 2D and 3D, predict from SMILES.
 
     Parameters
     ----------
     out
-        Folder for everything; a run that is there goes on.
-
-    Returns
-    -------
-    The exit code: 0, or that of a training which was stopped.
+        The demo's folder; a run that is there is resumed.
     """
     folder = out / "molecules"
     try:
         canonical("C")
     except MissingPackageError:
-        _say('molecules: left out, RDKit is not installed (pip install "bevatron[molecules]")')
-        return 0
-    with as_file(files("bevatron.recipes") / "demo_data" / DATA) as source:
-        values = {**SETTINGS, "output": str(folder)}
-        values["data"] = {**SETTINGS["data"], "train": [str(source)]}
-        config = GpsppRun.from_values(values)
-        _say("molecules: training a small GPS++ on 400 SMILES with gaps of GFN2-xTB")
-        result = fit(build(config, resume=True))
-        if result.stopped_by is not None:
-            _say("stopped; `bevatron demo` again goes on")
-            return result.exit_code
-        _say(_errors(config))
+        return Part('nothing: RDKit is not installed (pip install "bevatron[molecules]")')
+    values = {**SETTINGS, "output": str(folder)}
+    values["data"] = {**SETTINGS["data"], "train": [str(bundled(DATA, out))]}
+    config = GpsppRun.from_values(values)
+    say("train a small GPS++ on 400 SMILES with HOMO-LUMO gaps of GFN2-xTB")
+    result = fit(build(config, resume=True))
+    if result.stopped_by is not None:
+        return Part(exit_code=result.exit_code)
     table = folder / "unknown.csv"
     table.write_text(UNKNOWN)
     predict_file(MoleculePredictor(folder), table, folder / "predicted.csv")
-    _say("molecules: from SMILES alone, larger ones than in training too:")
-    _say(*(f"   {line}" for line in (folder / "predicted.csv").read_text().splitlines()))
-    _say(f"molecules: report.html and predicted.csv are in {folder}")
-    return 0
+    say("predict from SMILES alone, of molecules larger than those in training too:")
+    say(*(f"   {line}" for line in (folder / "predicted.csv").read_text().splitlines()))
+    return Part(
+        _learned(config),
+        (
+            ("molecules/report.html", "learning curves, parity plots, errors"),
+            ("molecules/predicted.csv", "gaps predicted from SMILES"),
+        ),
+    )
 
 
-def _errors(config: GpsppRun) -> str:
-    """Say how large the errors on the test molecules are, in both modes."""
+def _learned(config: GpsppRun) -> str:
+    """Return the errors on the test molecules, in both modes, on one line."""
     data = load_molecules(config.data, config.output / "prepared")
     assert data.test is not None
     found = evaluate_molecules(trained_model(config.output), data.test, ("2d", "3d")).metrics
     labels = labels_of(data.test)
     guess = abs(labels - labels_of(data.train).mean()).mean()
     return (
-        f"molecules: error on {len(data.test)} others: {found['gap_mae']:.2f} eV in 2D, "
-        f"{found['3d/gap_mae']:.2f} eV in 3D (guessing the mean: {guess:.2f} eV)"
+        f"gaps to {found['gap_mae']:.2f} eV in 2D, {found['3d/gap_mae']:.2f} eV in 3D "
+        f"(MAE; guessing the mean: {guess:.2f} eV)"
     )
-
-
-def _say(*lines: str) -> None:
-    print(*lines, sep="\n")  # noqa: T201

@@ -1,4 +1,4 @@
-"""Beginning a run of GPS++ with the weights of another: what is kept and what is new."""
+"""Fine-tuning of GPS++: which weights of another model are kept and which are new."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusConfig, Target, load_m
 from bevatron.recipes.kinds import newest_model
 
 OF_TARGETS = "decoder."
-"""How names of the weights begin that belong to targets."""
+"""Prefix of the names of weights that belong to targets."""
 
 FREE = frozenset({"targets", "dropout", "noisy_nodes", "noisy_edges", "denoising", "feature_set"})
 """Hyper-parameters that a run may change although it starts from another's weights."""
@@ -22,13 +22,13 @@ FREE = frozenset({"targets", "dropout", "noisy_nodes", "noisy_edges", "denoising
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a new run takes over from the model it starts from.
+    """What a run takes over from the model it starts from.
 
     Attributes
     ----------
     head
-        ``auto``: the read-out of the old model goes on if its targets have the same names and
-        kinds, with the mean and spread it has learnt by, and is new otherwise; ``new``: always new.
+        ``auto``: the old model's readout is kept if its targets have the same names and kinds, with
+        their mean and standard deviation, and is new otherwise; ``new``: always new.
     frozen
         Names of parameters that are not trained, with wildcards: ``encoders.*``, ``blocks.0.*``.
     """
@@ -64,9 +64,9 @@ def started_from(
     asked
         The run's own hyper-parameters.
     preset
-        Those that it would have if nothing was asked for.
+        The hyper-parameters of the run's preset.
     config
-        What is kept.
+        What is taken over.
     targets
         Of the new data.
 

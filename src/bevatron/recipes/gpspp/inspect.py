@@ -1,4 +1,4 @@
-"""`bevatron inspect` of a store of molecules: tables on the terminal and figures."""
+"""What ``bevatron inspect`` shows of a store of molecules."""
 
 from collections.abc import Mapping
 from math import sqrt
@@ -10,11 +10,12 @@ from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
+from bevatron.typing import IntArray
 
 Row = tuple[str | int | float | None, ...]
 
 
-def describe_molecules(store: Store) -> list[Table]:
+def describe(store: Store) -> list[Table]:
     """Describe a store of molecules: whole, targets, sizes, elements, what was left out."""
     summary = store.manifest["summary"]
     tables = [
@@ -27,7 +28,7 @@ def describe_molecules(store: Store) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def draw_molecules(report: Report, store: Store) -> None:
+def draw(report: Report, store: Store) -> None:
     """Add figures of sizes and targets to a report."""
     for name, lengths in (
         ("atoms", store.lengths("atom_features")),
@@ -43,11 +44,16 @@ def draw_molecules(report: Report, store: Store) -> None:
         known = column[np.isfinite(column)]
         if not len(known):
             continue
-        # Binned here: a value of its own for each of a million labels would be drawn for ever.
+        # Binned here: a bar for each of a million distinct labels would take for ever.
         counts, edges = np.histogram(known, bins=min(100, max(10, len(known) // 20)))
         middle = (edges[1:] + edges[:-1]) / 2
         figure = plots.histogram({name: plots.Counted(middle, counts)}, name, f"Target {name}")
         report.figure(figure, f"Distribution of the target {name}.", f"target_{number}")
+
+
+def sizes(store: Store) -> dict[str, IntArray]:
+    """Return atoms and directed bonds of all molecules, [n] each."""
+    return {"atoms": store.lengths("atom_features"), "edges": store.lengths("bonds")}
 
 
 def _overview(store: Store, summary: Mapping[str, Any]) -> Table:

@@ -1,381 +1,248 @@
-"""Trained GPS++ models in use: properties and embeddings of molecules, one model or several."""
+"""Predictions for molecules in files: a table with every row in order, or OGB's format."""
 
-import copy
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import csv
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
+import pyarrow as pa
+import pyarrow.parquet
 
-from bevatron.data.dataset import Dataset, Subset
-from bevatron.data.readers.molecules import MoleculeReader, molecules_in_memory
-from bevatron.data.store.store import Store
-from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target, observe
-from bevatron.models.gpspp.features import Featurizer
-from bevatron.recipes.devices import device_to_use
-from bevatron.recipes.gpspp.data import molecule_sizes
-from bevatron.recipes.gpspp.finetune import trained_model
-from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
-from bevatron.train.evaluate import in_eval_mode, ordered_batches, predict
-from bevatron.train.settings import BatchConfig
-from bevatron.typing import Arrays, FloatArray, IntArray
+from bevatron.data.readers.molecules import (
+    MoleculeOptions,
+    MoleculeReader,
+    molecules_in_memory,
+    open_molecules,
+)
+from bevatron.data.readers.molecules.ogb import OgbFolder
+from bevatron.data.readers.molecules.structures import SdfFile
+from bevatron.data.readers.molecules.tables import TableFile
+from bevatron.data.store.store import MANIFEST, Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import (
+    atomic_write,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+from bevatron.models.gpspp import Target
+from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
+from bevatron.typing import FloatArray
 
-Precision = Literal["float32", "float64", "bfloat16"]
+Split = Literal["test-dev", "test-challenge"]
 
-IN_PROCESS = 2000
-"""Molecules that are prepared without further processes."""
-
-PAIRS_PER_ATOM = 32
-"""Of a batch's capacity; a larger molecule is a batch by itself."""
-
-Molecules = Sequence[Any] | MoleculeReader | Store
-"""SMILES and RDKit molecules (None for what is none), a reader, or a prepared store."""
-
-
-@dataclass(frozen=True)
-class MoleculePredictions:
-    """What one or several models say of molecules, in their order.
-
-    Attributes
-    ----------
-    targets
-        What is predicted.
-    values : [n, T]
-        Numbers in the target's unit, the probability of a binary target, the most probable class
-        of one with several; of several models their mean. NaN for what is no usable molecule.
-    spread : [n, T] or None
-        Standard deviation over several models (of a multiclass target: of that class's
-        probability).
-    probabilities
-        Of multiclass targets by name, [n, classes].
-    smiles
-        As given, or written by RDKit.
-    reason
-        Why there is no prediction, or what was left out of a molecule; empty if all is well.
-    seen_3d : [n] bool
-        Whether positions were seen.
-    """
-
-    targets: tuple[Target, ...]
-    values: FloatArray
-    spread: FloatArray | None
-    probabilities: dict[str, FloatArray]
-    smiles: list[str]
-    reason: list[str]
-    seen_3d: Any
-
-    def of(self, name: str) -> FloatArray:
-        """Return the predictions of one target, [n]."""
-        names = [target.name for target in self.targets]
-        if name not in names:
-            raise ConfigError(f"there is no target '{name}' (known: {', '.join(names)})")
-        column: FloatArray = self.values[:, names.index(name)]
-        return column
-
-    def __len__(self) -> int:
-        return len(self.values)
+OGB_SIZES = {"test-dev": 147_037, "test-challenge": 147_432}
+"""Molecules of the parts of PCQM4Mv2 that OGB's evaluator takes predictions of."""
 
 
 @dataclass(frozen=True)
-class Embeddings:
-    """What a model makes of molecules before it reads out properties.
+class Written:
+    """What a file of predictions holds.
 
     Attributes
     ----------
-    graph : [n, C]
-        Sum over the last nodes; NaN for what is no usable molecule.
-    nodes : [N, C] or None
-        Of every heavy atom, molecule after molecule, in the order of the SMILES.
-    atom_ptr : [n + 1]
-        Where the atoms of each molecule begin; one that cannot be used has none.
-    smiles, reason
-        As in `MoleculePredictions`.
+    rows
+        As many as the input has.
+    without
+        Those without a prediction.
+    seen_in_2d
+        Those that were seen in 2D although 3D was asked for.
     """
 
-    graph: FloatArray
-    nodes: FloatArray | None
-    atom_ptr: IntArray
-    smiles: list[str]
-    reason: list[str]
+    rows: int
+    without: int
+    seen_in_2d: int
 
 
-class MoleculePredictor:
-    """One model or an ensemble, ready to be asked about molecules.
+def predict_file(
+    predictor: MoleculePredictor,
+    source: Path,
+    out: Path,
+    options: MoleculeOptions | None = None,
+    prefix: str = "predicted_",
+) -> Written:
+    """Predict every row of a file and write all of them, in order, as CSV or Parquet.
+
+    What a table had is kept, and of an SDF the titles (as ``name``) and the data items; added are
+    PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
+    for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
+    these names are replaced.
 
     Parameters
     ----------
-    models
-        Runs, model folders or models; of several, with the same targets, the mean is predicted.
-    device
-        ``cpu``, ``cuda``, ``cuda:1``.
-    precision
-        ``float32``, ``float64``, or ``bfloat16`` for products in it.
-    mode
-        What is seen: ``2d`` (SMILES are enough), ``3d`` or ``both``; a molecule without positions
-        is always seen in 2D.
-    capacity
-        Atoms of a batch at most; a larger molecule is a batch by itself.
-    workers
-        Processes that prepare many molecules; all usable cores by default.
+    predictor
+        The models.
+    source
+        A table of SMILES, an SDF, OGB's folder or a prepared store.
+    out
+        ``.csv`` or ``.parquet``.
+    options
+        Where the SMILES and 3D structures are.
+    prefix
+        Begins the names of the results, so that labels in the input stay what they are.
 
     Raises
     ------
-    CheckpointError
-        If a folder holds no GPS++.
-    ConfigError
-        If the models have different targets, or the device cannot be used.
-
-    Examples
-    --------
-    >>> from bevatron.models.gpspp import build
-    >>> predictor = MoleculePredictor(build("gpspp-4", num_layers=1))
-    >>> found = predictor.predict(["CCO", "no molecule", "C"])
-    >>> found.values.shape, [bool(reason) for reason in found.reason]
-    ((3, 1), [False, True, False])
+    DataError
+        If the file cannot be read or ``out`` cannot be written.
     """
-
-    def __init__(
-        self,
-        models: Path | str | GPSPlusPlus | Sequence[Path | str | GPSPlusPlus],
-        *,
-        device: str = "cpu",
-        precision: Precision = "float32",
-        mode: Mode = "2d",
-        capacity: int = 4096,
-        workers: int | None = None,
-    ) -> None:
-        single = isinstance(models, Path | str | GPSPlusPlus)
-        given: Sequence[Any] = [models] if single else list(models)  # type: ignore[arg-type]
-        if not given:
-            raise ConfigError("models: expected at least one run or model folder")
-        dtype = torch.float64 if precision == "float64" else torch.float32
-        self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
-        self.mode, self.capacity, self.workers = mode, capacity, workers
-        names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
-        # A model that was given is copied: to move it would change it for its owner.
-        loaded = [
-            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given
-        ]
-        self.models = [model.to(self.device, dtype).eval() for model in loaded]
-        self.targets = self.models[0].config.targets
-        for name, model in zip(names, self.models, strict=True):
-            if _kinds(model.config.targets) != _kinds(self.targets):
-                raise ConfigError(
-                    f"{name}: predicts {_listed(model.config.targets)}, {names[0]} "
-                    f"{_listed(self.targets)}; models of one ensemble need the same targets"
-                )
-            if mode != "2d" and not model.config.uses_positions:
-                raise ConfigError(f"{name}: has nothing for positions, mode '{mode}' is not for it")
-
-    def predict(self, molecules: Molecules) -> MoleculePredictions:
-        """Predict properties.
-
-        Parameters
-        ----------
-        molecules
-            SMILES and RDKit molecules (with their conformers), a reader or a prepared store. What
-            cannot be used keeps its place and gets a reason.
-        """
-        sums: list[list[FloatArray]] = []
-        told: tuple[list[str], list[str]] = [], []
-        seen: Any = np.zeros(0, dtype=bool)
-        for names, members in self._by_features().items():
-            with self._prepared(molecules, names) as dataset:
-                sums += [self._values(model, dataset) for model in members]
-                told = _words(dataset)
-                seen = dataset.lengths("positions") > 0
-        values, spread, probabilities = _joined(sums, self.targets)
-        seen = seen & (self.mode != "2d")
-        return MoleculePredictions(self.targets, values, spread, probabilities, *told, seen)
-
-    def embed(self, molecules: Molecules, *, atoms: bool = False) -> Embeddings:
-        """Compute the embeddings of molecules by the first model.
-
-        Parameters
-        ----------
-        molecules
-            As for `predict`.
-        atoms
-            Whether those of the single atoms are wanted too.
-        """
-        model = self.models[0]
-        width = model.config.node_width
-        compute = ["graph_embedding", *(["node_embedding"] if atoms else [])]
-        with self._prepared(molecules, model.config.feature_set) as dataset:
-            sizes = molecule_sizes(dataset)
-            usable = np.flatnonzero(sizes["atoms"] > 0)
-            graph = np.full((len(dataset), width), np.nan)
-            nodes = []
-            task = GPSPlusPlusTask(model.config)
-            chosen = Subset(dataset, usable)
-            with in_eval_mode(model), torch.no_grad(), self._arithmetic():
-                for indices, weights in ordered_batches(molecule_sizes(chosen), self._limits()):
-                    samples = [chosen[int(i)] for i in indices]
-                    batch = task.collate(samples, indices, list(weights)).to(
-                        self.device, self.dtype
-                    )
-                    found = model(batch, inputs=observe(batch, self.mode), compute=compute)
-                    graph[usable[indices]] = found["graph_embedding"].double().cpu().numpy()
-                    if atoms:
-                        nodes.append(found["node_embedding"].double().cpu().numpy())
-            offsets = np.concatenate([[0], np.cumsum(sizes["atoms"])])
-            every = np.concatenate(nodes) if nodes else np.zeros((0, width))
-            return Embeddings(graph, every if atoms else None, offsets, *_words(dataset))
-
-    def _by_features(self) -> dict[str, list[GPSPlusPlus]]:
-        groups: dict[str, list[GPSPlusPlus]] = {}
-        for model in self.models:
-            groups.setdefault(model.config.feature_set, []).append(model)
-        return groups
-
-    def _limits(self) -> dict[str, int]:
-        return {"atoms": self.capacity, "pairs": PAIRS_PER_ATOM * self.capacity}
-
-    def _arithmetic(self) -> Any:
-        narrow = self.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16) if narrow else nullcontext()
-
-    @contextmanager
-    def _prepared(self, molecules: Molecules, feature_set: str) -> Iterator[Dataset]:
-        """Make samples of molecules: a few in memory, many by several processes in a store."""
-        if isinstance(molecules, Store):
-            yield check_molecules(molecules, feature_set)
-            return
-        if isinstance(molecules, str):
-            raise DataError("molecules: expected a list of SMILES, got a single text")
-        reader = molecules if isinstance(molecules, MoleculeReader) else _reader(molecules)
-        if reader.num_samples <= IN_PROCESS:
-            raw = list(reader.read(0, reader.num_samples))
-            yield Samples(Featurizer(feature_set).many(raw), reader)
-            return
-        with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
-            out = Path(scratch) / "store"
-            yield prepare_molecules(reader, out, feature_set, workers=self.workers)
-
-    def _values(self, model: GPSPlusPlus, dataset: Dataset) -> list[FloatArray]:
-        """By target: numbers or probabilities of one model, [n] or [n, classes]."""
-        usable = np.flatnonzero(dataset.lengths("atom_features") > 0)
-        widths = [target.width for target in self.targets]
-        every = np.full((len(dataset), sum(widths)), np.nan)
-        if len(usable):
-            chosen = Subset(dataset, usable)
-            task = GPSPlusPlusTask(model.config, modes=(self.mode,))
-            parts = []
-            try:
-                with self._arithmetic():
-                    for _, outputs in predict(
-                        task,
-                        model,
-                        chosen,
-                        molecule_sizes(chosen),
-                        batch=BatchConfig(capacity=self._limits()),
-                        device=self.device,
-                        dtype=self.dtype,
-                    ):
-                        parts.append(_numbers(outputs, model.config.targets))
-            except torch.OutOfMemoryError as error:
-                raise OutOfMemoryError(
-                    f"{self.device} ran out of memory; lower the capacity (now {self.capacity} "
-                    "atoms)"
-                ) from error
-            every[usable] = np.concatenate(parts)
-        columns = np.split(every, np.cumsum(widths)[:-1], axis=1)
-        return [c if c.shape[1] > 1 else c[:, 0] for c in columns]
+    if out.suffix not in {".csv", ".parquet"}:
+        raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
+    molecules = open_source(source, options)
+    found = predictor.predict(molecules)
+    columns = {**_given(molecules, found), **columns_of(found, prefix)}
+    table = pa.table(columns)
+    if out.suffix == ".csv":
+        write_text_atomically(out, _as_csv(table), DataError)
+    else:
+        with atomic_write(out, DataError) as file:
+            pa.parquet.write_table(table, file)
+    asked = predictor.mode != "2d"
+    without = int(np.isnan(found.values).all(axis=1).sum())
+    flat = int((~found.seen_3d).sum()) - without if asked else 0
+    return Written(len(found), without, flat)
 
 
-class Samples:
-    """Prepared molecules in memory, as a data set.
+def _as_csv(table: Any) -> str:
+    """Write a table as text, quoted only where need be, nothing for what is absent."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
+    """Open molecules to be predicted: a store as it is, files without a look for targets."""
+    if (source / MANIFEST).is_file():
+        return Store.open(source)
+    options = options or MoleculeOptions()
+    unlabelled = MoleculeOptions(
+        options.smiles, (), options.geometry, options.split, unlabelled=True
+    )
+    return open_molecules(source, unlabelled)
+
+
+def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[str, Any]:
+    """Return predictions as columns by name."""
+    columns: dict[str, Any] = {}
+    for t, target in enumerate(found.targets):
+        name = f"{prefix}{target.name}"
+        values = found.values[:, t]
+        absent = np.isnan(values)
+        if target.kind == "multiclass":
+            whole = np.where(absent, 0, values).astype(np.int64)
+            columns[name] = pa.array(whole, mask=absent)
+            for c in range(target.num_classes):
+                columns[f"{name}_p{c}"] = _floats(found.probabilities[target.name][:, c])
+        else:
+            columns[name] = _floats(values)
+        if found.spread is not None:
+            columns[f"{name}_std"] = _floats(found.spread[:, t])
+    columns["reason"] = pa.array(found.reason, pa.string())
+    return columns
+
+
+def _floats(values: FloatArray) -> Any:
+    # As many digits as float32 has: more would only be noise.
+    return pa.array(values.astype(np.float32), mask=np.isnan(values))
+
+
+def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dict[str, Any]:
+    """Return what the input had: columns of a table; of an SDF titles and data items; SMILES."""
+    smiles = {"smiles": pa.array(found.smiles, pa.string())}
+    if isinstance(molecules, MoleculeReader) and len(molecules.files) == 1:
+        file = molecules.files[0]
+        if isinstance(file, TableFile):
+            table = file.everything()
+            return {name: table[name] for name in table.column_names}
+        if isinstance(file, SdfFile):
+            items = file.everything()
+            titles = items.pop("")
+            names = ["name", "title", *(f"title_{n}" for n in range(2, len(items) + 2))]
+            named = {next(n for n in names if n not in items): titles} if any(titles) else {}
+            texts = {name: pa.array(column, pa.string()) for name, column in
+                     [*named.items(), *items.items()]}  # fmt: skip
+            return smiles | texts
+    return smiles
+
+
+def predict_ogb(
+    predictor: MoleculePredictor,
+    source: Path,
+    out: Path,
+    split: Split = "test-dev",
+    options: MoleculeOptions | None = None,
+) -> tuple[Path, int]:
+    """Write predictions as OGB's evaluator of PCQM4Mv2 takes them.
+
+    A compressed npz with ``y_pred``, float32 [n], in the order of the split. Molecules without a
+    prediction get the mean of the labels that the model was trained on.
 
     Parameters
     ----------
-    samples
-        With the fields of a store of molecules.
-    reader
-        Where they come from.
+    predictor
+        Models of one number.
+    source
+        OGB's folder, of which the part is taken; or a file that holds just that part, in order.
+    out
+        A folder, in which the file gets OGB's name; or a name that ends in .npz.
+    split
+        test-dev or test-challenge.
+    options
+        Where the SMILES are.
+
+    Returns
+    -------
+    The file, and how many molecules had no prediction.
+
+    Raises
+    ------
+    ConfigError
+        For models of several targets or of classes.
+    DataError
+        If there are not as many molecules as the part has.
     """
-
-    def __init__(self, samples: Sequence[Arrays], reader: MoleculeReader) -> None:
-        self._samples, self._reader = list(samples), reader
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return self._samples[index]
-
-    def describe(self, index: int) -> str:
-        """Name where a sample comes from."""
-        return self._reader.describe(index)
-
-    def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n]."""
-        return np.array([len(sample[field]) for sample in self._samples], dtype=np.int64)
-
-
-def _reader(molecules: Sequence[Any]) -> MoleculeReader:
-    return molecules_in_memory(["" if molecule is None else molecule for molecule in molecules])
-
-
-def _words(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """SMILES and reasons of all molecules."""
-    if isinstance(dataset, Store):
-        return _texts(dataset, "smiles"), _texts(dataset, "reason")
-    samples = [dataset[i] for i in range(len(dataset))]
-    smiles, reasons = (
-        [sample[name].tobytes().decode() for sample in samples] for name in ("smiles", "reason")
-    )
-    return smiles, reasons
+    target = _single_number(predictor.targets)
+    if split not in OGB_SIZES:
+        raise ConfigError(f"split: expected one of {', '.join(OGB_SIZES)}, got '{split}'")
+    molecules = open_source(source, options)
+    if isinstance(molecules, MoleculeReader) and isinstance(molecules.files[0], OgbFolder):
+        molecules = _part(molecules.files[0], split)
+    number = len(molecules) if isinstance(molecules, Store) else molecules.num_samples
+    if number != OGB_SIZES[split]:
+        raise DataError(
+            f"{source}: {number} molecules for '{split}', which has {OGB_SIZES[split]}; give "
+            "OGB's folder, or a file of just that part"
+        )
+    found = predictor.predict(molecules)
+    values = found.values[:, 0]
+    absent = np.isnan(values)
+    predicted = np.where(absent, target.mean, values).astype(np.float32)
+    path = out if out.suffix == ".npz" else out / f"y_pred_pcqm4m-v2_{split}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, y_pred=predicted)
+    write_bytes_atomically(path, buffer.getvalue(), DataError)
+    return path, int(absent.sum())
 
 
-def _texts(store: Store, field: str) -> list[str]:
-    found = []
-    for flat, offsets in store.flat(field):
-        data = flat.tobytes()
-        found += [data[a:b].decode() for a, b in pairwise(offsets)]
-    return found
+def _single_number(targets: Sequence[Target]) -> Target:
+    if len(targets) != 1 or targets[0].kind != "regression":
+        raise ConfigError(
+            "format: OGB's evaluator takes one number per molecule, the model predicts "
+            f"{', '.join(target.name for target in targets)}"
+        )
+    return targets[0]
 
 
-def _numbers(outputs: dict[str, torch.Tensor], targets: Sequence[Target]) -> FloatArray:
-    """Numbers and probabilities, all targets side by side, [G, W]."""
-    columns, start = [], 0
-    for t, target in enumerate(targets):
-        if target.kind == "multiclass":
-            own = outputs["raw"][:, start : start + target.width]
-            columns.append(own.double().softmax(1))
-        else:
-            columns.append(outputs["prediction"][:, t : t + 1].double())
-        start += target.width
-    return torch.cat(columns, 1).cpu().numpy()
-
-
-def _joined(
-    found: Sequence[Sequence[FloatArray]], targets: Sequence[Target]
-) -> tuple[FloatArray, FloatArray | None, dict[str, FloatArray]]:
-    """Mean and spread over models."""
-    values, spreads, probabilities = [], [], {}
-    for t, target in enumerate(targets):
-        every = np.stack([one[t] for one in found])
-        mean, std = every.mean(axis=0), every.std(axis=0)
-        if target.kind == "multiclass":
-            probabilities[target.name] = mean
-            best = mean.argmax(axis=1)
-            std = std[np.arange(len(best)), best]
-            mean = np.where(np.isnan(mean).any(axis=1), np.nan, best)
-        values.append(mean)
-        spreads.append(std)
-    spread = np.stack(spreads, axis=1) if len(found) > 1 else None
-    return np.stack(values, axis=1), spread, probabilities
-
-
-def _kinds(targets: Sequence[Target]) -> list[tuple[str, str, int]]:
-    return [(target.name, target.kind, target.num_classes) for target in targets]
-
-
-def _listed(targets: Sequence[Target]) -> str:
-    return ", ".join(target.name for target in targets)
+def _part(folder: OgbFolder, split: str) -> MoleculeReader:
+    """Return the molecules of one part, in the order of OGB's split file."""
+    parts = folder.parts or {}
+    if split not in parts:
+        raise DataError(f"{folder.name}: its split file names no '{split}'")
+    smiles = folder.everything()[folder.column]
+    return molecules_in_memory([smiles[int(row)].as_py() or "" for row in parts[split]])

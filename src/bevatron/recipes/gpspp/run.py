@@ -2,22 +2,18 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
-from bevatron.kernels import KernelConfig, use
-from bevatron.models.common import model_folder
+from bevatron.kernels import use
 from bevatron.models.gpspp import (
-    KIND,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -27,6 +23,7 @@ from bevatron.models.gpspp import (
 )
 from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.frozen import freeze
+from bevatron.recipes.gpspp import SYSTEM
 from bevatron.recipes.gpspp.data import (
     MoleculeData,
     MoleculeDataConfig,
@@ -35,11 +32,11 @@ from bevatron.recipes.gpspp.data import (
 )
 from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, trained_model
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    CheckpointConfig,
     LoaderConfig,
     OptimConfig,
     ScheduleConfig,
@@ -47,19 +44,15 @@ from bevatron.train.settings import (
     TrainConfig,
 )
 
+REPORT = "bevatron.recipes.gpspp.report"
+
 ROOM = 1.03
-"""How much more a batch may hold than so many average molecules: packing needs some play."""
+"""Capacity of a batch over what its average molecules need: packing needs some slack."""
 
 
-def _optim() -> OptimConfig:
-    return OptimConfig(
-        algorithm="adam", lr=4e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
-    )
-
-
-@dataclass(frozen=True)
-class GpsppRun:
-    """Everything that defines a training run of GPS++.
+@dataclass(frozen=True, kw_only=True)
+class GpsppRun(RunConfig):
+    """Configuration of a training run of GPS++.
 
     Attributes
     ----------
@@ -69,104 +62,71 @@ class GpsppRun:
         gpspp-16 (44 million parameters), gpspp-8, gpspp-4, or one of them with -mpnn, without
         attention; `model` changes it.
     data
-        Files of molecules or stores, their columns, the division.
+        Files of molecules or stores, their columns, the split.
     targets
-        What kind of numbers they are.
+        Kinds and units of the targets.
     model
         Hyper-parameters; the targets and the feature set come from the data.
     loss
         The loss and its weights.
     corruption
-        Noise and masks of the inputs in training.
+        Noise and masking of the inputs in training.
     mode
-        What is seen of molecules in validation, ``2d``, ``3d`` or ``both``, by which the best
-        epoch is chosen. Where there are 3D structures the other of 2d and 3d is told too.
+        Inputs in validation: ``2d``, ``3d`` or ``both``, by which the best
+        epoch is chosen. Where there are 3D structures the other of 2d and 3d is reported too.
     molecules
-        Molecules of a step and GPU, on average; batches are filled to the atoms, bonds and squared
-        atoms of so many, unless ``batch.capacity`` says.
+        Average number of molecules per step and GPU: unless ``batch.capacity`` is given, batches
+        hold the atoms, bonds and squared atoms of this many.
     precision
-        ``auto``: matrix products in bfloat16 on a GPU (weights, norms and sums stay float32), in
+        ``auto``: matmuls in bfloat16 on a GPU (weights, norms and sums stay float32), in
         float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
         or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
         a CPU unless their number is given.
     start_from
-        A run or a model folder whose weights this run begins with; see `finetune`.
+        A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
         What is kept of `start_from`.
     report
-        Write report.html and the pictures at the end.
+        Write report.html and the figures at the end.
     """
 
-    recipe: ClassVar[str] = "gpspp"
+    recipe: ClassVar[str] = SYSTEM.name
 
     output: Path = Path("runs/gpspp")
     preset: str = "gpspp-4"
     data: MoleculeDataConfig = field(default_factory=MoleculeDataConfig)
-    targets: TargetConfig = field(default_factory=TargetConfig)
     model: GPSPlusPlusConfig = field(default_factory=lambda: GPSPlusPlusConfig.preset("gpspp-4"))
-    loss: LossConfig = field(default_factory=LossConfig)
-    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
-    mode: Mode = "2d"
-    molecules: int = 256
-    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    optim: OptimConfig = field(default_factory=_optim)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            algorithm="adam", lr=4e-4, weight_decay=0.0, clip=5.0, clip_norm="tensor", ema=None
+        )
+    )
     schedule: ScheduleConfig = field(
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
     )
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
     loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
-    kernels: KernelConfig = field(default_factory=KernelConfig)
+    targets: TargetConfig = field(default_factory=TargetConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
+    mode: Mode = "2d"
+    molecules: int = 256
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    report: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Reject values out of range."""
         if self.molecules < 1:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build a configuration from plain values, which change the preset's and the recipe's.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown key, preset or value.
-        """
-        values = dict(values)
-        model = GPSPlusPlusConfig.preset(str(values.get("preset", cls.preset)))
-        defaults = {"model": model, "optim": _optim(), **_defaults()}
-        for name, default in defaults.items():
-            changes = values.get(name, {})
-            if isinstance(changes, Mapping):
-                values[name] = merged(to_dict(default), changes)
-        return from_dict(cls, values)
-
-    @property
-    def settings(self) -> Settings:
-        """What the trainer takes, but for what depends on data and device."""
-        return Settings(
-            optim=self.optim,
-            schedule=self.schedule,
-            batch=self.batch,
-            loader=self.loader,
-            checkpoint=self.checkpoint,
-            train=self.train,
-        )
-
-
-def _defaults() -> dict[str, Any]:
-    return {
-        "schedule": ScheduleConfig(kind="linear", warmup_epochs=10.0),
-        "batch": BatchConfig(capacity="auto"),
-        "loader": LoaderConfig(workers=None),
-        "train": TrainConfig(dtype="float32"),
-    }
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return the hyper-parameters of a preset."""
+        return {"model": to_dict(GPSPlusPlusConfig.preset(str(name)))}
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
@@ -221,32 +181,22 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         },
         monitor=monitored(model.config, data),
         resume=resume,
-        save_model=_Saver(model.config),
+        save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
-        on_end=_report(data, modes, settings.batch) if config.report else None,
+        on_end=WriteReport(REPORT, data, modes, settings.batch) if config.report else None,
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
 
 
-@dataclass(frozen=True)
-class _Saver:
-    """Writes the weights of a run as a model folder."""
-
-    config: GPSPlusPlusConfig
-
-    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        model_folder.save_model(folder, KIND, to_dict(self.config), state)
-
-
 def _as_set(config: GpsppRun) -> dict[str, Any]:
-    """Give the configuration as it is kept: targets come from the data and are in model.json."""
+    """Return the configuration for config.yaml; targets come from the data, see model.json."""
     values = to_dict(config)
     del values["model"]["targets"]
     return values
 
 
 def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
-    """Let data and model agree on the features: those that are named, or the source's."""
+    """Make data and model use the same features: those named, or the source's."""
     plain = GPSPlusPlusConfig().feature_set
     of_data, of_model = config.data.feature_set, config.model.feature_set
     chosen = of_model if of_data == plain else of_data
@@ -263,7 +213,7 @@ def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
 
 
 def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
-    """Say in which modes is validated: as asked, and in 2D and 3D where there are positions."""
+    """List the modes of validation: as asked, and 2D and 3D where there are positions."""
     known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
         raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
@@ -284,16 +234,16 @@ def _with_positions(dataset: Dataset) -> bool:
 
 
 def _unused_positions(model: GPSPlusPlusConfig, data: MoleculeData) -> list[str]:
-    """Warn if a model has parts for positions and nothing to train them with."""
+    """Warn if a model uses positions and no training molecule has any."""
     if not model.uses_positions or _with_positions(data.train):
         return []
-    words = (
+    warning = (
         "warning: no training molecule has a 3D structure, so all are seen in 2D and the model's "
         "parts for positions (distance_bias, distance_sum, bond_lengths) are not trained; without "
         "3D the paper halves the learning rate of attention (--optim.lr 2e-4), and a preset with "
         "-mpnn may do better"
     )
-    return [words]
+    return [warning]
 
 
 def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
@@ -311,7 +261,7 @@ def monitored(model: GPSPlusPlusConfig, data: MoleculeData) -> str:
 
 
 def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
-    """Name what the console tells of after an epoch."""
+    """Name the metrics that the console shows after an epoch."""
     kinds = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
     names = [f"{target.name}_{kinds[target.kind]}" for target in model.targets[:4]]
     prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
@@ -319,15 +269,15 @@ def _shown(model: GPSPlusPlusConfig, modes: tuple[Mode, ...]) -> list[str]:
 
 
 def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]]:
-    """Fill in what depends on data and device: capacities, precision, warm-up, workers."""
+    """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
     device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
     train, loader, schedule = settings.train, settings.loader, settings.schedule
     on_gpu = device.type == "cuda"
     if loader.workers is None and not on_gpu:
-        # Where the cores do the training, workers would only take turns with it.
+        # On a CPU, workers would compete with training for the cores.
         loader = dataclasses.replace(loader, workers=0)
-    train = dataclasses.replace(train, autocast=_products(config, on_gpu=on_gpu))
+    train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
         batch = dataclasses.replace(batch, capacity=capacities(data, config.molecules))
@@ -343,8 +293,8 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     return complete, notes
 
 
-def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
-    """Choose the type of matrix products."""
+def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16"] | None:
+    """Choose the type of matmuls."""
     train, asked = config.train, config.precision
     if asked == "float32" or train.autocast is not None:
         return train.autocast
@@ -356,12 +306,12 @@ def _products(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "float16
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
-    """Return what so many average molecules have, and at least the largest molecule's.
+    """Return the sizes of a number of average molecules, at least those of the largest.
 
     Parameters
     ----------
     data
-        Of which the training molecules are counted.
+        The data sets; the training molecules are counted.
     molecules
         Their number in a batch.
 
@@ -375,12 +325,3 @@ def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
         name: int(max(np.ceil(ROOM * number * sizes[name].mean()), sizes[name].max(), 1))
         for name in ("atoms", "edges", "pairs")
     }
-
-
-def _report(data: MoleculeData, modes: tuple[Mode, ...], batch: BatchConfig) -> Any:
-    def write(result: FitResult, folder: Path) -> None:
-        from bevatron.recipes.gpspp.report import report_of_run
-
-        report_of_run(folder, data, modes, batch, result)
-
-    return write

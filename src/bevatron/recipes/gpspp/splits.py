@@ -1,4 +1,4 @@
-"""How molecules are divided into those to train on, to validate with and to test with."""
+"""How molecules are split into training, validation and test sets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -16,7 +16,7 @@ ROLES = ("train", "valid", "test")
 
 
 def usable_rows(dataset: Dataset, role: str) -> IntArray:
-    """Rows that are molecules and, unless they are for tests, have a label."""
+    """Return rows that are molecules and, unless they are for tests, have a label."""
     fine: BoolArray = np.asarray(dataset.lengths("atom_features") > 0)
     if role != "test":
         parts = dataset.datasets if isinstance(dataset, Concatenated) else [dataset]
@@ -39,7 +39,7 @@ def divide(
     train_size: float,
     report: list[str],
 ) -> dict[str, IntArray]:
-    """Choose the rows of ``train`` for each part; those set aside only where ``wanted``."""
+    """Choose the rows of ``train`` for each set; validation and test only where ``wanted``."""
     given = column("split")
     if kind == "auto":
         kind = "given" if (given >= 0).any() else "random"
@@ -71,7 +71,7 @@ def divide(
 
 
 def _counts(num: int, train_size: float, wanted: Mapping[str, float]) -> dict[str, int]:
-    """How many molecules each part gets."""
+    """Return the number of molecules of each set."""
 
     def number(size: float) -> int:
         return int(size) if size >= 1 else round(size * num)
@@ -101,7 +101,7 @@ def _by_scaffold(train: Dataset, usable: IntArray, seed: int) -> list[IntArray]:
 def _cut_groups(
     usable: IntArray, groups: Sequence[IntArray], counts: Mapping[str, int]
 ) -> dict[str, IntArray]:
-    """Fill the parts one after the other with whole groups; what fits nowhere is trained on."""
+    """Fill the sets one after the other with whole groups; what fits in none is trained on."""
     room = dict(counts)
     chosen: dict[str, list[IntArray]] = {role: [] for role in counts}
     for group in groups:
@@ -115,7 +115,7 @@ def _cut_groups(
 
 
 def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
-    """Warn of molecules that stand in two parts: errors measured on them flatter the model."""
+    """Warn of molecules that are in two sets: errors on them are too small."""
     keys = {role: _keys(data) for role, data in datasets.items()}
     lines = []
     for role in ("valid", "test"):
@@ -146,7 +146,7 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
 
 
 def _named(dataset: Dataset, rows: IntArray) -> dict[str, int]:
-    """Rows by their molecule's exact name."""
+    """Return rows by canonical SMILES."""
     return {canonical(dataset[int(row)]["smiles"].tobytes().decode()): int(row) for row in rows}
 
 

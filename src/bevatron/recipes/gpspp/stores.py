@@ -12,12 +12,12 @@ from bevatron.data.samples import molecule_fields
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
 from bevatron.data.summary.molecules import summarise_molecules
-from bevatron.errors import DataError, StoreError
+from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import write_text_atomically
 from bevatron.models.gpspp.features import Featurizer
 
 KIND = "molecules"
-"""What the settings of a store of molecules call it."""
+"""Kind of these stores in their settings."""
 
 
 def prepare_molecules(
@@ -34,7 +34,7 @@ def prepare_molecules(
     """Compute the features of molecules once, in parallel, into a store.
 
     Rows that cannot be used, and those whose 3D structure was left out, are listed in
-    ``NAME-rejects.csv`` beside the store, which is removed if there are none.
+    ``NAME-rejects.csv`` next to the store, which is removed if there are none.
 
     Parameters
     ----------
@@ -76,13 +76,52 @@ def prepare_molecules(
     return store
 
 
+def prepare_files(
+    files: Sequence[Path],
+    out: Path,
+    feature_set: str = "set1",
+    columns: MoleculeOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Prepare molecules into a store as ``bevatron prepare`` does; see `prepare_molecules`.
+
+    Returns
+    -------
+    Lines for the user: what was found, and how to train on it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file.
+    """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of molecules")
+    store = prepare_molecules(
+        files,
+        out,
+        feature_set,
+        columns,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    return [
+        *store.manifest["report"],
+        *summary_lines(store),
+        f"train with: bevatron train gpspp --data {out} --output RUN",
+    ]
+
+
 def rejects(store: Store) -> list[tuple[str, str, str]]:
-    """List (where it comes from, SMILES, reason) of rows of which something was left out."""
+    """List (origin, SMILES, reason) of rows that were left out, or parts of them."""
     found = []
     for row in np.flatnonzero(store.lengths("reason")):
         sample = store[int(row)]
-        words = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
-        found.append((store.describe(int(row)), *words))
+        texts = (sample[name].tobytes().decode() for name in ("smiles", "reason"))
+        found.append((store.describe(int(row)), *texts))
     return found  # type: ignore[return-value]
 
 
@@ -104,7 +143,7 @@ def _list_rejects(store: Store) -> None:
 
 
 def summary_lines(store: Store) -> list[str]:
-    """Say in a few lines what a store of molecules holds and lacks."""
+    """Summarise a store of molecules in a few lines."""
     found = store.manifest["summary"]
     usable = found["molecules"] - found["unusable"]
     lines = [f"{usable} of {found['molecules']} rows are molecules"]

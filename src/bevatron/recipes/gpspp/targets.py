@@ -13,14 +13,14 @@ from bevatron.typing import FloatArray
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """What kind of numbers the targets are.
+    """Kinds and units of the targets.
 
     Attributes
     ----------
     binary
-        Targets whose labels are 0 or 1: a probability is learnt.
+        Targets with labels 0 or 1: a probability is learnt.
     multiclass
-        Targets whose labels are numbers of classes, from 0.
+        Targets whose labels are class indices, from 0.
     units
         By target, for tables: ``{gap: eV}``.
     normalise
@@ -34,7 +34,7 @@ class TargetConfig:
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a target of two kinds."""
+        """Reject a target of two kinds."""
         both = sorted(set(self.binary) & set(self.multiclass))
         if both:
             raise ConfigError(f"targets: '{both[0]}' is named as binary and as multiclass")
@@ -48,7 +48,7 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
     config
         Their kinds.
     data
-        The data sets; only what is trained on counts.
+        The data sets; mean and spread are those of the training labels.
 
     Returns
     -------
@@ -57,9 +57,9 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
     Raises
     ------
     ConfigError
-        If a name is that of no target.
+        If there is no target of a name.
     DataError
-        For a target without labels, and for labels that are no classes.
+        For a target without labels, and for labels that are not class indices.
     """
     for name in (*config.binary, *config.multiclass, *config.units):
         if name not in data.targets:
@@ -109,7 +109,7 @@ def labels_of(dataset: Dataset) -> FloatArray:
 
 
 def _classes(name: str, kind: str, labels: FloatArray) -> int:
-    """Count the classes, or say which label is none."""
+    """Count the classes; an error names a label that is not one."""
     top = 1 if kind == "binary" else np.inf
     wrong = labels[(labels != np.round(labels)) | (labels < 0) | (labels > top)]
     if len(wrong):

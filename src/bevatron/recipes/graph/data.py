@@ -1,4 +1,4 @@
-"""Data of a run on graphs: one graph with masks, or several graphs for each part."""
+"""Data of a run on graphs: one graph with masks, or separate graphs for each split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,23 +20,23 @@ from bevatron.typing import Arrays, IntArray
 
 @dataclass(frozen=True)
 class GraphDataConfig:
-    """Where the graphs are and what is done with them.
+    """Files of graphs and how they are read.
 
     Attributes
     ----------
     train
-        One file: a graph whose splits say which vertices are for training, validation and test.
-        Several files, or one beside ``valid``: graphs to train on, all labelled vertices of them.
+        One file: a graph whose splits assign vertices to training, validation and test. Several
+        files, or one together with ``valid``: graphs of which all labelled vertices are trained on.
     valid
-        Further graphs, for validation.
+        More graphs, for validation.
     test
-        Further graphs, for tests.
+        More graphs, for tests.
     features
-        .npy file for an edge list, one row per vertex.
+        .npy file of features for an edge list, one row per vertex.
     labels
-        The same, of labels.
+        .npy file of labels, likewise.
     splits
-        .npz file with train, valid, test as masks or numbers of vertices.
+        .npz file with train, valid, test as masks or indices of vertices.
     questions
         ``classes``: each vertex has one of several; ``yes_no``: one or several answers of 0 or 1,
         measured by ROC-AUC; ``auto``: yes_no if labels have several columns.
@@ -55,7 +55,7 @@ class GraphDataConfig:
 
     @property
     def inductive(self) -> bool:
-        """Whether there are graphs for each part instead of one graph with parts."""
+        """Whether each split has graphs of its own."""
         return len(self.train) > 1 or bool(self.valid) or bool(self.test)
 
 
@@ -101,13 +101,13 @@ class GraphData:
     Attributes
     ----------
     train, valid, test
-        One sample each if all are parts of one graph; None where there is nothing.
+        One sample each if all are splits of one graph; None where a split is empty.
     inputs, outputs, questions
-        What the model must fit: width of the features, number of logits, kind of labels.
+        Width of the features, number of logits, kind of labels.
     report
-        What was found, a line each.
+        Lines for the log: what was found.
     fingerprint
-        Of edges, features, labels and parts.
+        Hash of edges, features, labels and splits.
     """
 
     train: Dataset
@@ -126,7 +126,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     Raises
     ------
     ConfigError
-        If no file is given, or files go with several graphs that are of one.
+        If no file is given, or several graphs come with files that belong to one.
     DataError
         For data that must not be trained on.
     """
@@ -162,7 +162,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
 
 
 def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphData:
-    """Say what the model must fit, of a graph whose edges are read elsewhere; without data sets.
+    """Describe inputs and outputs of a graph whose edges are read elsewhere; without data sets.
 
     Raises
     ------
@@ -203,17 +203,17 @@ def _check_learnable(graph: GraphArrays, path: Path) -> None:
 
 
 def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArrays:
-    """Read a graph with what stands beside it.
+    """Read a graph, with the files of features, labels and splits of an edge list.
 
     Raises
     ------
     ConfigError
-        If features, labels or splits are given beside several graphs.
+        If files of features, labels or splits are given for several graphs.
     DataError
         If the graph has no features or labels to learn from.
     """
-    beside = {"features": config.features, "labels": config.labels, "splits": config.splits}
-    given = [name for name, value in beside.items() if value is not None]
+    more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
+    given = [name for name, value in more_files.items() if value is not None]
     if several and given:
         raise ConfigError(
             f"data.{given[0]}: goes with one graph, but several are given; put all of a graph into "
@@ -222,13 +222,13 @@ def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArra
     options = config.read
     if several and options.random_split is not None:
         raise ConfigError("data.read.random_split: divides one graph, but several are given")
-    graph = read_graph(path, options, **beside)
+    graph = read_graph(path, options, **more_files)
     _check_learnable(graph, path)
     return graph
 
 
 def sample_of(graph: GraphArrays, questions: LabelKind) -> dict[str, Any]:
-    """Write a graph as a sample; answers to one question become a column."""
+    """Turn a graph into a sample; answers to one question become a column."""
     sample: dict[str, Any] = graph.sample()
     if questions == "yes_no" and sample["labels"].ndim == 1:
         labels = sample["labels"]
@@ -245,7 +245,7 @@ def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSe
 
 
 def _whole_set(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
-    """Let all labelled vertices of graphs count."""
+    """Make a data set of graphs, with all labelled vertices."""
     if not graphs:
         return None
     samples = []

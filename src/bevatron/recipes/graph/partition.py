@@ -1,8 +1,8 @@
-"""One graph trained on by many processes: each holds the vertices that the partition gives it.
+"""Training on one graph with many processes: each holds the vertices of its part.
 
-The edges are read in pieces, so that no process needs the whole list; of features and labels each
-process keeps its own rows. Loss and gradients are sums over all vertices, so the run is that of one
-process.
+The edges are read in pieces, so that no process needs the whole list; each process keeps its own
+rows of features and labels. Loss and gradients are sums over all vertices, so the run equals that
+of one process.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Scheme = Literal["auto", "2d", "feature", "rows"]
 SCHEMES = {
     "auto": "auto", "2d": "two_dimensional", "feature": "feature_parallel", "rows": "rows",
 }  # fmt: skip
-"""What users choose -> names of `bevatron.parallel.graph_partition`."""
+"""Value of the key ``partition`` -> name in `bevatron.parallel.graph_partition`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class GraphPart(Graph):
 
 
 class PartSample(WholeGraph):
-    """A sample that stands for one part (train, valid, test) of the labels; collated once."""
+    """The sample of one split (train, valid, test) of the labels; collated once."""
 
     def __init__(self, make: Callable[[], GraphBatch]) -> None:
         super().__init__({}, _batches={})
@@ -78,18 +78,18 @@ class PartSample(WholeGraph):
 
 
 class PartedGraph:
-    """A graph over all processes, cut when the first batch is asked for.
+    """A graph over all processes, partitioned when the first batch is made.
 
     Parameters
     ----------
     path
         The graph.
     vertices
-        What is known of its vertices; without edges.
+        Features, labels and splits of its vertices; without edges.
     data, model
         Of the run.
     scheme
-        How the graph is cut.
+        How the graph is partitioned.
     device, seed
         Of the run.
     """
@@ -122,7 +122,7 @@ class PartedGraph:
         self._batches: dict[int, GraphBatch] = {}
 
     def graph(self) -> DistributedGraph:
-        """Cut the graph; all processes call it together the first time."""
+        """Partition the graph; collective on the first call."""
         if self._graph is None:
             with open_mesh(self.device) as mesh:
                 self._graph = DistributedGraph.build(
@@ -140,7 +140,7 @@ class PartedGraph:
         return self._graph
 
     def batch(self, column: int) -> GraphBatch:
-        """Make the batch of this process's vertices in which the labels of one part count."""
+        """Make the batch of this process's vertices, with the labels of one split."""
         if column not in self._batches:
             graph = self.graph()
             own = _rows(self.vertices, graph.vertices.cpu().numpy())
@@ -184,18 +184,18 @@ class PartSet:
 
 
 def load_vertices(config: GraphDataConfig) -> GraphArrays:
-    """Read what is known of the vertices of the run's graph.
+    """Read features, labels and splits of the run's graph.
 
     Raises
     ------
     ConfigError
-        For several graphs, which are shared out among processes as they are.
+        For several graphs, which are distributed whole.
     """
     if config.inductive or len(config.train) != 1:
         raise ConfigError("partition: cuts one graph; several are shared out as they are")
     source = read_in_pieces(config.train[0], config.read)
-    beside = {"features": config.features, "labels": config.labels, "splits": config.splits}
-    return read_vertices(config.train[0], source.num_vertices, config.read, **beside)
+    more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
+    return read_vertices(config.train[0], source.num_vertices, config.read, **more_files)
 
 
 def _rows(graph: GraphArrays, own: IntArray) -> GraphArrays:

@@ -1,10 +1,9 @@
-"""A trained node classifier in use: errors on labelled vertices, predictions for all of them."""
+"""Predictions of a trained node classifier for all vertices of a graph."""
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy.typing as npt
 import torch
 
 from bevatron.config import from_dict
-from bevatron.data.graphs import ROLES, GraphArrays, GraphOptions, read_graph
-from bevatron.data.graphs.vertices import has_label
+from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
 from bevatron.data.samples.graphs import GraphBatch, collate_graphs
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.files import write_bytes_atomically, write_json_atomically, write_text_atomically
+from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.recipes.devices import device_to_use
@@ -33,11 +31,11 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of every vertex, in the order of the file.
+    """Predictions for every vertex, in the order of the file.
 
     Attributes
     ----------
-    ids : [N] the file's numbers of the vertices
+    ids : [N] vertices, as the file numbers them
     classes : [N] the most probable class; of yes-or-no questions [N, T] 0 or 1
     probabilities : [N, classes or questions]
     """
@@ -63,7 +61,7 @@ def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
 
 
 def read_options(path: Path | str) -> GraphOptions:
-    """Return how graphs for a model are read: as those it was trained on."""
+    """Return the options with which a model's training graphs were read."""
     file = newest_model(Path(path)) / READ_FILE
     return (
         from_dict(GraphOptions, json.loads(file.read_text())) if file.is_file() else GraphOptions()
@@ -85,7 +83,7 @@ def predict_graph(
     model
         A model, a run or a model folder.
     graph
-        A graph or a file; it is read as those that the model was trained on.
+        A graph or a file; files are read with the options of the model's training data.
     features
         .npy file for an edge list, one row per vertex.
     device, dtype
@@ -96,13 +94,13 @@ def predict_graph(
     DataError
         If the graph has other features than the model knows.
     """
-    found = _graph(model, graph, features=features)
+    found = graph_for(model, graph, features=features)
     ids = np.arange(found.num_nodes) if found.ids is None else found.ids
-    _, outputs = _run(model, found, device, dtype)
+    task, _, outputs = run_model(model, found, device, dtype)
     probabilities = outputs["probabilities"].double().cpu().numpy()
     classes = (
         (probabilities > 0.5).astype(np.int64)
-        if _task_of(outputs).labels == "yes_no"
+        if task.labels == "yes_no"
         else probabilities.argmax(axis=1)
     )
     return Predictions(ids, classes, probabilities)
@@ -117,11 +115,11 @@ def predict_file(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> int:
-    """Write what a model says of every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
+    """Write the predictions for every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
 
     Returns
     -------
-    How many vertices were classified.
+    Number of vertices.
 
     Raises
     ------
@@ -145,85 +143,26 @@ def predict_file(
     return len(found.ids)
 
 
-def evaluate_graphs(
-    model: NodeClassifier | Path | str,
-    sources: Sequence[GraphArrays | Path | str],
-    *,
-    features: Path | None = None,
-    labels: Path | None = None,
-    splits: Path | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    out: Path | None = None,
-) -> dict[str, Metrics]:
-    """Compute the metrics of a model on labelled graphs.
-
-    Parameters
-    ----------
-    model, device, dtype
-        As of `predict_graph`.
-    sources
-        Graphs or files.
-    features, labels, splits
-        Files that stand beside the edge list, if that is the only graph; see `read_graph`.
-    out
-        Also write the table to this JSON file.
+def run_model(
+    model: NodeClassifier | Path | str, graph: GraphArrays, device: str, dtype: str
+) -> tuple[NodeTask, GraphBatch, dict[str, torch.Tensor]]:
+    """Run a model on one graph.
 
     Returns
     -------
-    By part (``train``, ``valid``, ``test``, ``all labelled``): loss, accuracy and for yes-or-no
-    questions ROC-AUC and average precision. With several graphs a name before it.
+    task, batch, outputs
 
     Raises
     ------
-    ConfigError
-        For no graph, or one file of features, labels or splits beside several graphs.
     DataError
-        For a graph without labels.
+        If features or classes are not those of the model.
+    OutOfMemoryError
+        If the graph does not fit on the device.
     """
-    if not sources:
-        raise ConfigError("evaluate: expected at least one graph")
-    beside = {"features": features, "labels": labels, "splits": splits}
-    given = [name for name, value in beside.items() if value is not None]
-    if given and len(sources) > 1:
-        raise ConfigError(f"{given[0]}: goes with one graph, but {len(sources)} are given")
-    table: dict[str, Metrics] = {}
-    for source in sources:
-        graph = _graph(model, source, **beside)
-        if graph.labels is None:
-            raise DataError(f"{graph.name}: has no labels to compare with")
-        batch, outputs = _run(model, graph, device, dtype)
-        known = has_label(graph.labels)
-        parts = {role: graph.mask(role) for role in ROLES if graph.mask(role).any()}
-        prefix = f"{graph.name} " if len(sources) > 1 else ""
-        for name, mask in {**parts, "all labelled": known}.items():
-            metrics = _task_of(outputs).metrics()
-            chosen = torch.from_numpy(mask & known).to(batch.mask.device)
-            metrics.update(replace(batch, mask=chosen, _copies={}), outputs)
-            table[prefix + name] = metrics.compute()
-    if out is not None:
-        write_json_atomically(out, table, DataError)
-    return table
-
-
-class _Outputs(dict[str, torch.Tensor]):
-    """Outputs of a model, with the task that made them."""
-
-    task: NodeTask
-
-
-def _task_of(outputs: Mapping[str, torch.Tensor]) -> NodeTask:
-    assert isinstance(outputs, _Outputs)
-    return outputs.task
-
-
-def _run(
-    model: NodeClassifier | Path | str, graph: GraphArrays, device: str, dtype: str
-) -> tuple[GraphBatch, _Outputs]:
     module: Any = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
     config = module.config
     if not graph.num_features:
-        raise DataError(f"{graph.name}: has no features; give them beside it (--features FILE.npy)")
+        raise DataError(f"{graph.name}: has no features; give them in a file (--features FILE.npy)")
     if graph.num_features != config.inputs:
         raise DataError(
             f"{graph.name}: has {graph.num_features} features per vertex, the model was trained on "
@@ -240,25 +179,25 @@ def _run(
         module = module.to(place, DTYPES[dtype])
         moved = batch.to(place, DTYPES[dtype])
         with in_eval_mode(module):
-            outputs = _Outputs(task.predict(module, moved))
+            outputs = dict(task.predict(module, moved))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"{place} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
             f"{graph.num_edges:,} edges; take float32 or several GPUs"
         ) from error
-    outputs.task = task
-    return moved, outputs
+    return task, moved, outputs
 
 
-def _graph(
+def graph_for(
     model: NodeClassifier | Path | str,
     graph: GraphArrays | Path | str,
-    **beside: Path | None,
+    **more_files: Path | None,
 ) -> GraphArrays:
+    """Read a graph with the options of a model's training data; see `read_graph`."""
     if isinstance(graph, GraphArrays):
         return graph
     options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
-    return read_graph(graph, options, **beside)
+    return read_graph(graph, options, **more_files)
 
 
 def _table(found: Predictions) -> str:
@@ -268,16 +207,6 @@ def _table(found: Predictions) -> str:
     width = found.probabilities.shape[1]
     answers = [f"answer{t}" for t in range(width)] if several else ["class"]
     writer.writerow(["vertex", *answers, *(f"p{c}" for c in range(width))])
-    for vertex, said, row in zip(found.ids, found.classes, found.probabilities, strict=True):
-        writer.writerow([vertex, *np.atleast_1d(said), *(f"{p:.6g}" for p in row)])
+    for vertex, answer, row in zip(found.ids, found.classes, found.probabilities, strict=True):
+        writer.writerow([vertex, *np.atleast_1d(answer), *(f"{p:.6g}" for p in row)])
     return text.getvalue()
-
-
-def print_metrics(table: Mapping[str, Metrics]) -> None:
-    """Print metrics by part."""
-    names = list(dict.fromkeys(name for metrics in table.values() for name in metrics))
-    width = max(map(len, table))
-    print(" " * width, *(f"{name:>18}" for name in names))  # noqa: T201
-    for part, metrics in table.items():
-        cells = [f"{metrics[name]:18.4f}" if name in metrics else " " * 18 for name in names]
-        print(f"{part:<{width}}", *cells)  # noqa: T201

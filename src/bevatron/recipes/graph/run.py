@@ -6,20 +6,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import merged, to_dict
 from bevatron.data.samples.graphs import PARTS
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
-from bevatron.kernels import KernelConfig, use
-from bevatron.models.common import model_folder
-from bevatron.models.graph_attention import KIND, GraphAttentionConfig, NodeClassifier, NodeTask
+from bevatron.kernels import use
+from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
+from bevatron.recipes.graph import SYSTEM
 from bevatron.recipes.graph.data import (
     GraphData,
     GraphDataConfig,
@@ -28,12 +28,12 @@ from bevatron.recipes.graph.data import (
     load_graphs,
 )
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
+from bevatron.recipes.run_config import RunConfig, SaveModel
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
-    LoaderConfig,
     OptimConfig,
     ScheduleConfig,
     Settings,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from bevatron.recipes.graph.report import Measured
 
 READ_FILE = "graph_options.json"
-"""Beside a model's weights: how graphs for it are read."""
+"""Next to a model's weights: how graphs for it are read."""
 
 _BAG_OF_WORDS: dict[str, Any] = {"data": {"read": {"features": "rows"}}}
 _FULL_BATCH: dict[str, Any] = {
@@ -80,9 +80,9 @@ known; no run of ours has confirmed the published figures with it. Compare a few
 """
 
 
-@dataclass(frozen=True)
-class GraphRun:
-    """Everything that defines a training run on graphs.
+@dataclass(frozen=True, kw_only=True)
+class GraphRun(RunConfig):
+    """Configuration of a training run on graphs.
 
     Attributes
     ----------
@@ -90,65 +90,54 @@ class GraphRun:
         The run's folder.
     preset
         Published hyper-parameters by name: gat-cora, gat-citeseer, gat-pubmed, agnn-cora,
-        agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. What is given beside it
-        changes it; None = GAT with Cora's sizes, features and projections as they are.
+        agnn-citeseer, agnn-pubmed, gat-heterophilous, gcn-heterophilous. Other keys override it;
+        None = GAT with Cora's sizes, features and projections as they are.
     data
         Files, labels, splits.
     model
         Hyper-parameters.
     optim, schedule, batch, loader, checkpoint, train, kernels
-        See there. One graph is one batch; of several graphs, ``batch.capacity`` counts nodes.
+        See `bevatron.recipes.run_config.RunConfig`. One graph is one batch; for several graphs,
+        ``batch.capacity`` counts nodes.
     partition
-        How one graph is cut over several processes of torchrun: ``2d`` blocks of the matrix,
+        How one graph is partitioned over the processes of torchrun: ``2d`` blocks of the matrix,
         ``feature`` (each has all edges and a part of the heads' features; GAT), ``rows``, or the
-        one that sends least (``auto``).
+        one that communicates least (``auto``).
     report
-        Write report.html and the pictures at the end.
+        Write report.html and the figures at the end.
     """
 
-    recipe: ClassVar[str] = "graph"
+    recipe: ClassVar[str] = SYSTEM.name
 
     output: Path = Path("runs/graph")
-    preset: str | None = None
     data: GraphDataConfig = field(default_factory=GraphDataConfig)
     model: GraphAttentionConfig = field(default_factory=GraphAttentionConfig)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(**_FULL_BATCH["optim"]))
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="constant"))
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity=16384))
-    loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(
         default_factory=lambda: CheckpointConfig(**_FULL_BATCH["checkpoint"])
     )
     train: TrainConfig = field(default_factory=lambda: TrainConfig(**_FULL_BATCH["train"]))
-    kernels: KernelConfig = field(default_factory=KernelConfig)
     partition: Scheme = "auto"
-    report: bool = True
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build a configuration from plain values, which change the preset's.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown key, preset or value.
-        """
-        name = values.get("preset")
-        chosen: dict[str, Any] = dict(_FULL_BATCH)
-        if name is not None:
-            if name not in PRESETS:
-                raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-            chosen = merged(chosen, {"model": MODEL_PRESETS[name]})
-            for changes in PRESETS[name]:
-                chosen = merged(chosen, changes)
-        return from_dict(cls, merged(chosen, values))
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return what a published recipe changes."""
+        if name is None:
+            return {}
+        if name not in PRESETS:
+            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
+        chosen: dict[str, Any] = {"model": MODEL_PRESETS[name]}
+        for changes in PRESETS[name]:
+            chosen = merged(chosen, changes)
+        return chosen
 
     @property
     def settings(self) -> Settings:
-        """What the trainer takes."""
+        """The trainer's settings; one graph is one batch, which is collated once."""
         batch, loader = self.batch, self.loader
         if not self.data.inductive:
-            # The graph is collated once and stays where it is.
             batch = dataclasses.replace(
                 batch, algorithm="fixed_count", size=1, capacity={"graphs": 1}
             )
@@ -157,14 +146,7 @@ class GraphRun:
             batch = dataclasses.replace(batch, capacity={"nodes": batch.capacity})
         elif batch.capacity == "auto":
             raise ConfigError("batch.capacity: 'auto' is for structures; give a number of nodes")
-        return Settings(
-            optim=self.optim,
-            schedule=self.schedule,
-            batch=batch,
-            loader=loader,
-            checkpoint=self.checkpoint,
-            train=self.train,
-        )
+        return dataclasses.replace(super().settings, batch=batch, loader=loader)
 
 
 def build(config: GraphRun, *, resume: bool = False) -> Run:
@@ -207,7 +189,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         },
         monitor="loss",
         resume=resume,
-        save_model=_Saver(complete, config.data),
+        save_model=_SaveModel(complete, config.data),
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
         before_end=reporter.measure_together if config.report else None,
         on_end=reporter.write if config.report else None,
@@ -217,7 +199,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Make data sets of which each process holds its part, see `bevatron.recipes.graph.partition`.
+    """Make data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
     Raises
     ------
@@ -247,7 +229,7 @@ def _complete(config: GraphRun, data: GraphData) -> GraphAttentionConfig:
 
 @dataclass
 class _Reporter:
-    """Measures the final model, by all processes if they hold parts of one graph, and reports."""
+    """Evaluates the final model, on all processes if they share one graph, and reports."""
 
     model: NodeClassifier
     data: GraphData
@@ -268,16 +250,16 @@ class _Reporter:
         report_of_run(folder, self.model, measured, self.data, self.settings.batch, result)
 
 
-@dataclass(frozen=True)
-class _Saver:
-    """Writes the weights of a run as a model folder, and how graphs for it are read."""
+class _SaveModel(SaveModel):
+    """Writes a model folder, and next to the weights how graphs for the model are read."""
 
-    config: GraphAttentionConfig
-    data: GraphDataConfig
+    def __init__(self, config: GraphAttentionConfig, data: GraphDataConfig) -> None:
+        super().__init__(SYSTEM.kind, config)
+        kept = ("self_loops", "symmetrise", "duplicates", "features", "renumber")
+        self.read = {key: value for key, value in to_dict(data.read).items() if key in kept}
 
     def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"self_loops", "symmetrise", "duplicates", "features", "renumber"}
-        read = {key: value for key, value in to_dict(self.data.read).items() if key in kept}
-        write_text_atomically(folder / READ_FILE, json.dumps(read, indent=1) + "\n", ConfigError)
-        model_folder.save_model(folder, KIND, to_dict(self.config), state)
+        text = json.dumps(self.read, indent=1) + "\n"
+        write_text_atomically(folder / READ_FILE, text, ConfigError)
+        super().__call__(folder, state)

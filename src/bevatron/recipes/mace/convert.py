@@ -22,7 +22,7 @@ from bevatron.recipes.mace.potential import trained_model
 def from_mace_torch_file(
     file: Path, out: Path, *, trust: bool = False, config: Path | None = None
 ) -> str:
-    """Make a model folder of a mace-torch checkpoint and say what it holds.
+    """Convert a mace-torch checkpoint to a model folder and describe it on one line.
 
     Parameters
     ----------
@@ -66,14 +66,14 @@ def from_mace_torch_file(
 
 
 def to_mace_torch_file(model: Path, out: Path) -> str:
-    """Write a run or a model folder as a mace-torch checkpoint and say what was written.
+    """Write a run or a model folder as a mace-torch checkpoint; name the file on one line.
 
     Parameters
     ----------
     model
         A run or a model folder.
     out
-        ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json`` beside).
+        ``NAME.model`` (needs mace-torch) or ``NAME.pt`` (a state dict, with ``NAME.json``).
 
     Raises
     ------
@@ -94,7 +94,7 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
 
 
 def _read_state_dict(file: Path) -> dict[str, Tensor]:
-    """Read named tensors without unpickling anything but tensors."""
+    """Read named tensors, unpickling nothing but tensors."""
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -23,6 +23,7 @@ from bevatron.data.store.stage import stage
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError
+from bevatron.models.mace import MaceConfig
 from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
@@ -48,7 +49,7 @@ class SourceConfig:
     test_fraction
         The same for tests.
     labels
-        Under which names the labels are found.
+        Names of the labels in the files.
     e0
         Energies of isolated atoms, eV: ``auto`` (isolated atoms in the data if every element has
         one, else least squares), one of both, or one value for each element.
@@ -63,7 +64,7 @@ class SourceConfig:
     e0: E0Choice = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse shares that leave nothing to train on."""
+        """Reject fractions that leave nothing to train on."""
         shares = (self.valid_fraction, self.test_fraction)
         if any(not 0 <= share < 1 for share in shares) or sum(shares) >= 1:
             raise ConfigError(
@@ -74,14 +75,14 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class DataConfig(SourceConfig):
-    """Data of one model; several data sets with heads of their own stand under ``heads``.
+    """Data of one model; several data sets with heads of their own go under ``heads``.
 
     Attributes
     ----------
     heads
         Head name -> its files. Without it there is one head, named ``default``.
     split_seed
-        Of the random division.
+        Seed of the random split.
     prepared
         Where files are prepared; the run's folder by default.
     prepare_workers
@@ -130,7 +131,7 @@ class StructureData:
     e0
         For each head with data: how E0 is found, given energies by atomic number.
     fingerprint
-        Hash of the training structures and their division; a run is not resumed with others.
+        Hash of the training structures and their split; a run is not resumed with others.
     report
         Lines for the log: what the readers found.
     """
@@ -161,13 +162,13 @@ def open_structures(
     cutoff
         Of the neighbours, Å.
     labels
-        Under which names the labels are found in files.
+        Names of the labels in the files.
     prepared
-        Folder for what is prepared; one that is already there is used if it is the same.
+        Folder of the prepared store; an existing one is used if its inputs are the same.
     workers
         Processes; None = all usable cores.
     overwrite
-        Replace what was prepared there of other files or with other settings.
+        Replace a store of other files or settings there.
 
     Raises
     ------
@@ -217,7 +218,7 @@ def prepare_structures(
     cutoff : Å
         Of the neighbours.
     labels
-        Under which names the labels are found.
+        Names of the labels in the files.
     samples_per_shard, workers, overwrite
         As in `bevatron.data.store.prepare.prepare`.
 
@@ -244,6 +245,50 @@ def prepare_structures(
     )
 
 
+def prepare_files(
+    files: Sequence[Path],
+    out: Path,
+    cutoff: float | None,
+    labels: LabelOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> list[str]:
+    """Prepare structures into a store as ``bevatron prepare`` does; see `prepare_structures`.
+
+    Returns
+    -------
+    Lines for the user: what was found, and how to train on it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file or no cutoff.
+    """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of structures or molecules")
+    if cutoff is None:
+        raise ConfigError(
+            "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
+            f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
+        )
+    store = prepare_structures(
+        files,
+        out,
+        cutoff,
+        labels,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    return [
+        *store.manifest["report"],
+        f"{len(store)} structures are in {out}",
+        f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
+    ]
+
+
 def load_structures(
     config: DataConfig,
     cutoff: float,
@@ -253,7 +298,7 @@ def load_structures(
 ) -> StructureData:
     """Open or prepare all data of a run and divide them.
 
-    Isolated atoms (group ``IsolatedAtom``) never leave the training set: they only give E0.
+    Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0.
 
     Parameters
     ----------
@@ -264,7 +309,7 @@ def load_structures(
     prepared
         Where files are prepared unless the configuration says.
     first_heads
-        Heads that a model has already; those of the data follow unless they are among them.
+        Heads that a model already has; those of the data follow unless they are among them.
     stage_to
         Node-local folder that stores are copied to and read from.
 
@@ -275,7 +320,7 @@ def load_structures(
     """
     sources = config.sources()
     if first_heads and not config.heads:
-        # Plain data beside old heads are a new one, whatever the old ones are called.
+        # Data without heads are a new head, whatever the names of the old ones.
         name = "default" if "default" not in first_heads else _free_name(first_heads)
         sources = {name: next(iter(sources.values()))}
     own = _head_names(sources)
@@ -344,7 +389,7 @@ def isolated_atoms(dataset: Dataset) -> IntArray:
 
 
 def _free_name(taken: Sequence[str]) -> str:
-    """Name a new head beside others."""
+    """Choose a name for a new head that is not taken."""
     names = ("finetuned", *(f"finetuned-{i}" for i in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
 
@@ -368,7 +413,7 @@ def _open(
 
 
 def _in_two_roles(source: SourceConfig) -> list[str]:
-    """Warn of files that are trained on and judged by."""
+    """Warn of files that are used for training and for validation or test."""
     trained = {path.resolve() for path in source.train}
     return [
         f"warning: {path} is among the training data too, so its errors do not tell those on "
@@ -381,7 +426,7 @@ def _in_two_roles(source: SourceConfig) -> list[str]:
 def _divide(
     opened: Mapping[str, list[Store]], source: SourceConfig, seed: int
 ) -> dict[str, Dataset | None]:
-    """Set aside what has no files of its own."""
+    """Split validation and test data off where they have no files of their own."""
     found: dict[str, Dataset | None] = {
         role: _join([(store, 0) for store in stores], several_heads=False)
         for role, stores in opened.items()
@@ -414,7 +459,7 @@ def _divide(
 
 
 def _only_here(dataset: Dataset, aside: IntArray, kept: IntArray) -> BoolArray:
-    """Mark structures set aside with an element that the kept ones have not: it must be trained."""
+    """Mark structures set aside that have an element which the training data lack."""
     elements = [frozenset(dataset[int(i)]["atomic_numbers"].tolist()) for i in aside]
     missing = set().union(*elements)
     for i in kept:
@@ -425,7 +470,7 @@ def _only_here(dataset: Dataset, aside: IntArray, kept: IntArray) -> BoolArray:
 
 
 def check_elements(dataset: Dataset | None, atomic_numbers: Sequence[int], what: str) -> None:
-    """Refuse structures with elements that the model will not know.
+    """Reject structures with elements that the model will not know.
 
     Raises
     ------

@@ -1,28 +1,20 @@
-"""`bevatron demo`: from bundled structures to molecular dynamics in a few minutes on two cores."""
+"""The part of ``bevatron demo`` on structures: from files to molecular dynamics."""
 
-import time
-from collections.abc import Callable
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bevatron.data.dataset import Dataset
-from bevatron.errors import ConfigError
-from bevatron.files import write_text_atomically
-from bevatron.recipes.gpspp.demo import gpspp_demo
-from bevatron.recipes.graph.demo import graph_demo
+from bevatron.recipes.arguments import say
+from bevatron.recipes.demo import WIDTH, Part, bundled
+from bevatron.recipes.mace.calculator import BevatronCalculator
 from bevatron.recipes.mace.data import load_structures
 from bevatron.recipes.mace.evaluate import evaluate_dataset, print_tables
 from bevatron.recipes.mace.potential import Potential
 from bevatron.recipes.mace.run import MaceRun, build
 from bevatron.train.loop import fit
 from bevatron.train.report import plots
-
-MARK = "DEMO.txt"
-"""Says that a folder was made by this demonstration."""
 
 DATA = "structures.extxyz.gz"
 
@@ -36,71 +28,56 @@ SETTINGS: dict[str, Any] = {
     "batch": {"capacity": 160},
     "train": {"epochs": 32, "dtype": "float32", "device": "cpu", "threads": 1},
 }
-"""What the demonstration changes of the defaults."""
+"""What the demo changes of the defaults."""
 
 
-def run_demo(out: Path, calculator: Callable[[Path], Any]) -> int:
-    """Train, evaluate, draw and simulate; started again, what is done is not done again.
+def run_demo(out: Path) -> Part:
+    """Train, evaluate, draw and simulate.
 
     Parameters
     ----------
     out
-        Folder for everything.
-    calculator
-        Makes an ASE calculator of a run's folder.
-
-    Returns
-    -------
-    The exit code: 0, or that of a training which was stopped.
-
-    Raises
-    ------
-    ConfigError
-        If the folder holds something else.
+        The demo's folder; a run that is there is resumed.
     """
-    began = time.monotonic()
-    _claim(out)
-    torch.set_num_threads(1)  # such small tensors gain nothing from more
-    config = MaceRun.from_values({**SETTINGS, "output": str(out / "run"), **_data()})
-    _say("1. training a small MACE on bundled structures (GFN2-xTB labels)")
+    config = configuration(out)
+    say("1. train a small MACE on bundled structures (GFN2-xTB labels)")
     result = fit(build(config, resume=True))
     if result.stopped_by is not None:
-        _say("stopped; `bevatron demo` again goes on")
-        return result.exit_code
-    _say("2. errors on structures that it has not seen")
+        return Part(exit_code=result.exit_code)
+    say("2. errors on structures that it has not seen")
     data = load_structures(config.data, config.model.r_max, config.output / "prepared")
     assert data.test is not None
     evaluation = evaluate_dataset(Potential(config.output, dtype="float32"), data.test)
-    print_tables(evaluation)
-    _say("3. molecular dynamics of a water cluster, 0.5 ps at constant energy, through ASE")
-    drift = run_dynamics(calculator(config.output), data.test, out)
-    _say(f"   drift of the total energy: {drift * 1e3:.3f} meV/atom/ps")
-    if stopped := graph_demo(out):
-        return stopped
-    if stopped := gpspp_demo(out):
-        return stopped
-    _say(
-        f"done in {time.monotonic() - began:.0f} s; everything is in {out}:",
-        "   run/report.html   learning curves, parity plots, errors, batch balance, timing",
-        "   run/plots/*.png   the same pictures",
-        "   run/              configuration, metrics, log, weights, checkpoints",
-        "   dynamics.extxyz   the trajectory;  dynamics.png   energies and temperature",
-        "   graph/            attention on a graph: report.html, classes.csv, times.csv, times.png",
-        "   molecules/        gaps of molecules from SMILES: report.html, predicted.csv",
-        "use it: from bevatron.ase import BevatronCalculator; "
-        f'atoms.calc = BevatronCalculator("{out / "run"}")',
+    print_tables(evaluation, WIDTH)
+    say("3. molecular dynamics of a water cluster through ASE, 0.5 ps at constant energy")
+    drift = run_dynamics(BevatronCalculator(config.output), data.test, out)
+    force = evaluation.total["forces_rmse"] * 1e3
+    return Part(
+        f"forces to {force:.0f} meV/Å (RMSE, unseen structures); "
+        f"drift {drift * 1e3:.2f} meV/atom/ps",
+        (
+            ("run/report.html", "learning curves, parity plots, errors, timing"),
+            ("run/", "weights, checkpoints, metrics, log, plots"),
+            ("dynamics.extxyz", "the trajectory"),
+            ("dynamics.png", "its energies and temperature"),
+        ),
     )
-    return 0
+
+
+def configuration(out: Path) -> MaceRun:
+    """Return the configuration of the run, on a copy of the bundled structures."""
+    data = {"data": {**SETTINGS["data"], "train": [str(bundled(DATA, out))]}}
+    return MaceRun.from_values({**SETTINGS, "output": str(out / "run"), **data})
 
 
 def run_dynamics(
     calculator: Any, structures: Dataset, out: Path, steps: int = 1000, timestep_fs: float = 0.5
 ) -> float:
-    """Run Verlet dynamics of the cluster nearest to 18 atoms; write trajectory and picture.
+    """Run Verlet dynamics of the cluster nearest to 18 atoms; write trajectory and figure.
 
     Returns
     -------
-    Drift of the total energy in eV/atom/ps, by a straight line through it.
+    Drift of the total energy in eV/atom/ps, from a linear fit.
     """
     import ase.io
     from ase import Atoms, units
@@ -146,20 +123,3 @@ def run_dynamics(
     )
     plots.save(figure, out / "dynamics.png")
     return float(np.polyfit(ps, total, 1)[0] / len(atoms))
-
-
-def _data() -> dict[str, Any]:
-    with as_file(files("bevatron.recipes") / "demo_data" / DATA) as path:
-        return {"data": {**SETTINGS["data"], "train": [str(path)]}}
-
-
-def _claim(out: Path) -> None:
-    """Make the folder, or recognise it."""
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        raise ConfigError(f"{out}: holds something else; choose an empty or a new folder")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(out / MARK, "Made by `bevatron demo`; can be deleted.\n", ConfigError)
-
-
-def _say(*lines: str) -> None:
-    print(*lines, sep="\n")  # noqa: T201

@@ -1,4 +1,4 @@
-"""Errors of a trained potential on labelled structures, in all and per group, file and head."""
+"""Errors of a trained potential on labelled structures: total, by group, file and head."""
 
 import sys
 import tempfile
@@ -28,7 +28,7 @@ Errors = dict[str, float]
 
 @dataclass(frozen=True)
 class Predictions:
-    """Labels and predictions side by side; NaN where there is no label.
+    """Labels and predictions; NaN where there is no label.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """Errors of a potential.
 
     Attributes
     ----------
@@ -94,13 +94,13 @@ def evaluate_files(
     paths
         Files of structures or prepared stores.
     labels
-        Under which names the labels are found.
+        Names of the labels in the files.
     head
-        Read-out for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one that each structure names.
     device, dtype
         Where and in which precision to compute.
     capacity
-        Atoms of a batch at most.
+        Maximum number of atoms per batch.
     out
         JSON file for the tables.
 
@@ -170,7 +170,8 @@ def evaluate_dataset(
             "stress": torch.where(batch.has_stress[:, None, None], batch.stress, torch.nan),
             "predicted_stress": outputs.get("stress", missing_stress),
         }.items():
-            parts.setdefault(name, []).append(value.cpu().numpy())
+            wide = value.double() if value.is_floating_point() else value
+            parts.setdefault(name, []).append(wide.cpu().numpy())
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
     predictions = Predictions(
         num_edges=dataset.lengths("edges"),
@@ -189,8 +190,8 @@ def summarise(
 ) -> Evaluation:
     """Make tables of the errors of single structures (rows of `error_rows` by quantity).
 
-    With ``name_head`` there is a table by head even if all structures went to one: which, is not
-    what everybody expects of structures that name none.
+    With ``name_head`` there is a table by head even if all structures used one, because which
+    one that is may surprise for structures that name none.
     """
     total = ErrorSums(list(rows))
     total.add(rows)
@@ -207,13 +208,13 @@ def summarise(
     return Evaluation(total=total.compute(), tables=tables, predictions=predictions)
 
 
-def print_tables(evaluation: Evaluation) -> None:
-    """Print the errors as tables: in meV, meV/Å and meV/Å^3."""
+def print_tables(evaluation: Evaluation, width: int = 120) -> None:
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` counts where there is no terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else width)
     tables = {"": {"all": evaluation.total}, **evaluation.tables}
     for kind, rows in tables.items():
         shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
@@ -236,7 +237,7 @@ _SHOWN = {
     "stress_mae": ("stress MAE", "meV/Å^3"),
     "stress_rmse": ("stress RMSE", "meV/Å^3"),
 }
-"""What is printed: metric -> what it is, unit after multiplication by 1000."""
+"""Printed metrics -> quantity, unit after multiplication by 1000."""
 
 
 def element_errors(predictions: Predictions) -> dict[str, Errors]:
@@ -264,7 +265,7 @@ class _Names:
 
 
 def _names(dataset: Dataset) -> _Names:
-    """Read what a batch does not carry: elements, groups and files."""
+    """Read elements, groups and files, which a batch does not carry."""
     numbers, groups, files = [], [], []
     for index, sample in _samples(dataset):
         numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))
@@ -276,22 +277,22 @@ def _names(dataset: Dataset) -> _Names:
 
 
 def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntArray) -> None:
-    """Refuse an unknown element with the structure that holds it."""
+    """Reject an unknown element, naming the structure."""
     if not set(np.unique(atomic_numbers).tolist()) <= set(potential.atomic_numbers):
         for index, sample in _samples(dataset):
             potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
 
 
 def _check_heads(stores: Sequence[Store], heads: tuple[str, ...]) -> None:
-    """Refuse a store whose structures are numbered by other heads than the model's."""
+    """Reject a store that was prepared with other heads than the model's."""
     if len(heads) == 1:
         return
     for store in stores:
         found = tuple(store.manifest["settings"].get("labels", {}).get("heads") or ())
         if found != heads:
-            told = f"the heads {', '.join(found)}" if found else "no heads"
+            names = f"the heads {', '.join(found)}" if found else "no heads"
             raise ConfigError(
-                f"{store.path}: was prepared with {told}, the model has {', '.join(heads)}; say "
+                f"{store.path}: was prepared with {names}, the model has {', '.join(heads)}; say "
                 "with --head which is meant, or give the files themselves"
             )
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: a model for new data that begins with the weights of another."""
+"""Fine-tuning: a model for new data that starts from the weights of another."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ REFIT_STRUCTURES = 2000
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a new run takes over from the model it starts from.
+    """What a run takes over from the model it starts from.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class FinetuneConfig:
         gives numbers or ``isolated``, those are taken); ``keep``: the old model's; ``data``: as
         data.e0 says. Elements that the data do not have keep the old model's.
     keep_heads
-        Keep the old heads, with their E0, beside those of the data. Plain data train a new head,
-        ``default`` or, if there is one, ``finetuned``; data for an old head, given under its name
-        in data.heads, go on training it.
+        Keep the old heads, with their E0, in addition to those of the data. Data without heads
+        train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
+        under its name in data.heads, continue to train it.
     new_heads
         A new head begins as a ``copy`` of the old model's first one, or ``random``.
     frozen
@@ -69,7 +69,7 @@ def initialise(
 
     Returns
     -------
-    The model, and lines for the log that say what became of every tensor.
+    The model, and lines for the log: the origin of every tensor.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def initialise(
 
 
 _FITTED = ("auto", "least_squares")
-"""What data.e0 says where E0 may be refitted; else it was given."""
+"""Values of data.e0 with which E0 may be refitted; otherwise it is given."""
 
 
 def _check_known(source: MACE, numbers: Collection[int]) -> None:
@@ -119,7 +119,7 @@ def _check_known(source: MACE, numbers: Collection[int]) -> None:
 
 
 def transfer_table(rows: Sequence[TransferRow]) -> list[str]:
-    """Write what became of every tensor as lines of a table."""
+    """Return the origin of every tensor as lines of a table."""
     width = max((len(row.name) for row in rows), default=4)
     lines = [f"{'weight':<{width}}  {'status':<8}  shape"]
     for row in rows:
@@ -165,7 +165,7 @@ def _energies(
 
 
 class _Unexplained:
-    """Structures whose energy is what a model's interaction leaves unexplained."""
+    """Structures labelled with the energy that a model's interaction does not explain."""
 
     def __init__(self, dataset: Dataset, energies: FloatArray) -> None:
         self.dataset, self.energies = dataset, energies

@@ -1,114 +1,18 @@
-"""`bevatron inspect`: tables on the terminal, figures in a folder, all of it in one HTML file."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from matplotlib.figure import Figure
-from rich import box
-from rich import table as rich_table
-from rich.console import Console
+"""What ``bevatron inspect`` shows of a store of structures."""
 
 from bevatron.data.dataset import sizes
-from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
-from bevatron.recipes.gpspp.inspect import describe_molecules, draw_molecules
-from bevatron.recipes.gpspp.stores import KIND
 from bevatron.train.report import plots
-from bevatron.train.report.page import Report, number
+from bevatron.train.report.page import Report
+
+__all__ = ["describe", "draw", "sizes"]
+
+describe = inspect.describe
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """How epochs are planned for the comparison.
-
-    Attributes
-    ----------
-    capacity
-        Atoms of a batch at most; None = 16 times the mean structure, at least the largest one.
-    ranks
-        Processes that share the epoch.
-    cost_nodes, cost_edges, cost_constant
-        What is balanced: a*atoms + b*edges + c per structure.
-    seed
-        Of the epoch.
-    """
-
-    capacity: int | None = None
-    ranks: int = 8
-    cost_nodes: float = 1.0
-    cost_edges: float = 0.0
-    cost_constant: float = 0.0
-    seed: int = 0
-
-
-def inspect_store(
-    path: Path | str,
-    out: Path | None = None,
-    plan: PlanOptions | None = None,
-    console: Console | None = None,
-) -> Path:
-    """Print and draw what is in a store, and with ``plan`` how batches would fill the ranks.
-
-    Parameters
-    ----------
-    path
-        The store.
-    out
-        Where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default.
-    plan
-        Compare fixed-count batches, Algorithm 1 and ours.
-    console
-        Where to print; standard output by default.
-
-    Returns
-    -------
-    Path
-        The HTML file.
-
-    Raises
-    ------
-    StoreError
-        If there is no finished store of structures or molecules at ``path``.
-    """
-    store = Store.open(path)
-    out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
-    console = console or Console()
-    report = Report(f"Store {store.path.name}", str(store.path), figures=out)
-    molecules = store.manifest["settings"].get("kind") == KIND
-    for table in describe_molecules(store) if molecules else inspect.describe(store):
-        console.print(render(table))
-        report.section(table.title if table.title != str(store.path) else "Overview")
-        report.table(table.headers, table.rows)
-    report.section("Figures")
-    (draw_molecules if molecules else _draw_sizes)(report, store)
-    if plan is not None:
-        _compare(report, store, plan, console)
-    return report.write(out / "inspect.html")
-
-
-def render(table: inspect.Table) -> rich_table.Table:
-    """Turn a table into one that rich prints; numbers stand to the right."""
-    shown = rich_table.Table(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-    # On a narrow terminal names stay whole and the other columns fold.
-    longest = max((len(number(row[0])) for row in table.rows), default=0)
-    for column, header in enumerate(table.headers):
-        first = column == 0
-        shown.add_column(
-            header,
-            justify="left" if first else "right",
-            overflow="fold",
-            no_wrap=first and longest <= 28,
-        )
-    for row in table.rows:
-        shown.add_row(*(number(value) for value in row))
-    return shown
-
-
-def _draw_sizes(report: Report, store: Store) -> None:
+def draw(report: Report, store: Store) -> None:
+    """Add figures of neighbours and sizes to a report."""
     report.figure(
         plots.ranges(
             {
@@ -128,40 +32,3 @@ def _draw_sizes(report: Report, store: Store) -> None:
             {name: plots.Counted(values, counts)}, f"{name} per structure", f"Sizes in {name}"
         )
         report.figure(figure, f"Distribution of {name} per structure.", f"sizes_{name}")
-
-
-def _compare(report: Report, store: Store, options: PlanOptions, console: Console) -> None:
-    if store.manifest["settings"].get("kind") == KIND:
-        atoms, edges = store.lengths("atom_features"), store.lengths("bonds")
-    else:
-        atoms, edges = sizes(store).values()
-    capacity = options.capacity or max(int(16 * atoms.mean()), int(atoms.max()))
-    cost = CostModel(options.cost_nodes, options.cost_edges, options.cost_constant)
-    plans = inspect.compare_plans(
-        atoms, edges, capacity, options.ranks, cost, options.seed, store.describe
-    )
-    table = inspect.plan_table(plans, capacity, options.ranks)
-    console.print(render(table))
-    report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
-    report.figure(
-        balance_figure(plans, capacity if cost == CostModel() else None, _unit(cost)),
-        "How much each rank has to do in each step. All ranks wait for the slowest; white is idle.",
-        "plan",
-    )
-
-
-def balance_figure(
-    plans: Sequence[inspect.PlanStatistics], capacity: int | None, unit: str, most_steps: int = 2000
-) -> Figure:
-    """Draw how several plans fill the ranks, of long epochs the first steps."""
-    costs = {each.name: each.plan.costs[:most_steps] for each in plans}
-    return plots.batch_balance(costs, capacity, unit)
-
-
-def _unit(cost: CostModel) -> str:
-    if cost == CostModel():
-        return "atoms"
-    weights = dict(cost.weights)
-    parts = [(weights["nodes"], "atoms"), (weights["edges"], "edges"), (cost.constant, "")]
-    words = [f"{value:g} {name}".strip() for value, name in parts if value]
-    return " + ".join(words)

@@ -1,8 +1,7 @@
 """A trained interatomic potential, ready to be evaluated on structures.
 
-What the ASE calculator, relaxation and prediction share: finding the weights in a folder, device
-and precision, the head, a sentence for an element that the model does not know, batching and
-taking the results apart again.
+Shared by the ASE calculator, relaxation and prediction: weights of a folder, device and precision,
+the head, errors for unknown elements, batching, and splitting the results by structure.
 """
 
 import copy
@@ -52,7 +51,7 @@ class Potential:
     dtype
         ``"float64"`` or ``"float32"``.
     head
-        Which read-out of a multi-head model; not needed where there is one.
+        Which readout of a multi-head model; not needed if there is one.
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
         some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
@@ -96,7 +95,7 @@ class Potential:
         return self._captured is not None
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
-        """Refuse an element that the model was not trained on.
+        """Reject an element that the model was not trained on.
 
         Raises
         ------
@@ -128,13 +127,13 @@ class Potential:
         compute
             Any of energy, forces, stress, virials, node_energy, descriptors.
         max_atoms
-            Atoms of a batch at most; a larger structure is a batch of its own.
+            Maximum number of atoms per batch; a larger structure is a batch of its own.
 
         Yields
         ------
         energy [], forces [N, 3], stress [3, 3] and so on, float64.
         """
-        # One batch is launched ahead: the host makes it ready while the GPU works on another.
+        # One batch is launched ahead: the host collates it while the GPU works on another.
         launched: deque[tuple[StructureBatch, Callable[[], Outputs]]] = deque()
         for some in _in_batches(samples, max_atoms):
             batch = collate_structures(some, np.arange(len(some)), [1.0] * len(some))
@@ -166,7 +165,7 @@ class Potential:
         return CapturedInference(self.model, self.device, self.dtype, ROWS, **patience)
 
     def _refuse(self, why: str) -> None:
-        """Say, once in a process, why nothing is captured; an error if somebody insists."""
+        """Log, once per process, why nothing is captured; an error if capture was asked for."""
         if self._insists:
             raise ConfigError(f"capture: inference cannot be captured, {why}; leave it out")
         if self.device.type == "cuda" and why not in _said:
@@ -175,7 +174,7 @@ class Potential:
 
 
 def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Results]:
-    """Take the results of a batch apart."""
+    """Split the results of a batch by structure."""
     try:
         outputs = read()
     except torch.OutOfMemoryError as error:

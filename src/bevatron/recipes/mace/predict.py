@@ -21,7 +21,7 @@ from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
 
 CHUNK = 256
-"""Structures that are read before they are put into batches."""
+"""Number of structures that are read before they are put into batches."""
 
 
 def predict_file(
@@ -36,7 +36,7 @@ def predict_file(
     capacity: int = 1024,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Predict every structure of a file and write it with the results beside what it had.
+    """Predict every structure of a file and write it with the results added.
 
     ``PREFIX + energy`` (eV), ``forces`` (eV/Å), ``energies`` (eV per atom) and, with a cell,
     ``stress`` (eV/Å^3) are added; with several models their mean, and ``energy_std`` and
@@ -51,13 +51,13 @@ def predict_file(
     out
         Extended XYZ; appears only when it is complete.
     prefix
-        Begins the names of the results, so that labels in the input stay what they are.
+        Prefix of the names of the results, so that labels in the input are kept.
     progress
         Called with the number of structures done.
 
     Returns
     -------
-    How many structures were predicted.
+    Number of structures.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def relax_file(
 
     See `bevatron.recipes.mace.relax.relax`; ``relax_converged`` and ``relax_steps`` are added.
     Labels that the input has under common names (``REF_energy``, ``forces``) are left out: they
-    belong to the structures before, and nobody shall train on them by mistake.
+    belong to the structures before relaxation and must not be trained on by mistake.
 
     Parameters
     ----------
@@ -116,13 +116,13 @@ def relax_file(
     out
         Extended XYZ to write.
     fmax : eV/Å
-        Converged once no atom feels more.
+        Converged once no force is larger.
     steps
-        At most.
+        Maximum number of steps.
     cell
         Relax the cells too.
     head
-        Read-out of a model with several.
+        Readout of a model that has several.
     device, dtype
         Where and in which precision to compute.
 
@@ -164,7 +164,7 @@ def relax_file(
 
 
 def _extxyz(out: Path | str) -> Path:
-    """Refuse a place for extended XYZ that is a folder or whose name promises another format."""
+    """Reject a path that is a folder or has the extension of another format."""
     path = Path(out)
     if path.is_dir():
         raise DataError(f"{path}: is a folder, expected the name of a file to write")
@@ -207,7 +207,7 @@ PER_ATOM_RESULTS = frozenset({"forces", "energies", "stresses", "charges", "magm
 
 
 def _keep_labels(atoms: Any) -> None:
-    """Move what a calculator of the input holds into plain columns, which are written again."""
+    """Move the results of an input's calculator into columns, so that they are written."""
     for name, value in atoms.calc.results.items():
         if name in PER_ATOM_RESULTS:
             atoms.arrays.setdefault(name, value)
@@ -218,7 +218,7 @@ def _keep_labels(atoms: Any) -> None:
 
 
 def _drop_labels(atoms: Any) -> None:
-    """Forget energies, forces and stress of the structure as it was."""
+    """Drop energies, forces and stress of the structure as it was."""
     common = {name for tiers in COMMON_NAMES.values() for tier in tiers for name in tier}
     for columns in (atoms.info, atoms.arrays):
         for name in [name for name in columns if name.lower() in common]:
@@ -226,7 +226,7 @@ def _drop_labels(atoms: Any) -> None:
 
 
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
-    """Make what the model takes, or say which frame it cannot be made of."""
+    """Make a sample; an error names the frame."""
     raw = unlabelled_structure(
         atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
     )

@@ -1,7 +1,7 @@
 """Relaxation of many structures at once: FIRE for each, one model evaluation for all.
 
-Every structure has a state of its own (velocities, time step, mixing), so its path is the one that
-`ase.optimize.FIRE` takes alone; only the evaluations are shared. A structure that has converged
+Every structure has a state of its own (velocities, time step, mixing), so it moves as with
+`ase.optimize.FIRE` alone; only the evaluations are shared. A structure that has converged
 leaves the batch.
 """
 
@@ -25,7 +25,7 @@ from bevatron.typing import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Relaxation:
-    """What a relaxation ended with.
+    """Result of a relaxation.
 
     Attributes
     ----------
@@ -35,10 +35,10 @@ class Relaxation:
     converged : [S]
         Whether the largest force (with a relaxed cell, generalised force) is below fmax.
     steps : [S]
-        How many steps each took.
+        Number of steps of each.
     energies : [S] eV
     fmax : [S] eV/Å
-        The largest force that is left.
+        The largest remaining force.
     """
 
     structures: list[Atoms]
@@ -65,7 +65,7 @@ def relax(
 
     Constraints of the structures (``FixAtoms`` and others of ASE) are obeyed. With ``cell=True``
     the cell relaxes together with the atoms, as ASE's ``UnitCellFilter`` does it (Tadmor et al.,
-    PRB 59, 235): the deformation gradient times the number of atoms stands for three more atoms.
+    PRB 59, 235): the deformation gradient times the number of atoms acts as three more atoms.
 
     Parameters
     ----------

@@ -2,22 +2,18 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bevatron.config import from_dict, to_dict
+from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.errors import ConfigError, DataError
-from bevatron.kernels import KernelConfig, use
-from bevatron.models.common import model_folder
+from bevatron.kernels import use
 from bevatron.models.mace import (
-    KIND,
     MACE,
     LossConfig,
     MaceConfig,
@@ -26,6 +22,7 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.recipes.frozen import freeze
+from bevatron.recipes.mace import SYSTEM
 from bevatron.recipes.mace.data import (
     DataConfig,
     StructureData,
@@ -36,34 +33,29 @@ from bevatron.recipes.mace.data import (
 from bevatron.recipes.mace.finetune import FinetuneConfig, initialise, old_energies
 from bevatron.recipes.mace.potential import trained_model
 from bevatron.recipes.mace.step_cost import StepMeter, capacity_of_run
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
-from bevatron.train.run import FitResult, Run
-from bevatron.train.settings import (
-    BatchConfig,
-    CheckpointConfig,
-    LoaderConfig,
-    OptimConfig,
-    ScheduleConfig,
-    Settings,
-    TrainConfig,
-)
+from bevatron.train.run import Run
+from bevatron.train.settings import Settings
 
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
-"""What the console tells of after an epoch, in eV and eV/Å."""
+"""Metrics that the console shows after an epoch, in eV and eV/Å."""
 
 FROM_DATA = (
     *("atomic_numbers", "heads", "atomic_energies"),
     *("avg_num_neighbors", "scale", "shift"),
 )
-"""What of the model the data decide, unless a configuration does."""
+"""Hyper-parameters that come from the data unless the configuration gives them."""
+
+REPORT = "bevatron.recipes.mace.report"
 
 SUSPECT_FORCE = 10.0
-"""eV/Å; an RMS above is warned of. In kcal/mol/Å numbers are 23 times as large."""
+"""eV/Å; a larger RMS gives a warning. In kcal/mol/Å numbers are 23 times as large."""
 
 
-@dataclass(frozen=True)
-class MaceRun:
-    """Everything that defines a training run of MACE.
+@dataclass(frozen=True, kw_only=True)
+class MaceRun(RunConfig):
+    """Configuration of a training run of MACE.
 
     Attributes
     ----------
@@ -76,21 +68,21 @@ class MaceRun:
         Files, labels, E0.
     model
         Hyper-parameters.
+    optim, schedule, batch, loader, checkpoint, train, kernels, report
+        See `bevatron.recipes.run_config.RunConfig`.
     scaling
         Scale and shift of the interaction energy: ``rms_forces`` (scale = RMS of the forces, shift
         = mean energy per atom without E0), ``rms_forces_only`` (shift 0: an atom alone has E0) or
         ``none`` (1 and 0).
-    loss, optim, schedule, batch, loader, checkpoint, train, kernels
-        See there.
+    loss
+        The loss and its weights.
     start_from
-        A run or a model folder whose weights this run begins with; see `finetune`.
+        A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
         What is kept of `start_from`.
-    report
-        Write report.html and the pictures at the end.
     """
 
-    recipe: ClassVar[str] = "mace"
+    recipe: ClassVar[str] = SYSTEM.name
 
     output: Path = Path("runs/mace")
     preset: str = "default"
@@ -98,16 +90,8 @@ class MaceRun:
     model: MaceConfig = field(default_factory=MaceConfig)
     scaling: Literal["rms_forces", "rms_forces_only", "none"] = "rms_forces_only"
     loss: LossConfig = field(default_factory=LossConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    loader: LoaderConfig = field(default_factory=LoaderConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    kernels: KernelConfig = field(default_factory=KernelConfig)
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    report: bool = True
 
     def __post_init__(self) -> None:
         """Refuse contradictions between the parts."""
@@ -124,37 +108,18 @@ class MaceRun:
             )
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build a configuration from plain values: what stands under ``model`` changes the preset.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown key, preset or value.
-        """
-        values = dict(values)
-        preset = values.get("preset", cls.preset)
-        base = to_dict(MaceConfig.preset(str(preset)))
-        changes = values.get("model", {})
-        if isinstance(changes, Mapping):
-            values["model"] = {**base, **changes}
-        return from_dict(cls, values)
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return the hyper-parameters of a preset."""
+        return {"model": to_dict(MaceConfig.preset(str(name)))}
 
     @property
     def settings(self) -> Settings:
-        """What the trainer takes."""
-        schedule = self.schedule
-        if self.loss.stage_two is not None:
-            start = self.loss.stage_two.start_epoch
-            schedule = dataclasses.replace(schedule, stage_two_start=start)
-        return Settings(
-            optim=self.optim,
-            schedule=schedule,
-            batch=self.batch,
-            loader=self.loader,
-            checkpoint=self.checkpoint,
-            train=self.train,
-        )
+        """The trainer's settings; the second stage begins when that of the loss does."""
+        if self.loss.stage_two is None:
+            return super().settings
+        start = self.loss.stage_two.start_epoch
+        schedule = dataclasses.replace(self.schedule, stage_two_start=start)
+        return dataclasses.replace(super().settings, schedule=schedule)
 
 
 def build(config: MaceRun, *, resume: bool = False) -> Run:
@@ -211,7 +176,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         settings=config.settings,
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
-            # First, so that other data are called so and not by the E0 that come of them.
+            # First, so that a change of the data is reported as such and not as one of their E0.
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
             "model": to_dict(model.config),
             "loss": to_dict(config.loss),
@@ -220,14 +185,14 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         monitor=_monitor(config, data),
         shown_metrics=SHOWN_METRICS,
         resume=resume,
-        save_model=_Saver(model.config),
-        on_end=_report(config, data) if config.report else None,
+        save_model=SaveModel(SYSTEM.kind, model.config),
+        on_end=WriteReport(REPORT, data, config.batch) if config.report else None,
         notes=notes,
     )
 
 
 def _as_set(config: MaceRun) -> dict[str, Any]:
-    """Give the configuration as it is kept: what the data decide is in model.json, not here."""
+    """Return the configuration for config.yaml; what comes from the data is in model.json."""
     values, plain = to_dict(config), to_dict(MaceConfig())
     values["model"] = {
         name: value
@@ -244,15 +209,15 @@ def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
         return []
     largest = [float(np.abs(train[i]["forces"]).max(initial=0)) for i in range(len(train))]
     worst = int(np.argmax(largest))
-    words = (
+    warning = (
         f"warning: forces have an RMS of {rms:.3g} eV/Å, the largest of {largest[worst]:.3g} in "
         f"{train.describe(worst)}: are they in eV/Å, and is that structure sound?"
     )
-    return [words]
+    return [warning]
 
 
 def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
-    """Say how much is trained with how much, and in which units errors will be told."""
+    """Return sizes of data and model, and the units of errors, on one line."""
     parts = (("train", train), ("valid", data.valid), ("test", data.test))
     counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -270,16 +235,6 @@ def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset)
 
     capacity = capacity_of_run(config.output / "capacity.json", config.train, meter)
     return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
-
-
-@dataclass(frozen=True)
-class _Saver:
-    """Writes the weights of a run as a model folder."""
-
-    config: MaceConfig
-
-    def __call__(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        model_folder.save_model(folder, KIND, to_dict(self.config), state)
 
 
 def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
@@ -372,12 +327,3 @@ def _monitor(config: MaceRun, data: StructureData) -> str:
     """Name the error by which the best epoch is chosen."""
     forces = data.valid is not None and bool(data.valid.lengths("forces").any())
     return "forces_rmse" if forces and config.loss.forces_weight > 0 else "energy_per_atom_rmse"
-
-
-def _report(config: MaceRun, data: StructureData) -> Any:
-    def write(result: FitResult, folder: Path) -> None:
-        from bevatron.recipes.mace.report import report_of_run
-
-        report_of_run(folder, data, config.batch, result)
-
-    return write

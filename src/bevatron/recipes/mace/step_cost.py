@@ -2,9 +2,9 @@
 
 The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
 balances over ranks (batch.cost); the saturation curve (atoms per second by atoms of a batch, the
-paper's Figure 11) says from which capacity on a device is busy.
+paper's Figure 11) shows from which capacity on a device is saturated.
 
-Steps are those of `bevatron.train.fit`: recorded as CUDA graphs where training records them.
+Steps are those of `bevatron.train.fit`: captured as CUDA graphs where training captures them.
 """
 
 import gc
@@ -36,7 +36,7 @@ from bevatron.train.step import train_step
 from bevatron.typing import FloatArray, IntArray
 
 MEMORY_SHARE = 0.9
-"""Part of the free memory that a batch found by `find_capacity` may use."""
+"""Share of the free memory that a batch found by `find_capacity` may use."""
 
 LEARNING_RATE = 1e-6
 
@@ -54,9 +54,9 @@ class StepCost:
     seconds
         Median over repeats.
     peak_bytes
-        Memory of a step that is launched, at its highest; 0 on a CPU, where it is not measured.
+        Peak memory of a step; 0 on a CPU, where it is not measured.
     kept_bytes
-        What the recording of such a step holds on to; 0 if it is not recorded.
+        Memory held by the captured graph of the step; 0 if it is not captured.
     """
 
     sizes: dict[str, int]
@@ -66,7 +66,7 @@ class StepCost:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory of training: beside a recording another is made, or a validation runs."""
+        """Memory of training: while one graph is held, another is captured or a validation runs."""
         return self.peak_bytes + self.kept_bytes
 
 
@@ -89,7 +89,7 @@ class StepMeter:
     Attributes
     ----------
     captured
-        Whether steps are recorded as CUDA graphs, as those of training are where it is possible.
+        Whether steps are captured as CUDA graphs, as in training where that is possible.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StepMeter:
         try:
             if self.captured:
                 try:
-                    return self._recorded(batch, repeats)
+                    return self._replayed(batch, repeats)
                 except NotCapturableError:
                     self.captured = False
             return self._launched(batch, repeats)
@@ -133,8 +133,8 @@ class StepMeter:
         self._forget()
         raise OutOfMemoryError(f"a batch of {atoms} atoms does not fit")
 
-    def _recorded(self, batch: Any, repeats: int) -> StepCost:
-        """Record the step of a batch and replay it; the next is launched before one is read."""
+    def _replayed(self, batch: Any, repeats: int) -> StepCost:
+        """Capture the step of a batch and replay it; each is launched before the last is read."""
         self._forget()
         before = self._reset_peak()
         step = CapturedStep(self._run, self._state, self._mesh)
@@ -143,7 +143,7 @@ class StepMeter:
             peak = self._peak()
             gc.collect()
             if self._on_gpu:
-                torch.cuda.empty_cache()  # the rehearsal's; what is left is the recording
+                torch.cuda.empty_cache()  # of the warm-up; what remains is held by the graph
             kept = max(self._reserved() - before, 0)
             times = [self._now()]
             for _ in range(repeats + 1):
@@ -180,14 +180,14 @@ class StepMeter:
         return time.perf_counter()
 
     def _forget(self) -> None:
-        """Give all memory back that is not in use."""
+        """Free all memory that is not in use."""
         self._state.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
 
     def _reset_peak(self) -> int:
-        """Begin to watch the memory; return what is reserved now."""
+        """Reset the peak; return the memory reserved now."""
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         return self._reserved()
@@ -201,7 +201,7 @@ class StepMeter:
     def random_batch(self, capacity: int, seed: int = 0) -> IntArray:
         """Draw samples until ``capacity`` atoms are full; at least one, samples may repeat.
 
-        They are drawn from those that fit: behind one that does not, a batch would stay empty.
+        Only samples that fit are drawn: one that does not would leave the batch empty.
         """
         atoms = self.sizes["atoms"]
         fitting = np.flatnonzero(atoms <= max(capacity, int(atoms.min())))
@@ -216,7 +216,7 @@ class StepMeter:
         return np.full(max(1, capacity // int(atoms[densest])), densest, dtype=np.int64)
 
     def full_batch(self, capacity: Mapping[str, int]) -> IntArray:
-        """Fill up both atoms and edges: the largest batch of a capacity, or a little above."""
+        """Fill both atoms and edges: the largest batch of a capacity, or slightly above."""
         batch = self.random_batch(capacity["atoms"])
         missing = capacity["edges"] - int(self.sizes["edges"][batch].sum())
         densest = self.densest_batch(capacity["atoms"])[:1]
@@ -230,18 +230,18 @@ class StepMeter:
 
 
 FIRST = 64
-"""Atoms of the smallest batch that is measured, if a sample has no more."""
+"""Number of atoms of the smallest measured batch, unless the smallest sample is larger."""
 
 
 def smallest_measured(meter: StepMeter, first: int = FIRST) -> int:
-    """Return the atoms with which `saturation` begins."""
+    """Return the number of atoms at which `saturation` starts."""
     return max(first, int(meter.sizes["atoms"].min()))
 
 
 def saturation(
     meter: StepMeter, first: int = FIRST, most: int = 65536, seconds_at_most: float = 60.0
 ) -> Iterator[StepCost]:
-    """Measure steps of growing batches until memory, ``most`` atoms or a step's time ends it.
+    """Measure steps of growing batches up to the limit of memory, atoms or time.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def saturation(
     first, most
         Atoms of the smallest and of the largest batch.
     seconds_at_most
-        No batch is measured that eight steps of the one before would not fit into.
+        Stop when eight steps take longer.
     """
     capacity = smallest_measured(meter, first)
     while capacity <= most:
@@ -265,16 +265,16 @@ def saturation(
 
 
 def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
-    """Fit seconds = a*atoms + b*edges + c*graphs + d by least squares, nothing below zero.
+    """Fit seconds = a*atoms + b*edges + c*graphs + d by non-negative least squares.
 
     Returns
     -------
-    The factors by name (``constant`` for d), and the root mean square of the relative error.
+    The coefficients by name (``constant`` for d), and the RMS of the relative error.
 
     Raises
     ------
     ConfigError
-        If there are fewer measurements than factors.
+        If there are fewer measurements than coefficients.
     """
     if len(costs) < len(TERMS) + 1:
         raise ConfigError(f"the cost model needs {len(TERMS) + 1} measurements, got {len(costs)}")
@@ -288,7 +288,7 @@ def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
 
 
 def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
-    """Least squares with factors >= 0: leave out the most negative one until none is."""
+    """Solve least squares with coefficients >= 0: drop the most negative one until none is."""
     scale = np.abs(table).max(axis=0)
     kept = [i for i in range(table.shape[1]) if scale[i] > 0]
     factors = np.zeros(table.shape[1])
@@ -304,16 +304,16 @@ def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
 def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
     """Find the largest batches, in atoms and in edges, that fit into the device's memory.
 
-    Edges stand to atoms as they do in the whole data set, so that batches can be full of both.
-    Batches of few and of many edges per atom give the memory of an atom and of an edge; the
-    capacity that they promise is then tried with a batch full of both, and reduced until it fits.
+    The ratio of edges to atoms is that of the whole data set, so that batches can fill both.
+    Batches with few and with many edges per atom give the memory of an atom and of an edge; the
+    predicted capacity is then tried with a batch that fills both, and reduced until it fits.
 
     Parameters
     ----------
     meter
         Of steps on a GPU.
     most
-        Atoms at most.
+        Maximum number of atoms.
 
     Returns
     -------
@@ -334,7 +334,7 @@ def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
 
 
 def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
-    """Find the largest batches for which training needs no more than so many bytes.
+    """Find the largest batches for which training fits into a number of bytes.
 
     Parameters
     ----------
@@ -343,12 +343,12 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
     available
         Bytes.
     most
-        Atoms at most.
+        Maximum number of atoms.
 
     Returns
     -------
     dict
-        ``atoms`` and ``edges``, never less than the largest structure has.
+        ``atoms`` and ``edges``, at least those of the largest structure.
 
     Raises
     ------
@@ -388,7 +388,7 @@ def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str,
 
 
 def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
-    """Measure batches of two sizes and densities, none if at least so many atoms do not fit."""
+    """Measure batches of two sizes and densities; none if ``least`` atoms do not fit."""
     first = max(512, least)
     while True:
         try:
@@ -406,25 +406,25 @@ def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
 def capacity_of_run(
     path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter]
 ) -> dict[str, int]:
-    """Find the capacity of a run's batches once: the least of all ranks, kept for a resume.
+    """Find the capacity of a run's batches once: the minimum over ranks, kept for a resume.
 
     Parameters
     ----------
     path
-        File of the run's folder that keeps it.
+        File in the run's folder that stores it.
     config
-        Says on which device.
+        Names the device.
     make
         Makes a rank's meter on its device.
     """
     with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
-        # The first rank's word counts: another could already see the file that it writes below.
+        # Rank 0 decides: another rank could already see the file that it writes below.
         if broadcast_json(path.exists(), mesh):
             kept: dict[str, int] = json.loads(path.read_text())
             return kept
         found = gather_json(find_capacity(make(mesh.device)), mesh)
         capacity = {name: min(one[name] for one in found) for name in found[0]}
         if mesh.is_main:
-            path.parent.mkdir(parents=True, exist_ok=True)  # the run itself begins later
+            path.parent.mkdir(parents=True, exist_ok=True)  # the run makes its folder later
             write_json_atomically(path, capacity, ConfigError)
         return capacity

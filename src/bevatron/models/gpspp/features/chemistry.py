@@ -31,7 +31,7 @@ GASTEIGER_EDGES = (
     *(0.04070013, 0.05610381, 0.07337645, 0.08998278, 0.11564625, 0.14390777),
     *(0.18754518, 0.27317209, 1.0),
 )
-"""Upper ends of the bins of a partial charge, e; index 33 beyond the last and without a number."""
+"""Upper bounds of the bins of a partial charge, e; index 33 beyond the last, and for NaN."""
 
 _HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
@@ -244,7 +244,7 @@ def _family(molecule: Any, family: str) -> Values:
 
 
 def stack(columns: Mapping[str, Array], names: Sequence[str], rows: int) -> Array:
-    """Put columns side by side in a feature set's order, int16 [rows, features]."""
+    """Stack columns in a feature set's order, int16 [rows, features]."""
     if not rows:
         return np.zeros((0, len(names)), dtype=np.int16)
     return np.stack([columns[name] for name in names], axis=1).astype(np.int16)

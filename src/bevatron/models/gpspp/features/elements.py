@@ -20,7 +20,7 @@ _TYPES: tuple[tuple[int, ...], ...] = (
     (1, 6, 7, 8, 15, 16, 34),  # other non-metals
     (3, 11, 19, 37, 55, 87),  # alkali metals
     (4, 12, 20, 38, 56, 88),  # alkaline earth metals
-    (),  # transition metals: all that stand nowhere else
+    (),  # transition metals: all others
     tuple(_LANTHANIDES),
     tuple(_ACTINIDES),
     (13, 31, 49, 50, 81, 82, 83, 84, 113, 114, 115),  # other metals

@@ -1,6 +1,6 @@
-"""From molecules to the arrays that GPS++ is given; many at a time, since that is ten times faster.
+"""From molecules to the input arrays of GPS++; many at a time, since that is ten times faster.
 
-What RDKit must be asked is read atom by atom in plain comprehensions; everything else (vocabulary
+RDKit is queried atom by atom in plain comprehensions; everything else (vocabulary
 indices, shortest paths, walks, eigenvectors) is computed over all molecules of a call, those of one
 size together.
 """
@@ -81,7 +81,7 @@ def featurize(
     feature_set: str = "set1",
     positions: Any = None,
 ) -> dict[str, Array] | list[dict[str, Array]]:
-    """Turn a molecule, or several, into the arrays that GPS++ is given.
+    """Turn a molecule, or several, into the input arrays of GPS++.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Layers on a graph that is cut over processes: attention goes through the ranks' graph.
+"""Formulas on a graph that is partitioned over processes.
 
-What works on single vertices (projections, scores, biases, activations) is done by each rank for
-its own, so a stack of layers takes a `DistributedGraph` where it takes a matrix:
+Per-vertex work (projections, scores, biases, activations) is done by each rank for its own
+vertices, so a stack of layers takes a `DistributedGraph` where it takes a matrix:
 ``model.stack(graph, graph.scatter(features))``.
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from bevatron.errors import ConfigError
 from bevatron.models.graph_attention.formula.expression import Expression, Kind, walk
 from bevatron.models.graph_attention.formula.forms import AdditiveForm, DotForm
 from bevatron.models.graph_attention.formula.planner import Plan
+from bevatron.models.graph_attention.graph_layer import only_whole
 from bevatron.parallel.graph_partition import DistributedGraph
 
 
@@ -46,20 +46,15 @@ def sum_over_ranks(
         shape = value.shape[:2]
         row, column = evaluate(form.row).expand(shape), evaluate(form.column).expand(shape)
         dropout = form.dropout if training else 0.0
-        return graph.graph_attention(
-            value, row.contiguous(), column.contiguous(), form.slope, dropout
-        )
+        return graph.graph_attention(value, row, column, form.slope, dropout)
     if isinstance(form, DotForm) and _weights_fit(form, graph) and _is_plain(form, plan):
         return graph.dot_attention(
-            value.contiguous(),
+            value,
             normalize=form.cosine,
             softmax=form.softmax,
             scale=number(form.scale),
         )
-    raise ConfigError(
-        f"psi: {plan.psi} is not computed on a graph that is cut over processes; GAT, AGNN and VA "
-        "(plain or with softmax) are"
-    )
+    raise only_whole(f"psi: {plan.psi}")
 
 
 def _weights_fit(form: AdditiveForm | DotForm, graph: DistributedGraph) -> bool:

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.csr.dropout import as_seed, keep_mask
+from bevatron.kernels.graph.dot_attention import SMALLEST_NORM
 from bevatron.kernels.graph.graph_blocks import Leaf, graph_softmax, row_sum, sampled, weighted_sum
+from bevatron.kernels.shared.dtypes import wide
 from bevatron.models.graph_attention.formula.expression import Expression, Kind
 from bevatron.models.graph_attention.formula.planner import leaves, regions
-
-SMALLEST_NORM = 1e-12
-"""What a shorter row is divided by instead of its length."""
+from bevatron.models.graph_attention.graph_layer import scores
 
 _fixed: "WeakKeyDictionary[Csr, dict[tuple[Expression, torch.dtype], Csr]]" = WeakKeyDictionary()
 
@@ -110,12 +110,12 @@ class Evaluator:
     def _project(self, node: Expression) -> Tensor:
         left, right = node.operands
         if self.fold is not None and left.op == "X":
-            return _times_vector(self(_HIDDEN), self._fold_vector(self(right)))
+            return scores(self(_HIDDEN), self._fold_vector(self(right)))
         if left.kind is Kind.WIDE:
             return torch.einsum("nhk,nhj->hkj", self(left.operands[0]), self(right))
         x, w = self(left), self(right)
         if node.kind is Kind.VECTOR:
-            return _times_vector(x, w)
+            return scores(x, w)
         if left.kind is Kind.WEIGHT:
             return torch.matmul(x, w) if w.ndim == 3 else torch.matmul(x, w[..., None])[..., 0]
         return torch.einsum("nhk,hkj->nhj", x, w.to(x.dtype))
@@ -129,7 +129,7 @@ class Evaluator:
         return x + bias.to(x.dtype)
 
     def _norm(self, node: Expression) -> Tensor:
-        x = _wide(self(node.operands[0]))
+        x = wide(self(node.operands[0]))
         square = x.square().sum(-1)
         tiny = square <= SMALLEST_NORM**2
         # The inner choice keeps the derivative of the root finite where the outer one drops it.
@@ -238,7 +238,7 @@ def fixed_matrix(csr: Csr, psi: Expression, dtype: torch.dtype) -> Csr:
     trained = csr.values is not None and csr.values.requires_grad
     known = {} if trained else _fixed.setdefault(csr, {})
     if (psi, dtype) not in known:
-        # What is remembered must serve training too, whoever asks first.
+        # The cached values must serve training too, even if inference asks first.
         with torch.inference_mode(mode=False):
             evaluate = Evaluator(csr, psi, _nothing, _nothing, {}, dtype=dtype)
             known[psi, dtype] = csr.with_values(evaluate(psi)[:, 0].to(dtype))
@@ -270,16 +270,6 @@ def _apply(node: Expression, values: Sequence[Tensor | float]) -> Tensor:
     if node.op in _OPERATORS:
         return _OPERATORS[node.op](*held)
     return _FUNCTIONS[node.op](*held, *node.options)
-
-
-def _times_vector(x: Tensor, vector: Tensor) -> Tensor:
-    """[n, H] products of rows [n, H, k] with a vector for each head [H, k]."""
-    wide = _wide(x)
-    return torch.einsum("nhk,hk->nh", wide, vector.to(wide.dtype))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _nothing() -> Tensor:

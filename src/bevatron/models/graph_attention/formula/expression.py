@@ -1,4 +1,4 @@
-"""The language that Psi is written in: formulas over a graph, recorded, not computed.
+"""The language that Psi is written in: symbolic formulas over a graph.
 
 ``A * (H @ H.T) / outer(norm(H), norm(H))`` makes a tree of `Expression`; nothing is computed until
 a planner has seen the whole. Every node has a kind, and the kinds say what can exist in memory:

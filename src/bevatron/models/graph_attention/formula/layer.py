@@ -2,10 +2,9 @@
 
 Besta et al., SC 2023, equation 1: Z = (Phi o +)(Psi(A, H), H). Psi is a formula
 (`bevatron.models.graph_attention.formula.expression`), + one of the semirings sum, mean, max, min,
-Phi a matrix or an MLP. What is computed how is the planner's decision; `Layer.explain` says it.
+Phi a matrix or an MLP. The planner decides how it is computed; `Layer.explain` prints its decision.
 """
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -30,17 +29,18 @@ from bevatron.models.graph_attention.formula.forms import (
     JointForm,
 )
 from bevatron.models.graph_attention.formula.planner import Aggregate, Order, Plan, Widths, plan
+from bevatron.models.graph_attention.graph_layer import (
+    Activation,
+    Combine,
+    Features,
+    GraphLayer,
+    Matrix,
+    dense_features,
+)
 from bevatron.parallel.graph_partition import DistributedGraph
 
-Activation = Callable[[Tensor], Tensor]
-Features = Tensor | Csr
-"""Node features: dense [n, in], or a sparse matrix n x in with its values."""
 
-Matrix = Csr | DistributedGraph
-"""A graph's matrix, or a graph that is cut over processes."""
-
-
-class Layer(nn.Module):
+class Layer(GraphLayer):
     r"""One layer of a graph neural network, composed of Psi, a semiring, Phi and an activation.
 
     Parameters
@@ -58,7 +58,7 @@ class Layer(nn.Module):
     activation
         Applied to the result.
     heads, combine
-        Heads with weights of their own, side by side or averaged.
+        Heads with weights of their own, concatenated or averaged.
     bias
         Add a learned vector after the aggregation (not with a module as ``phi``).
     inner_bias
@@ -68,8 +68,8 @@ class Layer(nn.Module):
     order
         ``project`` (Phi first), ``aggregate``, or what costs less.
     value_dropout
-        Probability that a number of the features that are summed is left out while training. Psi
-        is of the features before that, so it must not be made of scalar products of them.
+        Probability that an element of the values is dropped while training. Psi is computed from
+        the features before dropout, so it must not consist of scalar products of them.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class Layer(nn.Module):
         phi: nn.Module | Literal["linear"] | None = "linear",
         activation: Activation | None = None,
         heads: int = 1,
-        combine: Literal["concat", "mean"] = "concat",
+        combine: Combine = "concat",
         bias: bool = True,
         inner_bias: bool = False,
         root: Expression | float | None = None,
@@ -106,81 +106,35 @@ class Layer(nn.Module):
         input_dropout: float = 0.0,
         own_glorot: bool = False,
     ) -> None:
-        super().__init__()
         if input_dropout and (phi != "linear" or order != "project"):
             raise ConfigError('input_dropout: needs phi="linear" and order="project"')
-        self.input_dropout, self.own_glorot = input_dropout, own_glorot
         inputs, outputs = _widths(inputs, outputs, phi, heads)
+        root = number(root) if isinstance(root, int | float) else root
+        nodes = walk(psi) + ([] if root is None else walk(root))
+        linear = not isinstance(phi, nn.Module) or isinstance(phi, nn.Linear)
+        super().__init__(
+            *(inputs, outputs),
+            learned=_shapes(nodes, inputs, outputs, heads),
+            initial={node.options[0]: node.options[1] for node in nodes if node.op == "scalar"},
+            phi=phi,
+            activation=activation,
+            heads=heads,
+            combine=combine,
+            bias=bias,
+            inner_bias=inner_bias and linear,
+            input_dropout=input_dropout,
+            own_glorot=own_glorot,
+        )
         self.widths = Widths(inputs, outputs, heads)
         self.psi, self.aggregate, self.order = psi, aggregate, order
-        self.combine, self.activation = combine, activation
-        self.root = number(root) if isinstance(root, int | float) else root
-        self.phi = phi if isinstance(phi, nn.Module) else None
-        self.linear = phi is None or phi == "linear" or isinstance(phi, nn.Linear)
-        learned = phi == "linear"
-        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs)) if learned else None
-        width = outputs * (heads if combine == "concat" else 1)
-        own_bias = bias and not isinstance(phi, nn.Module)
-        self.bias = nn.Parameter(torch.empty(width)) if own_bias else None
-        inner = inner_bias and self.linear
-        self.inner_bias = nn.Parameter(torch.empty(heads, outputs)) if inner else None
-        self.learned = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(shape)) for name, shape in self._shapes().items()}
-        )
+        self.root, self.linear, self.value_dropout = root, linear, value_dropout
         self._plans: dict[bool, Plan] = {}
-        self.value_dropout = value_dropout
-        if value_dropout and isinstance(self.plan(weighted=False).form, DotForm | JointForm):
+        form = self.plan(weighted=False).form
+        if value_dropout and isinstance(form, DotForm | JointForm):
             raise ConfigError(
                 f"value_dropout: {psi} sums the very features that its scores are made of; drop "
                 "those before the layer"
             )
-        self.plan(weighted=False)
-        self.reset_parameters()
-
-    def _nodes(self) -> list[Expression]:
-        return walk(self.psi) + ([] if self.root is None else walk(self.root))
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what Psi learns, by name."""
-        sizes = {"in": self.widths.inputs, "out": self.widths.outputs}
-        found: dict[str, tuple[int, ...]] = {}
-        for node in self._nodes():
-            if node.op == "scalar":
-                shape: tuple[int, ...] = (self.widths.heads,)
-            elif node.op == "weight":
-                own = (sizes[s] if isinstance(s, str) else s for s in node.options[1])
-                shape = (self.widths.heads, *own)
-            else:
-                continue
-            name = node.options[0]
-            if found.setdefault(name, shape) != shape:
-                raise ConfigError(f"psi: {name} has shapes {found[name][1:]} and {shape[1:]}")
-        return found
-
-    def reset_parameters(self) -> None:
-        """Draw matrices and vectors as Glorot and Bengio did; scalars and biases as they begin."""
-        initial = {n.options[0]: n.options[1] for n in self._nodes() if n.op == "scalar"}
-        together = 1 if self.own_glorot else self.widths.heads
-        with torch.no_grad():
-            if self.weight is not None:
-                _glorot(self.weight, self.widths.inputs, together * self.widths.outputs)
-            for name, parameter in self.learned.items():
-                if name in initial:
-                    parameter.fill_(initial[name])
-                elif name.startswith("bias"):
-                    parameter.zero_()
-                elif parameter.ndim == 2:
-                    _glorot(parameter, together, parameter.shape[1])
-                else:
-                    _glorot(parameter, parameter.shape[1], together * parameter.shape[2])
-            for bias in (self.bias, self.inner_bias):
-                if bias is not None:
-                    bias.zero_()
-        if isinstance(self.phi, nn.Module):
-            for module in self.phi.modules():
-                reset = getattr(module, "reset_parameters", None)
-                if callable(reset):
-                    reset()
 
     def plan(self, *, weighted: bool) -> Plan:
         """Return how the layer computes on graphs with or without edge values."""
@@ -200,7 +154,7 @@ class Layer(nn.Module):
         return self._plans[weighted]
 
     def explain(self, *, weighted: bool = False) -> str:
-        """Say what is computed how, and why."""
+        """Explain how the layer is computed, and why."""
         return self.plan(weighted=weighted).explain()
 
     def extra_repr(self) -> str:
@@ -211,28 +165,21 @@ class Layer(nn.Module):
             f"{self.aggregate}, {self.plan(weighted=False).kernel}"
         )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(
-        self, csr: Csr | DistributedGraph, features: Float[Tensor, "n inputs"] | Csr
-    ) -> Float[Tensor, "n _"]:
-        """Compute H' from a square matrix, whose row i attends to its columns, and H.
-
-        On a graph that is cut over processes, H and H' are of this rank's vertices.
-        """
-        _check(csr, features, self.widths.inputs)
+    def attend(self, csr: Matrix, features: Features) -> Float[Tensor, "n H out"]:
+        """Evaluate the formula as it was planned."""
         chosen = self.plan(weighted=csr.values is not None)
         project_first = chosen.order == "project"
         hidden = _Once(lambda: dense_features(features)[:, None])
-        projected = _Once(lambda: self._project(features))
+        projected = _Once(lambda: self.project(features))
         evaluate = Evaluator(
             csr.without_edges if isinstance(csr, DistributedGraph) else csr,
             chosen.psi,
             hidden,
             projected,
             dict(self.learned.items()),
-            fold=None if project_first else self._matrix(),
+            fold=None if project_first else self.matrix(),
             training=self.training,
-            dtype=torch.promote_types(features_dtype(features), torch.float32),
+            dtype=torch.promote_types(_features_dtype(features), torch.float32),
         )
         value = projected() if project_first else hidden()
         if not isinstance(chosen.form, FixedForm) and value.shape[1] < self.widths.heads:
@@ -242,11 +189,9 @@ class Layer(nn.Module):
         if self.root is not None:
             root = torch.as_tensor(evaluate.number(self.root), device=value.device)
             summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value
-        return self._finish(summed if project_first else self._after(summed))
+        return summed if project_first else self.project_sum(summed)
 
-    def _sum(
-        self, chosen: Plan, csr: Csr | DistributedGraph, evaluate: Evaluator, value: Tensor
-    ) -> Tensor:
+    def _sum(self, chosen: Plan, csr: Matrix, evaluate: Evaluator, value: Tensor) -> Tensor:
         """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
         form = chosen.form
         if isinstance(csr, DistributedGraph):
@@ -314,57 +259,6 @@ class Layer(nn.Module):
         own = (self.weight, self.phi, self.inner_bias)
         return any(part is not None for part in own)
 
-    def _matrix(self) -> Tensor | None:
-        """Phi's matrix [H, in, out], if it has one."""
-        if isinstance(self.phi, nn.Linear):
-            return self.phi.weight.T[None]
-        return self.weight
-
-    def _project(self, features: Features) -> Tensor:
-        """Compute X = Phi(H), [n, H, out], without the bias that comes last."""
-        matrix = self._matrix()
-        if matrix is None:
-            dense = dense_features(features)
-            return (dense if self.phi is None else self.phi(dense))[:, None]
-        if self.training and self.input_dropout:
-            return self._project_dropped(features, matrix)
-        heads, inputs, outputs = matrix.shape
-        flat = matrix.transpose(0, 1).reshape(inputs, heads * outputs)
-        x = sparse_product(features, flat) if isinstance(features, Csr) else features @ flat
-        x = x.reshape(-1, heads, outputs)
-        return x if self.inner_bias is None else x + self.inner_bias.to(x.dtype)
-
-    def _project_dropped(self, features: Features, matrix: Tensor) -> Tensor:
-        """Compute X, [n, H, out], from inputs of which each head has dropped others."""
-        heads, p = matrix.shape[0], self.input_dropout
-        if isinstance(features, Tensor):
-            x = F.dropout(features.expand(heads, -1, -1), p) @ matrix
-            return x.transpose(0, 1).contiguous()
-        values = features.values
-        if values is None:
-            values = torch.ones(features.nnz, device=features.device)
-        dropped = F.dropout(values.expand(heads, -1), p)
-        parts = [
-            sparse_product(features.with_values(own), matrix[head].contiguous())
-            for head, own in enumerate(dropped.unbind(0))
-        ]
-        return torch.stack(parts, dim=1)
-
-    def _after(self, summed: Tensor) -> Tensor:
-        """Apply Phi after the aggregation, [n, H, in] -> [n, H, out]."""
-        matrix = self._matrix()
-        if matrix is not None:
-            summed = summed.expand(-1, matrix.shape[0], -1)
-            return torch.einsum("nhk,hkj->nhj", summed, matrix)
-        return summed if self.phi is None else self.phi(summed[:, 0])[:, None]
-
-    def _finish(self, z: Tensor) -> Tensor:
-        z = z.flatten(1) if self.combine == "concat" else z.mean(1)
-        bias = self.phi.bias if isinstance(self.phi, nn.Linear) else self.bias
-        if bias is not None:
-            z = z + bias.to(z.dtype)
-        return z if self.activation is None else self.activation(z)
-
 
 class _Once:
     """Calls a function the first time and keeps its result."""
@@ -383,39 +277,31 @@ def _where_entries(vector: Tensor, ptr: Tensor) -> Tensor:
     return torch.where(ptr.diff()[:, None] > 0, vector, 0.0)
 
 
-def sparse_product(features: Csr, matrix: Tensor) -> Tensor:
-    """Multiply sparse features by a matrix, in 16 bits where autocast would multiply dense ones."""
-    device = matrix.device.type
-    if torch.is_autocast_enabled(device):
-        matrix = matrix.to(torch.get_autocast_dtype(device))
-    return spmm(features, matrix)
-
-
-def features_dtype(features: Features) -> torch.dtype:
+def _features_dtype(features: Features) -> torch.dtype:
     """Return the floating-point type of dense or sparse features."""
     if isinstance(features, Tensor):
         return features.dtype
     return torch.get_default_dtype() if features.values is None else features.values.dtype
 
 
-def dense_features(features: Features) -> Tensor:
-    """Return features as a dense tensor."""
-    if isinstance(features, Tensor):
-        return features
-    values = features.values
-    if values is None:
-        values = torch.ones(features.nnz, device=features.device)
-    place = (features.row_index.long(), features.col.long())
-    return values.new_zeros(features.shape).index_put(place, values)
-
-
-def _check(csr: Csr | DistributedGraph, features: Features, inputs: int) -> None:
-    n = csr.shape[0]
-    if csr.shape[1] != n or tuple(features.shape) != (n, inputs):
-        raise ValueError(
-            f"Layer: features {tuple(features.shape)} do not go with a graph of shape {csr.shape} "
-            f"and inputs={inputs}"
-        )
+def _shapes(
+    nodes: list[Expression], inputs: int, outputs: int, heads: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a formula learns, by name."""
+    sizes = {"in": inputs, "out": outputs}
+    found: dict[str, tuple[int, ...]] = {}
+    for node in nodes:
+        if node.op == "scalar":
+            shape: tuple[int, ...] = (heads,)
+        elif node.op == "weight":
+            own = (sizes[s] if isinstance(s, str) else s for s in node.options[1])
+            shape = (heads, *own)
+        else:
+            continue
+        name = node.options[0]
+        if found.setdefault(name, shape) != shape:
+            raise ConfigError(f"psi: {name} has shapes {found[name][1:]} and {shape[1:]}")
+    return found
 
 
 def _widths(
@@ -437,8 +323,3 @@ def _widths(
     if heads > 1 and phi != "linear":
         raise ConfigError(f"layer: {heads} heads need phi='linear', a matrix for each")
     return inputs, outputs
-
-
-def _glorot(parameter: Tensor, fan_in: int, fan_out: int) -> None:
-    bound = math.sqrt(6.0 / (fan_in + fan_out))
-    parameter.uniform_(-bound, bound)

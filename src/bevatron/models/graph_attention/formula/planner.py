@@ -1,4 +1,4 @@
-"""What a layer will compute, in which order, with which kernel, and why: decided before it runs.
+"""The plan of a layer: order, kernel and the reasons, decided before it runs.
 
 The planner looks at Psi, the semiring and Phi. It marks the n x n nodes that are never made, finds
 the kernel whose form Psi has, or else the passes over the edges that the composed form needs, and
@@ -99,7 +99,7 @@ class Plan:
     reasons: tuple[str, ...]
 
     def explain(self) -> str:
-        """Say in a few lines what is computed how, and why."""
+        """Explain in a few lines how the layer is computed, and why."""
         lines = [f"psi: {self.psi}"]
         for sample, nodes in _grouped(self.virtual):
             first = [str(node) for node in nodes if node.op not in ELEMENTWISE]
@@ -144,7 +144,7 @@ def plan(
         Whether the graph has edge values: a kernel that has them outside of the softmax cannot
         have them inside.
     order
-        What to compute first, if the planner shall not choose.
+        What to compute first, instead of letting the planner choose.
 
     Raises
     ------

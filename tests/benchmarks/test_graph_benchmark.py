@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from bevatron import cli
-from bevatron.errors import ConfigError, DataError
-from bevatron.recipes import graph_benchmark_plots as plots
-from bevatron.recipes.graph_benchmark import (
+from benchmarks.paper import graph_benchmark_plots as plots
+from benchmarks.paper.graph_benchmark import (
     FIELDS,
     GraphCase,
     append_rows,
+    main,
     median_interval,
     run_cases,
     sweep_cases,
 )
-from bevatron.recipes.graph_benchmark_plots import plot_times
+from benchmarks.paper.graph_benchmark_plots import plot_times
+
+from bevatron.errors import ConfigError, DataError
 
 
 def test_rows_tell_true_entries_and_an_interval(tmp_path):
@@ -88,7 +88,7 @@ def test_weak_scaling_keeps_the_entries_of_a_process(dataset):
 
 
 def test_mistakes_are_one_sentence(tmp_path, capsys):
-    words = ["bench", "graph", "--device", "cpu", "--repeat", "1"]
+    words = ["--device", "cpu", "--repeat", "1"]
     for extra, message in (
         (["--dataset", "file"], "file: goes with --dataset file"),
         (["--vertices", "1"], "vertices: expected 2 or more, got 1"),
@@ -100,7 +100,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
         (["--vertices", "8", "--edges", "16", "--features", "4", "--plot", "x.png"],
          "plot: draws the rows of a CSV file; name it with --out"),
     ):  # fmt: skip
-        assert cli.main([*words, *extra]) == 2
+        assert main([*words, *extra]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"other\.csv: holds another table; choose a new file"):
@@ -115,10 +115,10 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
 def test_command_times_a_file_and_adds_rows(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring.txt").write_text("".join(f"{i} {(i + 1) % 9}\n" for i in range(9)))
-    words = "bench graph --dataset file --file ring.txt --features 4 8 --layers 1 2 --inference"
+    words = "--dataset file --file ring.txt --features 4 8 --layers 1 2 --inference"
     options = ["--repeat", "2", "--warmup", "0", "--device", "cpu", "--out", "t.csv"]
-    assert cli.main([*words.split(), *options]) == 0
-    assert cli.main([*words.split(), *options, "--plot", "t.png"]) == 0
+    assert main([*words.split(), *options]) == 0
+    assert main([*words.split(), *options, "--plot", "t.png"]) == 0
     assert capsys.readouterr().out.count("file 9 vertices, 9 entries") == 8
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 9
     assert (tmp_path / "t.png").exists()

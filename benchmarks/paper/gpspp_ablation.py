@@ -3,6 +3,8 @@
 Rows follow Tables 3 (inputs, noisy nodes and edges), 4 (chemical features), 6 (parts of a block)
 and 7 (3D bias, 3D centrality and attention) of arXiv 2302.02947. All rows of a seed see the same
 molecules; every run ends with its learning rate at zero.
+
+    python -m benchmarks.paper.gpspp_ablation STORE --out ablation --epochs 10 --seeds 1
 """
 
 import json
@@ -18,16 +20,24 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from benchmarks.paper.timed import Budget, fit_within
 
+from bevatron.arguments import call
+from bevatron.cli import one_sentence
 from bevatron.config import load_yaml
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.files import write_json_atomically
+from bevatron.recipes.arguments import Files, print_rows, say
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.report import plots
 from bevatron.train.report.plots import Curve, Panel
+
+CELL = "--cell-from-input"
+"""The only option of a process that runs one cell."""
+
+ROOT = str(Path(__file__).resolve().parents[2])
 
 RESULT = "gpspp_ablation.json"
 BASELINE = "baseline"
@@ -358,10 +368,13 @@ def _side_by_side(
         place = places.get()
         name, seed = cell
         tell(f"{name}, seed {seed}" + (f", GPU {place}" if place is not None else ""))
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": place} if place else {})}
+        path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path}
+        if place:
+            environment["CUDA_VISIBLE_DEVICES"] = place
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "bevatron.recipes.gpspp_ablation"],
+                [sys.executable, "-m", "benchmarks.paper.gpspp_ablation", CELL],
                 input=json.dumps({**_plain(ablation), "cell": [name, seed], "stores": {
                     key: str(path) for key, path in stores.items()}}),
                 text=True, capture_output=True, env=environment, check=False,
@@ -474,13 +487,109 @@ def _from_plain(values: dict[str, Any]) -> Ablation:
     return Ablation(**{**values, **paths, "rows": tuple(values["rows"]), "base": base})
 
 
-def _cell_from_input() -> None:
+def ablate(
+    data: Files,
+    out: Path,
+    rows: tuple[str, ...] = (),
+    seeds: int = 3,
+    first_seed: int = 0,
+    preset: str = "gpspp-4",
+    minutes: float | None = None,
+    epochs: int | None = None,
+    molecules: int = 1024,
+    train_size: float = 0.0,
+    valid_size: float = 0.1,
+    lr: float = 4e-4,
+    base: Path | None = None,
+    device: str = "auto",
+    evaluate_every: int = 2,
+    jobs: int = 1,
+) -> int:
+    """Train GPS++ without one part after the other and tell what each is worth.
+
+    Parameters
+    ----------
+    data
+        A file of molecules, or prepared stores, one for each feature set.
+    out
+        Folder for results; runs that are there already are not run again.
+    rows
+        Rows, or table3, table4, table6, table7; all by default. The baseline always runs.
+    seeds
+        Runs of each row.
+    first_seed
+        The first seed.
+    preset
+        gpspp-16, gpspp-8, gpspp-4.
+    minutes
+        Of each run, compilation included.
+    epochs
+        Of each run.
+    molecules
+        Of a step, the same for all rows.
+    train_size
+        Molecules to train on: a share or a number; 0 = all that are not set aside.
+    valid_size
+        Molecules to validate with.
+    lr
+        Learning rate; attention without any 3D input has half of it.
+    base
+        A YAML file of the recipe from which every row differs.
+    device
+        auto, cpu or cuda.
+    evaluate_every
+        Epochs between validations.
+    jobs
+        Runs side by side, over all GPUs; with --minutes each has one for itself.
+    """
+    ablation = Ablation(
+        data=data,
+        out=out,
+        rows=rows,
+        seeds=seeds,
+        first_seed=first_seed,
+        preset=preset,
+        minutes=minutes,
+        epochs=epochs,
+        molecules=molecules,
+        train_size=train_size,
+        valid_size=valid_size,
+        lr=lr,
+        base=base,
+        device=device,
+        evaluate_every=evaluate_every,
+    )
+    result = run_ablation(ablation, jobs=jobs, tell=say)
+    shown = ("table", "row", "parameters", "seeds", "valid", "valid_std", "change", "train")
+    print_rows(
+        [
+            {
+                key: "" if row[key] is None
+                else f"{row[key]:.4g}" if isinstance(row[key], float)
+                else row[key]
+                for key in shown
+            }
+            for row in result["rows"]
+        ]
+    )  # fmt: skip
+    say(f"{out / RESULT} and {out / 'gpspp_ablation.png'}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ablation of the command line; returns the exit code."""
+    command = "python -m benchmarks.paper.gpspp_ablation"
+    return one_sentence(lambda: call(ablate, arguments, command))
+
+
+def _cell_from_input() -> int:
     """Run the cell that the process which started this one describes."""
     values = json.loads(sys.stdin.read())
     (name, seed), stores = values.pop("cell"), values.pop("stores")
     paths = {key: Path(path) for key, path in stores.items()}
     run_cell(_from_plain(values), name, seed, paths)
+    return 0
 
 
 if __name__ == "__main__":
-    _cell_from_input()
+    sys.exit(_cell_from_input() if sys.argv[1:] == [CELL] else main(sys.argv[1:]))

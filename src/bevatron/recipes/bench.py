@@ -41,7 +41,7 @@ Rows = list[dict[str, Any]]
 Dtype = Literal["float32", "float64"]
 
 SATURATED = 0.9
-"""Share of the highest rate from which on a device counts as busy."""
+"""Share of the highest rate from which on a device counts as saturated."""
 
 
 def store_rates(path: Path, reads: int = 5000) -> Rows:
@@ -71,7 +71,7 @@ def store_rates(path: Path, reads: int = 5000) -> Rows:
 
 
 def loader_rates(path: Path, capacity: int, workers: Sequence[int]) -> Rows:
-    """Time the second epoch of collated batches for several numbers of worker processes."""
+    """Time the second epoch of batches for several numbers of worker processes."""
     store = Store.open(path)
     plan = _plan(store, capacity, 1, "balanced")
     rows = []
@@ -131,7 +131,7 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
 
 
 def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
-    """Make a meter of training steps of a preset, a run or a model folder on a store's structures.
+    """Make a meter of the training steps of a preset, run or model folder on a store's structures.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def cost_model(meter: StepMeter, most: int = 4096) -> tuple[Rows, list[str]]:
 
     Returns
     -------
-    The measured steps with what the fit says of them, and lines on how to use it.
+    The measured steps with their fitted times, and lines on how to use the fit.
 
     Raises
     ------
@@ -212,15 +212,15 @@ def capacity_curves(
     Parameters
     ----------
     meters
-        For each precision what makes a meter; one is made after the other is gone.
+        By precision, a function that makes a meter; one is freed before the next is made.
     most
         Atoms of the largest batch of a curve.
     out
-        Picture to write.
+        Figure to write.
 
     Returns
     -------
-    The curves as rows, and lines that say from where on they are flat and what fits.
+    The curves as rows; and lines: where they saturate, and the largest batch that fits.
     """
     rows: Rows = []
     lines, measured = [], {}
@@ -228,18 +228,18 @@ def capacity_curves(
         meter = make()
         measured[name] = costs = _measured(meter, most)
         rows += [_capacity_row(name, cost) for cost in costs]
-        how = "recorded as CUDA graphs" if meter.captured else "launched one by one"
+        how = "captured as CUDA graphs" if meter.captured else "launched one by one"
         lines.append(
             f"{name} (steps {how}): from about {saturated_from(costs):,} atoms on the rate is "
             "within 10 % of its highest"
         )
         if meter.device.type == "cuda":
             fits = find_capacity(meter)
-            words = " and ".join(f"{value:,} {what}" for what, value in fits.items())
-            lines.append(f"{name}: largest capacity that fits: {words}")
+            listed = " and ".join(f"{value:,} {what}" for what, value in fits.items())
+            lines.append(f"{name}: largest capacity that fits: {listed}")
         del meter
     if out is not None:
-        lines.append(f"picture: {plots.save(capacity_picture(measured), out)}")
+        lines.append(f"figure: {plots.save(capacity_picture(measured), out)}")
     return rows, lines
 
 

@@ -10,16 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from benchmarks.paper import gpspp_ablation
+from benchmarks.paper.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
+from benchmarks.paper.timed import Budget, fit_within
 
-from bevatron import cli
 from bevatron.errors import BevatronError, ConfigError
 from bevatron.models.gpspp import GPSPlusPlus
-from bevatron.recipes import gpspp_ablation
-from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.stores import prepare_molecules
-from bevatron.recipes.gpspp_ablation import ROWS, Ablation, chosen_rows, configuration, run_ablation
-from bevatron.recipes.timed import Budget, fit_within
 from bevatron.train.logger import read_journal
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
@@ -57,7 +55,7 @@ def test_a_run_ends_with_its_time_and_its_rate_at_zero(tmp_path, store, monkeypa
     run = run_of(tmp_path, store)
     looks = itertools.count(1)  # a clock that goes on when it is looked at: no step is slow
     clock = SimpleNamespace(monotonic=lambda: 0.02 * next(looks))
-    monkeypatch.setattr("bevatron.recipes.timed.time", clock)
+    monkeypatch.setattr("benchmarks.paper.timed.time", clock)
     timed = fit_within(run, Budget(seconds=2.0, warmup=0.2))
     assert 2.0 <= clock.monotonic() < 2.4
     assert timed.result.finished is None or timed.result.finished == "time"
@@ -115,12 +113,10 @@ def test_every_row_is_a_model_that_differs(name, tmp_path, base):
 
 
 def test_an_ablation_writes_its_table_and_goes_on(tmp_path, store, base, monkeypatch, capsys):
-    words = (
-        f"bench gpspp-ablation {store} --out {tmp_path / 'a'} --base {base} --epochs 2 --seeds 2"
-    )
+    words = f"{store} --out {tmp_path / 'a'} --base {base} --epochs 2 --seeds 2"
     words += " --rows no-attention set2 --molecules 16 --train-size 48 --valid-size 16"
     words += " --device cpu"
-    assert cli.main(words.split()) == 0
+    assert gpspp_ablation.main(words.split()) == 0
     out = capsys.readouterr().out
     assert "set2: left out" in out
     result = json.loads((tmp_path / "a" / "gpspp_ablation.json").read_text())
@@ -140,7 +136,7 @@ def test_an_ablation_writes_its_table_and_goes_on(tmp_path, store, base, monkeyp
         raise AssertionError("was run again")
 
     monkeypatch.setattr(gpspp_ablation, "run_cell", refuse)
-    assert cli.main(words.split()) == 0
+    assert gpspp_ablation.main(words.split()) == 0
 
 
 COMMON = {
@@ -219,16 +215,3 @@ def test_an_ablation_needs_data_and_a_limit(tmp_path, store):
         Ablation((store,), tmp_path)
     with pytest.raises(ConfigError, match="a file of molecules or prepared stores"):
         Ablation((), tmp_path, epochs=1)
-
-
-def test_demonstration_leaves_what_it_promises(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(gpspp_demo.SETTINGS, "model", TINY)
-    monkeypatch.setitem(gpspp_demo.SETTINGS["train"], "epochs", 2)
-    assert gpspp_demo.gpspp_demo(tmp_path) == 0
-    there = {path.name for path in (tmp_path / "molecules").iterdir()}
-    assert {"report.html", "predicted.csv", "model.json"} <= there
-    out = capsys.readouterr().out
-    assert "eV in 2D" in out
-    assert "c1ccccc1O" in out
-    assert gpspp_demo.gpspp_demo(tmp_path) == 0  # again: what is done is not done again
-    assert "epoch 3  loss" not in capsys.readouterr().out

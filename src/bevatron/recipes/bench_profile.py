@@ -1,7 +1,7 @@
 """`bevatron bench profile`: where the time and the memory of a run's steps go.
 
-The run is built from its configuration and walks some steps from new weights, in a folder of its
-own; what was found is printed, drawn and written to the folder ``profile`` of the run.
+The run is built from its configuration and trains some steps from new weights; the results are
+printed, drawn and written to the folder ``profile`` of the run.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ Rows = list[dict[str, Any]]
 Report = list[tuple[str, Rows]]
 
 LONGEST = 15
-"""Kernels and modules that are shown; the JSON file has all."""
+"""Number of kernels and modules printed; the JSON file has all."""
 
 PARTS = ("computing", "overlapped", "communicating", "idle")
 
@@ -75,7 +75,7 @@ def profile_folder(
     device
         Instead of that of the configuration.
     out
-        Folder for profile.json and the pictures; ``profile`` in the run's folder by default.
+        Folder for profile.json and the figures; ``profile`` in the run's folder by default.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def profile_folder(
     Raises
     ------
     BevatronError
-        Whatever a user can mend.
+        For errors of the user.
     """
     if steps < 1 or warm < 1:
         raise ConfigError(f"--steps and --warm: expected 1 or more, got {steps} and {warm}")
@@ -92,7 +92,7 @@ def profile_folder(
     if device is not None:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device))
     with TemporaryDirectory(prefix="bevatron-profile-") as elsewhere:
-        # What the run has prepared is used; where there is no run yet, nothing is left behind.
+        # Data that the run has prepared are used; without a run, nothing is left behind.
         place = folder if folder.is_dir() else Path(elsewhere)
         _, build = recipe(config.recipe)
         run: Run = build(dataclasses.replace(config, output=place))
@@ -149,7 +149,7 @@ def _configuration(source: Path) -> tuple[Any, Path]:
 
 
 def _summary(measured: Profile, waiting_share: float) -> dict[str, Any]:
-    """Turn what one rank saw into plain values; times in ms per step, sizes in bytes."""
+    """Turn the profile of one rank into plain values; times in ms per step, sizes in bytes."""
     steps, window = measured.steps, measured.window
     spent = occupation(measured.spans, window)
     names = by_name(measured.spans, measured.calls)
@@ -170,7 +170,7 @@ def _summary(measured: Profile, waiting_share: float) -> dict[str, Any]:
     traced, step = spent.window / steps, measured.untraced
     idle = max(1 - (traced - spent.idle / steps) / max(step, 1.0), 0.0)
     if not on_gpu:
-        # Tracing slows operators of a CPU as much as what lies between them.
+        # Tracing slows a CPU's operators as much as the work between them.
         idle, slower = spent.idle / max(spent.window, 1), traced / max(step, 1.0)
         gained = Gains(*(value / slower for value in dataclasses.astuple(gained)))
     return {
@@ -269,7 +269,7 @@ def _memory_rows(rank: dict[str, Any]) -> Rows:
         "activations": "activations kept for the backward pass",
         "temporary": "temporary, at the peak of a step",
         "peak": "peak of the run",
-        "reserved": "asked of the device (with CUDA graphs)",
+        "reserved": "reserved on the device (with CUDA graphs)",
     }
     return [
         {"for": label, "MiB": f"{memory[key] / 2**20:,.2f}"}
@@ -324,12 +324,12 @@ def short(name: str, most: int = 90) -> str:
 
 
 def write(found: dict[str, Any], folder: Path) -> list[str]:
-    """Write profile.json, profile.png and activations.png; return lines that say where."""
+    """Write profile.json, profile.png and activations.png; return lines that name them."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json_atomically(folder / "profile.json", found, ConfigError)
     plots.save(_overview(found), folder / "profile.png")
     plots.save(_activations(found["ranks"][0]), folder / "activations.png")
-    return [f"written: {folder / 'profile.json'}, profile.png and activations.png beside it"]
+    return [f"written: {folder / 'profile.json'}, profile.png, activations.png"]
 
 
 def _overview(found: dict[str, Any]) -> Any:
@@ -365,7 +365,7 @@ def _overview(found: dict[str, Any]) -> Any:
 
 
 def memory_of(rank: dict[str, Any], key: str) -> float:
-    """Return a part of a rank's memory in MiB; what was not measured is 0."""
+    """Return one kind of a rank's memory in MiB; 0 if it was not measured."""
     return float(rank["memory"][key] or 0) / 2**20
 
 

@@ -3,12 +3,16 @@
 As there, a time is that of the whole model, forward or forward and backward, without an optimiser;
 layers are as wide as the features, followed by a ReLU. Written are the median and a bootstrapped
 95 % interval, and the entries that are really stored (duplicates of random graphs merged).
+
+    python -m benchmarks.paper.graph_benchmark --model VA AGNN GAT --vertices 4096 --edges 65536
+    torchrun --nproc-per-node 4 -m benchmarks.paper.graph_benchmark --sweep weak --out weak.csv
 """
 
 import csv
 import io
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +21,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from benchmarks.paper.graph_benchmark_plots import plot_times
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from bevatron.arguments import call
+from bevatron.cli import one_sentence
 from bevatron.data.graphs import EdgeSource, GraphOptions, read_graph, read_in_pieces
 from bevatron.data.graphs.generators import Kronecker, Uniform, block_entries
 from bevatron.errors import ConfigError, DataError
@@ -29,6 +36,7 @@ from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
+from bevatron.recipes.arguments import say
 
 Model = Literal["VA", "AGNN", "GAT"]
 Dataset = Literal["kronecker", "uniform", "file"]
@@ -477,27 +485,93 @@ def chosen_cases(
     ]
 
 
-def check_plot(table: Path | None) -> Path:
-    """Refuse a picture without a CSV file, before anything is timed.
+def time_attention(
+    model: tuple[Literal["VA", "AGNN", "GAT"], ...] = ("GAT",),
+    dataset: Literal["kronecker", "uniform", "file"] = "kronecker",
+    vertices: int = 1000,
+    edges: int = 10000,
+    features: tuple[int, ...] = (128,),
+    layers: tuple[int, ...] = (3,),
+    inference: bool = False,
+    repeat: int = 10,
+    warmup: int = 2,
+    seed: int = 42,
+    file: Path | None = None,
+    type: Literal["float32", "float64", "bfloat16"] = "float32",  # noqa: A002  the artifact's name
+    sweep: Literal["strong", "weak"] | None = None,
+    shrink: int = 1,
+    partition: Literal[
+        "auto", "two_dimensional", "feature_parallel", "rows", "one_and_half_d"
+    ] = "auto",
+    device: str = "auto",
+    out: Path | None = None,
+    plot: Path | None = None,
+) -> int:
+    """Time attention on one graph, on this device or over all processes of torchrun.
 
-    Raises
-    ------
-    ConfigError
-        If there is no file.
+    Parameters
+    ----------
+    model
+        VA, AGNN, GAT; several are timed one after another.
+    dataset
+        kronecker, uniform (both random) or file.
+    vertices
+        Of a random graph.
+    edges
+        Asked for; of those drawn twice one is stored.
+    features
+        Width of all layers, or several to try.
+    layers
+        Number of layers, or several to try.
+    inference
+        Forward only; otherwise forward and backward.
+    repeat
+        Timed runs.
+    warmup
+        Runs before them.
+    seed
+        Of graph, features and weights.
+    file
+        A graph: npz, edge list, OGB.
+    type
+        Of the features.
+    sweep
+        The configurations of Besta et al. (SC 2023): strong (Figure 6) or weak (7 and 8) scaling,
+        for the number of processes at hand; they set model, graph, width, layers and inference.
+    shrink
+        Divide the vertices of a sweep by this, and the edges by its square.
+    partition
+        How the graph is cut over several processes.
+    device
+        auto, cpu, cuda or cuda:N.
+    out
+        CSV file that rows are added to.
+    plot
+        Picture of all rows in that file.
     """
-    if table is None:
+    base = GraphCase(
+        dataset=dataset,
+        vertices=vertices,
+        edges=edges,
+        seed=seed,
+        file=file,
+        dtype=type,
+        partition=partition,
+    )
+    cases = chosen_cases(base, model, features, layers, inference, sweep, shrink)
+    if plot is not None and out is None:
         raise ConfigError("plot: draws the rows of a CSV file; name it with --out")
-    return table
+    run_cases(cases, repeat=repeat, warmup=warmup, device=device, out=out, tell=say)
+    if plot is not None and out is not None:
+        say(f"picture: {plot_times(out, plot)}")
+    return 0
 
 
-def draw(table: Path | None, out: Path) -> Path:
-    """Draw all rows of a CSV file, see `bevatron.recipes.graph_benchmark_plots`.
+def main(arguments: Sequence[str]) -> int:
+    """Time what the command line asks for; returns the exit code."""
+    command = "python -m benchmarks.paper.graph_benchmark"
+    return one_sentence(lambda: call(time_attention, arguments, command))
 
-    Raises
-    ------
-    ConfigError
-        If there is no file.
-    """
-    from bevatron.recipes.graph_benchmark_plots import plot_times
 
-    return plot_times(check_plot(table), out)
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ MOST_PANELS = 24
 
 
 def plot_times(table: Path, out: Path) -> Path:
-    """Draw a table of `bevatron.recipes.graph_benchmark`: time by number of processes.
+    """Draw a table of `graph_benchmark`: time by number of processes.
 
     A panel for each graph, width, number of layers and mode, a line for each model, bars for the
     95 % intervals. Of runs that were repeated the last counts. For weak scaling a panel holds all

@@ -1,0 +1,118 @@
+"""How benchmarks take times, peak memory and the rates of a GPU."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MIB = 2**20
+Call = Callable[[], Any]
+
+
+def median_ms(
+    call: Call,
+    repeats: int = 15,
+    *,
+    warm_up: int = 2,
+    flush: bool = False,
+    before: Call | None = None,
+) -> float:
+    """Median time of a call by CUDA events, in ms.
+
+    Parameters
+    ----------
+    call
+        What is timed.
+    repeats, warm_up
+        Number of calls that count, and of those before them.
+    flush
+        Overwrite the L2 cache before each call.
+    before
+        Called before each call, outside the time.
+    """
+    cache = torch.empty(2**27 if flush else 0, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(warm_up + repeats):
+        if before is not None:
+            before()
+            torch.cuda.synchronize()
+        cache.zero_() if flush else None
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[warm_up:])
+
+
+def host_ms(call: Call, before: Call | None = None, repeats: int = 10) -> float:
+    """Median time until a call returns, the device idle before, in ms."""
+    times = []
+    for _ in range(repeats):
+        if before is not None:
+            before()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def captured(call: Call, rehearsals: int = 3) -> Call:
+    """Capture a call as a CUDA graph and return its replay, after rehearsals in a side stream."""
+    if rehearsals:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(rehearsals):
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def peak_mib(call: Call) -> float:
+    """Peak memory of a call above what was allocated before, in MiB."""
+    call()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def copy_rate() -> float:
+    """Bytes per second of a large copy, read and written."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_ms(lambda: target.copy_(source)) * 1e3
+
+
+def matmul_rate(dtype: torch.dtype, repeats: int = 15) -> float:
+    """Operations per second of an 8192^3 matmul."""
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=dtype)
+    return 2 * 8192**3 / median_ms(lambda: matrix @ matrix, repeats) * 1e3
+
+
+def longest_kernel(call: Call) -> str:
+    """Name the kernel that takes most of the time, which shows a peer's silent fall-back."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    events = [e for e in trace.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    if not events:
+        return ""
+    return str(max(events, key=lambda e: e.self_device_time_total).key)[:48]

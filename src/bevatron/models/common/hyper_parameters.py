@@ -1,0 +1,33 @@
+"""Checks and presets that the configurations of several models share."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bevatron.errors import ConfigError
+
+
+def check_ranges(config: object, ranges: Iterable[tuple[str, float, float]]) -> None:
+    """Check that entries are within (name, lowest, highest).
+
+    Raises
+    ------
+    ConfigError
+        Naming the first entry that does not.
+    """
+    for name, low, high in ranges:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+
+
+def preset_values(presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return a copy of the preset of this name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset; it names those that there are.
+    """
+    if name not in presets:
+        raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(presets)})")
+    return dict(presets[name])

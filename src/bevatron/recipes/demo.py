@@ -1,0 +1,149 @@
+"""``bevatron demo``: the parts of all systems one after another, in a few minutes on two cores."""
+
+import contextlib
+import io
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bevatron.errors import ConfigError
+from bevatron.files import write_text_atomically
+from bevatron.recipes import systems
+from bevatron.recipes.arguments import say
+
+MARK = "DEMO.txt"
+"""Marks a folder as made by the demo."""
+
+WIDTH = 80
+"""Columns of a line where standard output is not a terminal."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Result of one system's part.
+
+    Attributes
+    ----------
+    learned
+        What the trained model can do, on one line.
+    files
+        Path within the folder and what it is.
+    exit_code
+        0, or that of a training that was stopped.
+    """
+
+    learned: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    exit_code: int = 0
+
+
+def run_demo(out: Path) -> int:
+    """Run the parts of all systems; run again, it continues where it was stopped.
+
+    Parameters
+    ----------
+    out
+        Folder for everything.
+
+    Returns
+    -------
+    The exit code: 0, or that of a training that was stopped.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds something else.
+    """
+    began = time.monotonic()
+    claim(out)
+    torch.set_num_threads(1)  # such small tensors gain nothing from more
+    parts: dict[str, Part] = {}
+    with folded_output():
+        for system in systems():
+            if system.demo is None:
+                continue
+            say(f"\n== {system.name}: {system.summary}")
+            part = parts[system.name] = system.load(system.demo)(out)
+            if part.exit_code:
+                say("stopped; run `bevatron demo` again to continue")
+                return int(part.exit_code)
+        width = max(len(name) for name in parts)
+        say(f"\n== done in {time.monotonic() - began:.0f} s; what was learned:")
+        say(*(f"{name:<{width}}  {part.learned}" for name, part in parts.items()))
+        rows = [row for part in parts.values() for row in part.files]
+        width = max((len(name) for name, _ in rows), default=0)
+        say(f"\nin {out}:", *(f"  {name:<{width}}  {what}" for name, what in rows))
+    return 0
+
+
+def bundled(name: str, out: Path) -> Path:
+    """Copy a file of the bundled data into the demo's folder, where a user can look at it."""
+    target = out / "data" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with as_file(files("bevatron.recipes") / "demo_data" / name) as source:
+        shutil.copyfile(source, target)
+    return target
+
+
+def claim(out: Path) -> None:
+    """Make the folder, or check that it is one of the demo.
+
+    Raises
+    ------
+    ConfigError
+        If it holds something else.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise ConfigError(f"{out}: holds something else; choose an empty or a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(out / MARK, "Made by `bevatron demo`; can be deleted.\n", ConfigError)
+
+
+@contextlib.contextmanager
+def folded_output() -> Iterator[None]:
+    """Break long lines of standard output between words, unless a terminal does so itself."""
+    if sys.stdout.isatty():
+        yield
+        return
+    folded = _Folded(sys.stdout)
+    with contextlib.redirect_stdout(folded):
+        try:
+            yield
+        finally:
+            folded.end()
+
+
+class _Folded(io.TextIOBase):
+    """Passes text on, lines broken at `WIDTH`."""
+
+    def __init__(self, target: Any) -> None:
+        self._target, self._line = target, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._target.write(_fold(line) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def end(self) -> None:
+        """Pass on a last line without an end."""
+        self._target.write(_fold(self._line))
+
+
+def _fold(line: str) -> str:
+    if len(line.rstrip()) <= WIDTH:
+        return line.rstrip()
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,145 @@
+"""Which system's function a command of the command line means.
+
+Several systems may have a command of the same name. ``prepare`` goes by what the files look like,
+all others by the kind of the first model folder among the arguments. The name of a system as first
+argument takes precedence: ``bevatron evaluate gpspp --help``.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bevatron.errors import ConfigError
+from bevatron.recipes import SYSTEMS, system, systems
+from bevatron.recipes.kinds import holds_model, kind_of_model
+from bevatron.recipes.system import System
+
+Call = tuple[Callable[..., int | None], list[str]]
+"""The function of a command and the arguments that are left for it."""
+
+
+def system_command(command: str, arguments: Sequence[str]) -> Call:
+    """Find the function of a command and the arguments that it takes.
+
+    Parameters
+    ----------
+    command
+        A command that at least one system has.
+    arguments
+        What follows on the command line.
+
+    Raises
+    ------
+    BevatronError
+        If nothing tells the system, or it has no such command.
+    """
+    providers = having(command)
+    named, rest = _named(command, list(arguments))
+    if named is not None:
+        chosen = named
+    elif len(providers) == 1:
+        (chosen,) = providers
+    elif command == "prepare":
+        chosen = _of_files(providers, rest)
+    else:
+        chosen = _of_model(providers, rest)
+    if named is None and len(providers) > 1 and _asks_for_help(rest):
+        _explain(command, providers, chosen)
+    return chosen.command(command), _renamed(chosen, rest)
+
+
+def having(command: str) -> list[System]:
+    """Return the systems that have a command."""
+    return [each for each in systems() if command in each.commands]
+
+
+def of_samples(samples: str) -> System:
+    """Return the system that is trained on such samples.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    for each in systems():
+        if samples in {each.samples, each.name}:
+            return each
+    known = ", ".join(each.samples for each in systems())
+    raise ConfigError(f"there is no system for {samples} (known: {known})")
+
+
+def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]]:
+    """Take the name of a system from the arguments, or the former option --kind of prepare."""
+    if arguments and arguments[0] in SYSTEMS and not holds_model(Path(arguments[0])):
+        return system(arguments[0]), arguments[1:]
+    for i, argument in enumerate(arguments if command == "prepare" else ()):
+        option, equals, value = argument.partition("=")
+        if option == "--kind":
+            rest = arguments[:i] + arguments[i + (1 if equals else 2) :]
+            samples = value if equals else "".join(arguments[i + 1 : i + 2])
+            if samples == "auto":
+                return None, rest
+            chosen = of_samples(samples)
+            _notice(f"--kind {samples} is now `bevatron prepare {chosen.name}`")
+            return chosen, rest
+    return None, arguments
+
+
+def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
+    """Choose by what files look like: those before the first option, else any argument."""
+    first = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    files = [Path(argument) for argument in arguments[:first]]
+    fallback = next((each for each in providers if each.recognises is None), providers[0])
+    found: dict[str, Path] = {}
+    for path in files or map(Path, arguments):
+        claiming = [each.name for each in providers if each.takes(path)]
+        if len(claiming) > 1:
+            raise ConfigError(
+                f"{path}: may be for {' or '.join(claiming)}; say which with "
+                f"`bevatron prepare {claiming[0]}`"
+            )
+        if claiming or files:
+            found.setdefault(claiming[0] if claiming else fallback.name, path)
+    if len(found) > 1:
+        listed = " and ".join(f"{system(name).samples} ({path})" for name, path in found.items())
+        raise ConfigError(f"files of {listed} do not go into one store; prepare them apart")
+    return system(next(iter(found))) if found else fallback
+
+
+def _of_model(providers: Sequence[System], arguments: Sequence[str]) -> System:
+    """Choose by the kind of model; the default system where there is none, for its own message."""
+    kind = kind_of_model(arguments)
+    for each in systems():
+        if each.kind == kind:
+            return each
+    return providers[0]
+
+
+def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:
+    """Accept former spellings of options, with a notice."""
+    done = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        new = chosen.renamed.get(option)
+        if new is not None:
+            _notice(f"{option} is now {new}")
+        done.append(argument if new is None else new + equals + value)
+    return done
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    return any(argument in {"-h", "--help"} for argument in arguments)
+
+
+def _explain(command: str, providers: Sequence[System], chosen: System) -> None:
+    """Say above the help of a command of several systems whose options follow."""
+    others = " or ".join(
+        f"`bevatron {command} {each.name} --help`" for each in providers if each is not chosen
+    )
+    names = ", ".join(each.name for each in providers)
+    print(f"{command} is there for {names}; below are the options for {chosen.name}.")  # noqa: T201
+    print(f"Others: {others}.\n")  # noqa: T201
+
+
+def _notice(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)  # noqa: T201

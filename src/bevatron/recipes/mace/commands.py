@@ -1,0 +1,229 @@
+"""The commands for structures and potentials: typed arguments, each calls one function."""
+
+from pathlib import Path
+from typing import Literal
+
+from bevatron.data.readers.labels import LabelOptions
+from bevatron.recipes.arguments import Files, Labels, Model, Out, Source, say
+
+
+def prepare(
+    files: Files,
+    out: Path,
+    cutoff: float | None = None,
+    labels: Labels = LabelOptions(),  # noqa: B008  frozen
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Check labels and find neighbours once, in parallel, into a store.
+
+    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
+    work.
+
+    Parameters
+    ----------
+    files
+        Extended XYZ (also .gz), anything that ASE reads, ASE databases, .aselmdb.
+    out
+        Folder of the store.
+    cutoff
+        Of the neighbours, Å; that of the model to be trained.
+    labels
+        Names of the labels in the files.
+    samples_per_shard
+        None = chosen by size.
+    workers
+        Processes; None = all usable cores.
+    overwrite
+        Replace a store of other inputs in this folder.
+    """
+    from bevatron.recipes.mace.data import prepare_files
+
+    say(
+        *prepare_files(
+            files,
+            out,
+            cutoff,
+            labels,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            overwrite=overwrite,
+        )
+    )
+
+
+def evaluate(
+    model: Model,
+    files: Files,
+    labels: Labels = LabelOptions(),  # noqa: B008  frozen
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+    capacity: int = 1024,
+    out: Path | None = None,
+) -> None:
+    """Print the errors of a potential on labelled structures: total, by group, file and element.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    files
+        Files of structures or prepared stores.
+    labels
+        Names of the labels in the files.
+    head
+        Readout for all structures; by default the one that each structure names.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    dtype
+        Precision.
+    capacity
+        Maximum number of atoms per batch.
+    out
+        Also write the tables to this JSON file.
+    """
+    from bevatron.recipes.mace.evaluate import evaluate_files, print_tables
+
+    print_tables(
+        evaluate_files(
+            model,
+            files,
+            labels=labels,
+            head=head,
+            device=device,
+            dtype=dtype,
+            capacity=capacity,
+            out=out,
+        )
+    )
+
+
+def predict(
+    model: Model,
+    source: Source,
+    out: Out,
+    committee: tuple[Path, ...] = (),
+    prefix: str = "predicted_",
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+    capacity: int = 1024,
+) -> None:
+    """Write energies, forces and stress of structures, next to what the file already holds.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    committee
+        More models: the mean and the standard deviation of all are written.
+    prefix
+        Prefix of the names of the results.
+    head
+        Readout of a model that has several.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    dtype
+        Precision.
+    capacity
+        Maximum number of atoms per batch.
+    """
+    from bevatron.recipes.mace.predict import predict_file
+
+    done = predict_file(
+        [model, *committee],
+        source,
+        out,
+        prefix=prefix,
+        head=head,
+        device=device,
+        dtype=dtype,
+        capacity=capacity,
+    )
+    say(f"{done} structures are in {out}")
+
+
+def relax(
+    model: Model,
+    source: Source,
+    out: Out,
+    fmax: float = 0.05,
+    steps: int = 500,
+    cell: bool = False,
+    head: str | None = None,
+    device: str = "cpu",
+    dtype: Literal["float64", "float32"] = "float64",
+) -> None:
+    """Relax many structures at once to minima of their energy (FIRE).
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        Structures, anything that ASE reads.
+    out
+        Extended XYZ to write.
+    fmax
+        Converged once no force is larger, eV/Å.
+    steps
+        Maximum number of steps.
+    cell
+        Relax the cells too.
+    head
+        Readout of a model that has several.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    dtype
+        Precision.
+    """
+    from bevatron.recipes.mace.predict import relax_file
+
+    result = relax_file(
+        model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
+    )
+    say(f"{int(result.converged.sum())} of {len(result.structures)} converged; they are in {out}")
+
+
+def convert_from_mace_torch(
+    file: Source, out: Out, trust: bool = False, config: Path | None = None
+) -> None:
+    """Convert a mace-torch checkpoint to a model folder.
+
+    Parameters
+    ----------
+    file
+        A ``.model`` file, which is a pickle and needs mace-torch and --trust; or a state dict
+        (``.pt``, ``.safetensors``) with --config, which need neither.
+    out
+        The model folder.
+    trust
+        Unpickle the file. A pickle can run arbitrary code.
+    config
+        JSON file of mace-torch's configuration, for a state dict.
+    """
+    from bevatron.recipes.mace.convert import from_mace_torch_file
+
+    say(from_mace_torch_file(file, out, trust=trust, config=config))
+
+
+def convert_to_mace_torch(model: Model, out: Out) -> None:
+    """Write a run or a model folder as a mace-torch checkpoint.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    out
+        ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
+        configuration next to it in ``NAME.json``, which does not.
+    """
+    from bevatron.recipes.mace.convert import to_mace_torch_file
+
+    say(to_mace_torch_file(model, out))

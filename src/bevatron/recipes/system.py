@@ -1,0 +1,109 @@
+"""What a system declares of itself: the one object from which the command line follows."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bevatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class System:
+    """One system: its names, and where its functions are.
+
+    Functions are given as ``"module:name"``, the module within `package` (``":name"`` is in the
+    package itself), and imported when they are called: a declaration costs nothing.
+
+    Attributes
+    ----------
+    name
+        What follows ``bevatron train``.
+    package
+        Python package of the system.
+    kind
+        Its models, as in their model.json.
+    summary
+        What it is, on one line.
+    samples
+        What it is trained on, as stores name it: ``structures``, ``molecules``.
+    config
+        The configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`.
+    build
+        (configuration, resume) -> `bevatron.train.run.Run`.
+    commands
+        Its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions.
+    usage
+        Lines of ``bevatron --help``: what is typed and what it does.
+    recognises
+        path -> whether ``bevatron prepare`` should take it for this system's; None = files that no
+        other system recognises.
+    inspect
+        Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
+        (atoms and edges of all samples) for ``bevatron inspect``; None = no stores.
+    demo
+        (folder) -> exit code: its part of ``bevatron demo``.
+    renamed
+        Former spellings of options and the present ones.
+    """
+
+    name: str
+    package: str
+    kind: str
+    summary: str
+    samples: str
+    config: str
+    build: str
+    commands: Mapping[str, str] = field(default_factory=dict)
+    usage: tuple[tuple[str, str], ...] = ()
+    recognises: str | None = None
+    inspect: str | None = None
+    demo: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def module(self, name: str) -> Any:
+        """Import a module of the system; an empty name is its package."""
+        return importlib.import_module(f"{self.package}.{name}" if name else self.package)
+
+    def load(self, place: str) -> Any:
+        """Import what ``"module:name"`` says."""
+        module, _, name = place.partition(":")
+        return getattr(self.module(module), name)
+
+    def command(self, name: str) -> Callable[..., int | None]:
+        """Return the function of a command.
+
+        Raises
+        ------
+        ConfigError
+            If the system has no such command.
+        """
+        if name not in self.commands:
+            known = ", ".join(self.commands)
+            raise ConfigError(f"{name}: {self.name} has no such command (it has: {known})")
+        function: Callable[..., int | None] = self.load(self.commands[name])
+        return function
+
+    def inspected(self) -> Any:
+        """Return the module that describes the system's stores.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+        """
+        if self.inspect is None:
+            raise ConfigError(f"inspect: {self.name} has no stores to inspect")
+        return self.module(self.inspect)
+
+    def takes(self, path: Path) -> bool:
+        """Whether ``bevatron prepare`` recognises a file as this system's."""
+        return self.recognises is not None and bool(self.load(self.recognises)(path))
+
+    def exported(self, name: str) -> Any:
+        """Return the configuration class or ``build`` by name: the package's ``__getattr__``."""
+        for place in (self.config, self.build):
+            if place.partition(":")[2] == name:
+                return self.load(place)
+        raise AttributeError(f"module '{self.package}' has no attribute '{name}'")
