@@ -19,6 +19,7 @@ SOURCES = {
         "tests/train/test_loop.py": "from tiny import make_run",
         "tests/test_fixtures.py": "import bevatron.kernels.graph.csr.launch as launch",
         "tests/test_docs.py": "",
+        "tests/benchmarks/test_kernels.py": "",
     }.items()
 }
 
@@ -35,6 +36,7 @@ SOURCES = {
         ("src/bevatron/recipes/gpspp/predict.py", ["recipes/test_gpspp_use"]),
         ("src/bevatron/data/store/stage.py", ["data/test_store"]),
         ("tests/train/tiny.py", ["train/test_loop"]),
+        ("benchmarks/kernels/runner.py", ["benchmarks/test_kernels"]),
         ("docs/mace.md", ["test_docs"]),
         ("Makefile", []),
     ],

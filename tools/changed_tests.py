@@ -52,12 +52,12 @@ def belongs(test: Path, text: str, changed: Path) -> bool:
     names = [part for part in changed.with_suffix("").parts if part not in {"src", "bevatron"}]
     while len(names) > 1 and (names[-1] in PARTS or names[-1].startswith("triton_")):
         names.pop()
-    if changed.parts[0] != "src":
-        return re.search(rf"\b{names[-1]}\b", text) is not None
     elsewhere = set(test.parts[1:-1]) - set(names)
     mirrored = "|".join(names[1:] or names)
     if not elsewhere and re.fullmatch(rf"test_({mirrored})(_\w+)?", test.stem):
         return True
+    if changed.parts[0] != "src":
+        return re.search(rf"\b{names[-1]}\b", text) is not None
     parent, _, last = ".".join(["bevatron", *names]).rpartition(".")
     plain = rf"{re.escape(parent)}\.{last}\b"
     return re.search(rf"{plain}|from {re.escape(parent)} import [^\n]*\b{last}\b", text) is not None
