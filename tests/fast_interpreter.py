@@ -2,10 +2,11 @@
 
 It prepares the module ``triton.language`` again for every device function that a kernel calls,
 although the launch has done so, makes a table of types for every question about one of them, and
-checks and names the type of every block that it makes. What it computes stays the same.
+describes the type and the shape of every block anew. What it computes stays the same.
 """
 
 import functools
+import math
 
 from triton import language
 from triton.runtime import interpreter
@@ -15,6 +16,8 @@ _numpy_type = functools.cache(interpreter._get_np_dtype)
 _describe = language.block_type.__init__
 _block_types = {}
 """Attributes of a block's type, by those of its elements and by its shape."""
+_shapes = {}
+"""Number of elements and shape as a kernel sees them, by the sizes."""
 _prepared = set()
 """What the launch that runs has prepared so far: triton.language, its core, or both."""
 
@@ -27,6 +30,7 @@ def install():
     interpreter._get_np_dtype = _type_of
     interpreter.InterpretedFunction.__call__ = _call_device_function
     language.block_type.__init__ = _describe_block
+    language.tensor.__init__ = _make_tensor
 
 
 @functools.cache
@@ -64,3 +68,12 @@ def _describe_block(self, element_ty, shape):
         _describe(self, element_ty, shape)
         _block_types[key] = dict(vars(self))
     vars(self).update(_block_types[key])
+
+
+def _make_tensor(self, handle, type):  # noqa: A002
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    sizes = type.shape if type.is_block() else ()
+    if sizes not in _shapes:
+        shape = language.core.tuple([language.constexpr(size) for size in sizes])
+        _shapes[sizes] = language.constexpr(math.prod(sizes)), shape
+    self.numel, self.shape = _shapes[sizes]

@@ -281,6 +281,7 @@ def test_feature_set_of_data_or_model_is_enough(tmp_path, table):
 
 
 def test_duplicates_across_the_division_are_told_in_the_report(tmp_path):
+    pytest.importorskip("rdkit.Chem")
     smiles = ["CCO", "CCC", "OCC", "CCN", "CO", "CN"]
     split = ["train", "train", "valid", "train", "train", "valid"]
     table = write(tmp_path / "m.csv", {"smiles": smiles, "y": range(6), "split": split})

@@ -60,6 +60,7 @@ def place(tmp_path_factory):
 
 
 def test_commands_of_the_page_run_in_their_order(place, monkeypatch, capsys):
+    pytest.importorskip("rdkit.Chem")
     monkeypatch.chdir(place)
     assert {words[0] for words in commands()} >= {
         *("train", "prepare", "predict", "evaluate", "embed", "bench"),

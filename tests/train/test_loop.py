@@ -229,6 +229,7 @@ def test_the_end_is_told_once_the_weights_are_written(tmp_path):
 
 
 def test_tensorboard_gets_the_same_figures(tmp_path):
+    pytest.importorskip("tensorboard")
     fit(tiny.make_run(tmp_path, train={"tensorboard": True, "epochs": 1}))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

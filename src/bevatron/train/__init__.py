@@ -1,6 +1,6 @@
 """Training: loop, optimisers, checkpoints, evaluation, reports.
 
-`Run` is a complete run, `fit` walks it, `describe` says what it would be; `evaluate` and `predict`
+`Run` is a complete run, `fit` trains it, `describe` says what it would be; `evaluate` and `predict`
 use a trained model.
 """
 

@@ -180,7 +180,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know is seeded anew.
+    A rank that the checkpoint does not know is seeded afresh.
 
     Raises
     ------

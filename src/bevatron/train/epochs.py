@@ -1,7 +1,7 @@
 """Which batches of an epoch are still to come, also after a resume with other batches or ranks.
 
 An epoch is a list of segments. The first packs all samples; when a run is resumed with another
-capacity, algorithm or number of ranks, the samples not yet used are packed anew as a further
+capacity, algorithm or number of ranks, the samples not yet used are packed again as a further
 segment. A segment is known by its settings and the number of batches taken from it, so a checkpoint
 holds a few numbers and never a list of samples. (Unlike `bevatron.data.packing.replan` a segment
 also has a cost model of its own and knows of batches that overtook others in the loader.)
@@ -58,7 +58,7 @@ class EpochPlan:
     Attributes
     ----------
     segments
-        All of this epoch; the last one is being walked.
+        All of this epoch; the last one is current.
     batches
         Still to come, in order.
     first
@@ -68,7 +68,7 @@ class EpochPlan:
     plan
         The plan of the last segment, for reports; None once nothing is left.
     changed
-        Whether the rest of the epoch was packed anew.
+        Whether the rest of the epoch was repacked.
     """
 
     segments: list[Segment]
@@ -79,7 +79,7 @@ class EpochPlan:
     changed: bool = False
 
     def of_all_ranks(self) -> Sequence[IndexedBatch]:
-        """All batches of the last segment, whichever rank walks them; equal on all ranks."""
+        """All batches of the last segment, of all ranks; equal on all ranks."""
         if self.plan is None or not isinstance(self.batches, SampleBatches):
             return self.batches
         samples = self.batches.samples
@@ -123,33 +123,33 @@ def plan_epoch(
     """
     samples: IntArray | None = None
     plan: Plan | None = None
-    walked = 0
+    before = 0
     for number, segment in enumerate(segments):
         batch = BatchConfig(**segment.batch)
         plan = pack_samples(sizes, samples, batch, segment.num_ranks, seed, epoch, describe)
         same = _named(batch, sizes) == _named(config, sizes) and segment.num_ranks == mesh.world
         if number == len(segments) - 1 and same and segment.in_order:
             batches = SampleBatches(plan.flat(mesh.rank, segment.done), samples)
-            whole = walked + plan.num_steps
+            whole = before + plan.num_steps
             return EpochPlan(list(segments), batches, segment.done, whole, plan)
         samples = _left_over(plan, samples, segment)
-        walked += segment.done
+        before += segment.done
     if samples is not None and not len(samples):
-        return EpochPlan(list(segments), [], segments[-1].done, walked, None)
+        return EpochPlan(list(segments), [], segments[-1].done, before, None)
     plan = pack_samples(sizes, samples, config, mesh.world, seed, epoch, describe)
     new = Segment(batch=to_dict(config), num_ranks=mesh.world)
     return EpochPlan(
         [*segments, new],
         SampleBatches(plan.flat(mesh.rank), samples),
         0,
-        walked + plan.num_steps,
+        before + plan.num_steps,
         plan,
         changed=bool(segments),
     )
 
 
 def _named(config: BatchConfig, counted: Mapping[str, IntArray]) -> BatchConfig:
-    """Write out what is left to the names of what is counted."""
+    """Write capacity and cost out by name, for a comparison."""
     return replace(config, capacity=config.capacities(counted), cost=config.costs(counted))
 
 

@@ -61,7 +61,7 @@ def evaluate(
 def evaluation_batches(
     sizes: Mapping[str, IntArray], batch: BatchConfig, mesh: Mesh
 ) -> Sequence[IndexedBatch]:
-    """Pack this rank's part of a data set; a sample above capacity gets a batch of its own."""
+    """Pack this rank's part of a data set; a sample above capacity gets its own batch."""
     config = replace(batch, oversized="alone")
     return pack_samples(sizes, None, config, mesh.world, 0, 0).flat(mesh.rank)
 
@@ -140,7 +140,7 @@ def ordered_batches(
 ) -> list[IndexedBatch]:
     """Cut the samples, in order, into batches within the capacities.
 
-    A sample above capacity gets a batch of its own.
+    A sample above capacity gets its own batch.
 
     Examples
     --------

@@ -298,7 +298,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of this class, or of torch's Adam or AdamW.
 
-        If it has no averages, they start from the present weights.
+        If it has no averages, they start from the current weights.
         """
         super().load_state_dict(dict(state_dict))
         for group in self.param_groups:

@@ -39,7 +39,7 @@ class Logger:
     run, mesh, console
         Whose and where.
     checkpoint
-        What the run goes on from; what metrics.jsonl holds beyond it is cut off.
+        What the run resumes from; what metrics.jsonl holds beyond it is cut off.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class Writer(Protocol):
         """Take one record."""
 
     def close(self) -> None:
-        """Write what is still waiting."""
+        """Write what is still buffered."""
 
 
 class TensorBoardWriter:
@@ -296,7 +296,7 @@ class TensorBoardWriter:
             self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Write what is still waiting."""
+        """Write what is still buffered."""
         self._writer.close()
 
 

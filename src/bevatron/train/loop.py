@@ -1,6 +1,6 @@
 """The training loop, to be read in one sitting.
 
-`fit` opens the processes and the run's folder, restores a checkpoint if there is one, and walks
+`fit` opens the processes and the run's folder, restores a checkpoint if there is one, and runs
 the epochs: plan, load, step, validate, decide, save. All decisions come from values that are
 already added up over the ranks, so that all ranks decide alike.
 """
@@ -52,7 +52,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     run
         What to train.
     trainer
-        Makes what walks the run instead of a `Trainer`; profiling has its own.
+        Makes the trainer in place of `Trainer`; profiling has its own.
 
     Returns
     -------
@@ -87,9 +87,9 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, logger, mesh)
-        walker = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
-        stack.callback(walker.close)
-        return walker.walk()
+        made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
+        stack.callback(made.close)
+        return made.walk()
 
 
 def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:
@@ -166,7 +166,7 @@ class Trainer:
             self.valid_loader.close()
 
     def walk(self) -> FitResult:
-        """Walk the epochs that are left, save, and write the final weights if it was the last."""
+        """Run the epochs that are left, save, and write the final weights after the last."""
         progress, settings = self.state.progress, self.run.settings
         progress.finished = None  # it may be resumed with more epochs or patience
         for line in self.run.notes:
@@ -206,7 +206,7 @@ class Trainer:
         self.logger.console.say(f"epoch {progress.epoch + 1}: the second stage begins")
 
     def _train_epoch(self) -> None:
-        """Walk the batches that are left of this epoch, in groups of ``accumulate`` per step."""
+        """Train on the batches that are left of this epoch, ``accumulate`` of them per step."""
         run, progress = self.run, self.state.progress
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
@@ -288,7 +288,7 @@ class Trainer:
         self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was packed anew."""
+        """Plan what is left of the epoch, and say so if it was repacked."""
         run, progress = self.run, self.state.progress
         epoch = plan_epoch(
             run.sizes,

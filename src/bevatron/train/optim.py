@@ -166,7 +166,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move the averages towards the present weights."""
+        """Move the averages towards the current weights."""
         decay = self.next_decay()
         present = [parameter.detach() for parameter in trained_parameters(model).values()]
         torch._foreach_lerp_(list(self.averages.values()), present, 1 - decay)

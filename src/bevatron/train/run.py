@@ -1,4 +1,4 @@
-"""A complete run: model, task, data and settings. Recipes make it, `fit` walks it."""
+"""A complete run: model, task, data and settings. Recipes make it, `fit` trains it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Sharing(Protocol):
 
 @dataclass(frozen=True)
 class SamplesApart:
-    """Data parallelism: each rank has batches of its own."""
+    """Data parallelism: each rank has its own batches."""
 
     def planner(self, mesh: Mesh) -> Mesh:
         """Return the mesh itself."""
@@ -150,7 +150,7 @@ class Run:
     shown_metrics
         Validation metrics that the console shows after an epoch; none given: all.
     notes
-        Lines for the beginning of the log: what was found in the data.
+        Lines for the start of the log: what was found in the data.
     sharing
         What the ranks divide among themselves: samples, or the parts of each sample.
     before_end

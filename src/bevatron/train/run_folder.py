@@ -227,7 +227,7 @@ class Saver:
         return self.mesh.is_main and (minutes_over or improved_over)
 
     def improved(self, metrics: Mapping[str, float]) -> bool:
-        """Keep the present (averaged) weights as the best ones; tell all ranks whether to save.
+        """Keep the current (averaged) weights as the best; return on all ranks whether to save.
 
         They are in memory until the next checkpoint.
         """
@@ -271,7 +271,7 @@ class Saver:
         self._saved, self._saved_at = now, time.monotonic()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return a copy of the present weights, averaged if the run averages them."""
+        """Return a copy of the current weights, averaged if the run averages them."""
         with averaged(self.state.model, self.state.ema):
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 

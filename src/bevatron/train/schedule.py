@@ -85,7 +85,7 @@ def learning_rate(
     epoch
         Epochs done.
     fraction
-        Part of the present epoch that is done, in [0, 1).
+        Part of the current epoch that is done, in [0, 1).
     epochs
         Length of the run.
     plateau_scale

@@ -1,6 +1,6 @@
 """Settings of a training run: optimiser, schedule, batches, loader, checkpoints, the run itself.
 
-Every optimisation has a switch of its own, so that an ablation is a sweep over configurations.
+Every optimisation has its own switch, so an ablation is a sweep over configurations.
 """
 
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger("bevatron.settings")
 
 
 def _expect(fine: bool, key: str, what: str, found: object) -> None:
-    """Refuse a value by its key, with what was expected."""
+    """Refuse a value, naming its key and what was expected."""
     if not fine:
         raise ConfigError(f"{key}: expected {what}, got {found}")
 
@@ -164,7 +164,7 @@ def with_named_costs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How samples are put together.
+    """How samples are batched.
 
     Attributes
     ----------

@@ -28,11 +28,11 @@ class Progress:
     step
         Optimiser steps done.
     step_in_epoch
-        Of these, in the present epoch.
+        Of these, in the current epoch.
     segments
-        How the present epoch was packed and how far it is.
+        How the current epoch was packed and how far it is.
     sums
-        Running sums of the present epoch, for its averages.
+        Running sums of the current epoch, for its averages.
     loss_average, loss_steps
         Recent average of the loss and the steps in it, to notice an explosion.
     samples

@@ -83,7 +83,7 @@ class GraphPool:
             self._try_without_waiting(warm_up)
         present.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as one that pins memory, may go on meanwhile.
+        # Other threads, such as one that pins memory, may use the device meanwhile.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):

@@ -35,7 +35,7 @@ Options = Mapping[str, Hashable]
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Say why inference cannot be captured, None if nothing is known to be in the way."""
+    """Say why inference cannot be captured, None if nothing is known to prevent it."""
     return None if device.type == "cuda" else f"the device is {device.type}"
 
 
@@ -101,7 +101,7 @@ class CapturedInference:
         batch
             What is evaluated.
         **options
-            For the model; others are captured apart.
+            For the model; each set of options is captured separately.
 
         Returns
         -------
@@ -182,7 +182,7 @@ class _Evaluation:
         self._run = pool.capture(self._evaluate)
 
     def launch(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Run on what was sent last; return what waits for each output, padding included."""
+        """Run on the batch sent last; return what waits for each output, padding included."""
         self._run()
         self.uses += 1
         # Memory of their own: readings may wait while the next batch is evaluated.

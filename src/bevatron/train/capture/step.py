@@ -61,7 +61,7 @@ anyway: a graph would only keep the memory of its activations."""
 
 
 def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
-    """Say why the steps of a run cannot be captured, None if nothing is known to be in the way."""
+    """Say why the steps of a run cannot be captured, None if nothing is known to prevent it."""
     if run.settings.train.autocast == "float16":
         return "a step in float16 may have to be left out (train.autocast bfloat16 can be captured)"
     if mesh.device.type != "cuda":
@@ -154,7 +154,7 @@ class CapturedStep:
         )
 
     def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
-        """Choose the shapes for an epoch's batches, keeping the present ones as far as they fit.
+        """Choose the shapes for an epoch's batches, keeping the current ones as far as they fit.
 
         Given the batches of all ranks, all ranks choose alike and capture at the same time; one
         that captures while the others wait for its gradients holds them up.

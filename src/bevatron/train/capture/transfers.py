@@ -42,7 +42,7 @@ class Reading:
         self._arrived = Moment(source.device)
 
     def launch(self) -> Callable[[], Tensor]:
-        """Copy the present values; return what waits for them, to be called before the next."""
+        """Copy the current values; return what waits for them, to be called before the next."""
         self._host.copy_(self._source, non_blocking=True)
         self._arrived.mark()
 

@@ -117,7 +117,7 @@ class _Places:
     """Which module is at work, also while a gradient goes back through it.
 
     Autograd numbers its nodes in the order of their making; the numbers at which a module began
-    and ended tell which nodes are its own.
+    and ended show which nodes are its own.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Steps of a run under torch's profiler: the loop as it is, its real loader, nothing kept.
 
-`ProfiledTrainer` walks a run in place of the loop's own `Trainer`: first steps to warm up, then
+`ProfiledTrainer` replaces the loop's own `Trainer`: first warm-up steps, then
 steps that are only timed, then as many that are traced.
 """
 
@@ -38,7 +38,7 @@ LEAD_IN = 2
 
 @dataclass
 class Memory:
-    """Bytes by what they are for; what was not measured is None.
+    """Bytes by purpose; None where nothing was measured.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
     Parameters
     ----------
     run
-        What to walk, from new weights; under torchrun every process calls this.
+        What to profile, from new weights; under torchrun every process calls this.
     steps
         Number to time, and then to trace.
     warm
@@ -193,7 +193,7 @@ class ProfiledTrainer(Trainer):
         self._window = record_function(WINDOW)
 
     def walk(self) -> FitResult:
-        """Measure the memory of a step, then walk; stops by itself."""
+        """Measure the memory of a step, then train until enough steps are profiled."""
         found, state = self._found, self.state
         found.mesh = self.mesh
         found.memory = self._probe_memory()
@@ -217,7 +217,7 @@ class ProfiledTrainer(Trainer):
         return self.saver.result(None, {})
 
     def _plan_epoch(self) -> EpochPlan:
-        """Walk one unchanging batch as often as there are steps."""
+        """Repeat one unchanging batch for every step."""
         epoch = super()._plan_epoch()
         if not one_unchanging_batch(self.run):
             return epoch
@@ -330,7 +330,7 @@ class _WatchedLoader:
 
 
 def _work(spans: Any) -> list[Span]:
-    """Leave out what is work of the host."""
+    """Leave out the work of the host."""
     return [span for span in spans if classify(span.name) != HOST]
 
 

@@ -108,7 +108,7 @@ def length(intervals: Intervals) -> int:
 
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
-    """Find the intervals that lie in both.
+    """Find the intervals that are in both.
 
     Examples
     --------

@@ -48,8 +48,9 @@ def load_index(index, start, length, entry, FILLED: tl.constexpr):
         clamped = tl.maximum(tl.minimum(entry, length[None, :] - 1), 0)
         indices = tl.load(index + start[None, :] + clamped)  # [E, R]
     else:
+        mask = entry < length[None, :]
         index_ptr = index + start[None, :] + entry
-        indices = tl.load(index_ptr, mask=entry < length[None, :], other=0)  # [E, R]
+        indices = tl.load(index_ptr, mask=mask, other=0)  # [E, R]
     return indices
 
 

@@ -21,8 +21,8 @@ from bevatron.kernels.shared.triton_math import LN2, LOG2E
 def load_rows(x, row, head, c, mask, C: tl.constexpr, H: tl.constexpr, ACC: tl.constexpr):
     """Load a head's channels of R rows."""
     offsets = (row * H + head)[:, None] * C + c[None, :]
-    x_ptr = x + offsets
-    return tl.load(x_ptr, mask=mask[:, None] & (c < C)[None, :], other=0.0).to(ACC)  # [R, BLOCK_C]
+    mask = mask[:, None] & (c < C)[None, :]
+    return tl.load(x + offsets, mask=mask, other=0.0).to(ACC)  # [R, BLOCK_C]
 
 
 @triton.jit
