@@ -384,3 +384,12 @@ def test_a_folder_named_as_a_system_is_a_model_all_the_same(tmp_path, monkeypatc
     function, rest = system_command("predict", ["mace", "a.csv", "b.csv"])
     assert function.__module__ == "bevatron.recipes.gpspp.commands"
     assert rest[0] == "mace"
+
+
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_no_system_imports_another(name):
+    folder = Path(system(name).module("").__file__).parent
+    others = "|".join(other for other in SYSTEMS if other != name)
+    for path in folder.glob("*.py"):
+        found = re.search(rf"bevatron\.recipes(\.| import )({others})\b", path.read_text())
+        assert found is None, f"{path.name}: {found}"

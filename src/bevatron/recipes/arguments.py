@@ -1,6 +1,7 @@
 """Shared by all commands: types of arguments, and printing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,28 @@ RunFolder = Annotated[Path, tyro.conf.Positional, positional("RUN")]
 StoreFolder = Annotated[Path, tyro.conf.Positional, positional("STORE")]
 Labels = Annotated[LabelOptions, tyro.conf.arg(name="labels")]
 Columns = Annotated[MoleculeOptions, tyro.conf.arg(name="columns")]
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How a store is written.
+
+    Attributes
+    ----------
+    samples_per_shard
+        None = chosen by size.
+    workers
+        Processes; None = all usable cores.
+    overwrite
+        Replace a store of other inputs in this folder.
+    """
+
+    samples_per_shard: int | None = None
+    workers: int | None = None
+    overwrite: bool = False
+
+
+Preparing = Annotated[PrepareOptions, tyro.conf.arg(name="")]
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:

@@ -12,6 +12,8 @@ from bevatron.recipes.arguments import (
     Files,
     Model,
     Out,
+    PrepareOptions,
+    Preparing,
     Source,
     positional,
     say,
@@ -35,9 +37,7 @@ def prepare(
     out: Path,
     feature_set: str = "set1",
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
+    options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
     """Compute the features of molecules once, in parallel, into a store.
 
@@ -54,26 +54,12 @@ def prepare(
         set1, set2, set3, original, ying21 or ying21_periodic.
     columns
         Columns of SMILES and targets, and where 3D structures are.
-    samples_per_shard
-        None = chosen by size.
-    workers
-        Processes; None = all usable cores.
-    overwrite
-        Replace a store of other inputs in this folder.
+    options
+        How the store is written.
     """
     from bevatron.recipes.gpspp.stores import prepare_files
 
-    say(
-        *prepare_files(
-            files,
-            out,
-            feature_set,
-            columns,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            overwrite=overwrite,
-        )
-    )
+    say(*prepare_files(files, out, feature_set, columns, **vars(options)))
 
 
 @dataclass(frozen=True)

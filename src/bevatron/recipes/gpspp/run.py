@@ -137,7 +137,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
     config
         The configuration.
     resume
-        Whether to go on if the folder holds a run already.
+        Whether to resume if the folder already holds a run.
 
     Raises
     ------

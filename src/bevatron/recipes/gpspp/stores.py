@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,12 +82,9 @@ def prepare_files(
     out: Path,
     feature_set: str = "set1",
     columns: MoleculeOptions | None = None,
-    *,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
+    **options: Any,
 ) -> list[str]:
-    """Prepare molecules into a store as ``bevatron prepare`` does; see `prepare_molecules`.
+    """Prepare molecules as ``bevatron prepare`` does; options are those of `prepare_molecules`.
 
     Returns
     -------
@@ -99,15 +97,7 @@ def prepare_files(
     """
     if not files:
         raise ConfigError("prepare: expected at least one file of molecules")
-    store = prepare_molecules(
-        files,
-        out,
-        feature_set,
-        columns,
-        samples_per_shard=samples_per_shard,
-        workers=workers,
-        overwrite=overwrite,
-    )
+    store = prepare_molecules(files, out, feature_set, columns, **options)
     return [
         *store.manifest["report"],
         *summary_lines(store),

@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Literal
 
 from bevatron.data.readers.labels import LabelOptions
-from bevatron.recipes.arguments import Files, Labels, Model, Out, Source, say
+from bevatron.recipes.arguments import (
+    Files,
+    Labels,
+    Model,
+    Out,
+    PrepareOptions,
+    Preparing,
+    Source,
+    say,
+)
 
 
 def prepare(
@@ -12,9 +21,7 @@ def prepare(
     out: Path,
     cutoff: float | None = None,
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
+    options: Preparing = PrepareOptions(),  # noqa: B008  frozen
 ) -> None:
     """Check labels and find neighbours once, in parallel, into a store.
 
@@ -31,26 +38,12 @@ def prepare(
         Of the neighbours, Å; that of the model to be trained.
     labels
         Names of the labels in the files.
-    samples_per_shard
-        None = chosen by size.
-    workers
-        Processes; None = all usable cores.
-    overwrite
-        Replace a store of other inputs in this folder.
+    options
+        How the store is written.
     """
     from bevatron.recipes.mace.data import prepare_files
 
-    say(
-        *prepare_files(
-            files,
-            out,
-            cutoff,
-            labels,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            overwrite=overwrite,
-        )
-    )
+    say(*prepare_files(files, out, cutoff, labels, **vars(options)))
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -250,12 +250,9 @@ def prepare_files(
     out: Path,
     cutoff: float | None,
     labels: LabelOptions | None = None,
-    *,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
+    **options: Any,
 ) -> list[str]:
-    """Prepare structures into a store as ``bevatron prepare`` does; see `prepare_structures`.
+    """Prepare structures as ``bevatron prepare`` does; options are those of `prepare_structures`.
 
     Returns
     -------
@@ -273,15 +270,7 @@ def prepare_files(
             "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
             f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
         )
-    store = prepare_structures(
-        files,
-        out,
-        cutoff,
-        labels,
-        samples_per_shard=samples_per_shard,
-        workers=workers,
-        overwrite=overwrite,
-    )
+    store = prepare_structures(files, out, cutoff, labels, **options)
     return [
         *store.manifest["report"],
         f"{len(store)} structures are in {out}",
