@@ -19,6 +19,7 @@ def median_ms(
     warm_up: int = 2,
     flush: bool = False,
     before: Call | None = None,
+    together: int = 1,
 ) -> float:
     """Median time of a call by CUDA events, in ms.
 
@@ -32,6 +33,8 @@ def median_ms(
         Overwrite the L2 cache before each call.
     before
         Called before each call, outside the time.
+    together
+        Number of calls that are launched together, as in training: the host may run ahead.
     """
     cache = torch.empty(2**27 if flush else 0, dtype=torch.uint8, device="cuda")
     times = []
@@ -42,10 +45,11 @@ def median_ms(
         cache.zero_() if flush else None
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(together):
+            call()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end))
+        times.append(start.elapsed_time(end) / together)
     return statistics.median(times[warm_up:])
 
 
@@ -92,6 +96,16 @@ def peak_mib(call: Call) -> float:
     call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def memory_with_graphs(allocated: int) -> int:
+    """Return the bytes in use, as given, with those held for captured graphs."""
+    held = sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["segment_pool_id"] != (0, 0)
+    )
+    return int(allocated + held)
 
 
 def copy_rate() -> float:

@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 import yaml
-from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
+from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.report import add_picture, hardware, versions, write_result
 from benchmarks.paper.gpspp_ablation import BASELINE, ROWS, table_of
 from benchmarks.paper.gpspp_ablation import draw as draw_ablation
 from benchmarks.paper.timed import Budget, fit_within
@@ -196,8 +197,7 @@ def label(arguments: argparse.Namespace) -> str:
 
 def collect(folder: Path, out: Path, name: str, note: str) -> None:
     """Make a table and a picture of all runs in a folder."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-    runs = [run for run in runs if "curve" in run]
+    runs = [run for run in read_all(folder) if "curve" in run]
     if not runs:
         raise SystemExit(f"{folder}: holds no results")
     groups = grouped(runs)
@@ -237,7 +237,7 @@ def collect(folder: Path, out: Path, name: str, note: str) -> None:
 
 def collect_ablation(folder: Path, out: Path, measured_on: dict[str, Any] | None) -> None:
     """Make a table and a picture of what `benchmarks.paper.gpspp_ablation` has run."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    runs = read_all(folder)
     order = [*ROWS]
     runs.sort(key=lambda run: (order.index(run["row"]), run["seed"]))
     rows = []
@@ -346,7 +346,7 @@ def main() -> None:
     """Train one configuration, or join what others have written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("store", type=Path, nargs="?")
-    parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the results in it")
+    add_rows(parser, "gpspp-learning-rows")
     parser.add_argument("--collect-ablation", type=Path, metavar="FOLDER")
     parser.add_argument("--model", default="gpspp-8")
     parser.add_argument("--inputs", choices=["3d", "2d"], default="3d")
@@ -367,15 +367,14 @@ def main() -> None:
     parser.add_argument("--start-from", type=Path, metavar="FOLDER", help="a model to fine-tune")
     parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--name", default="gpspp/learning", help="of a collected result")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.collect is not None:
-        collect(arguments.collect, arguments.out, arguments.name, arguments.note)
+        collect(arguments.collect, arguments.results, arguments.name, arguments.note)
         return
     if arguments.collect_ablation is not None:
         beside = arguments.collect_ablation / "machine"  # hardware and versions of the runs
         machine = json.loads(beside.read_text()) if beside.exists() else None
-        collect_ablation(arguments.collect_ablation, arguments.out, machine)
+        collect_ablation(arguments.collect_ablation, arguments.results, machine)
         return
     if arguments.store is None or (arguments.minutes is None and arguments.epochs is None):
         parser.error("expected a STORE and --minutes or --epochs (or --collect FOLDER)")

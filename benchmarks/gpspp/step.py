@@ -14,8 +14,6 @@ random numbers.
 """
 
 import argparse
-import json
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.common import trace
+from benchmarks.common.arguments import read_all
 from benchmarks.common.report import write_result
+from benchmarks.common.timing import median_ms, memory_with_graphs
 from benchmarks.gpspp.molecules import load
 
 from bevatron import kernels
@@ -131,56 +132,27 @@ def measure(step: Callable[[], object], repeats: int, warm_up: int = 3) -> dict[
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(5):
-            step()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 5)
-    held = sum(
-        s["total_size"] - s["allocated_size"]
-        for s in torch.cuda.memory_snapshot()
-        if s["segment_pool_id"] != (0, 0)
-    )
-    peak = (torch.cuda.max_memory_allocated() + held) / 2**20
-    return {"ms": round(statistics.median(times), 2), "peak MiB": round(peak)}
+    found = median_ms(step, repeats, warm_up=0, together=5)
+    peak = memory_with_graphs(torch.cuda.max_memory_allocated()) / 2**20
+    return {"ms": round(found, 2), "peak MiB": round(peak)}
 
 
 def profile(step: Callable[[], object], steps: int = 3) -> dict[str, Any]:
     """List where the GPU's time goes: ms per step by class and by kernel, launches, idle share."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    with profiler(activities=[ProfilerActivity.CUDA]) as trace:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-    by_name: dict[str, list[float]] = defaultdict(list)
-    spans = []
-    for event in trace.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            by_name[event.name].append(event.device_time)
-            spans.append((event.time_range.start, event.time_range.end))
-    spans.sort()
-    busy, last = 0.0, spans[0][0]
-    for begin, end in spans:
-        busy += max(0.0, end - max(begin, last))
-        last = max(last, end)
+    profiler = trace.profiled(step, steps)
+    found, listed = trace.summary(profiler, steps), trace.by_kernel(profiler, steps)
     classes: dict[str, float] = defaultdict(float)
-    for name, times in by_name.items():
+    for line in listed:
+        name = str(line["kernel"])
         kind = next((k for k, ws in CLASSES.items() if any(w in name for w in ws)), "pointwise")
-        classes[kind] += sum(times) / steps / 1e3
-    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:90]
+        classes[kind] += float(line["ms"])
     return {
-        "launches": round(sum(map(len, by_name.values())) / steps),
-        "idle": round(1.0 - busy / (last - spans[0][0]), 4),
+        "launches": round(found["kernels"]),
+        "idle": round(found["idle %"] / 100, 4),
         "classes": {k: round(v, 3) for k, v in sorted(classes.items(), key=lambda i: -i[1])},
         "kernels": [
-            {"kernel": k[:90], "ms": round(sum(v) / steps / 1e3, 3), "times": len(v) // steps}
-            for k, v in largest
+            {"kernel": str(line["kernel"])[:90], "ms": line["ms"], "times": int(line["launches"])}
+            for line in listed[:90]
         ],
     }
 
@@ -212,7 +184,7 @@ def peer_row(peer: str, batch: MoleculeBatch, repeats: int) -> dict[str, Any]:
 
 def collect(folder: Path) -> None:
     """Join the rows of several calls, the fastest first, and write the result."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.rglob("gpspp/step.json"))]
+    found = read_all(folder, "gpspp/step.json")
     rows = [row for result in found for row in result["rows"]]
     rows.sort(key=lambda row: (row["molecules"], -row["molecules/s"]))
     compiled = {

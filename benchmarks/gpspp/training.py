@@ -18,18 +18,17 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.common.arguments import add_rows, read_rows
 from benchmarks.common.report import RESULTS, write_result
 from benchmarks.common.trace import summary
+from benchmarks.common.training import Repeated, TracedSteps
 from benchmarks.gpspp.molecules import load
-from torch.profiler import ProfilerActivity, profile
 
-from bevatron.data.samples import MoleculeBatch
 from bevatron.models.gpspp import GPSPlusPlusTask, build
 from bevatron.parallel.mesh import Mesh, open_mesh
 from bevatron.recipes.gpspp.data import molecule_sizes
@@ -52,43 +51,8 @@ LIMITS = {"atoms": 1.0, "edges": 2.15, "pairs": 17.5}
 """Room of a batch by atoms: a little more than molecules of PCQM4Mv2 need on average."""
 
 
-class Molecules:
-    """Some different molecules, each seen under several indices."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        self._samples, self._length = load(path), length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._samples[index % len(self._samples)]
-
-    def describe(self, index: int) -> str:
-        """Name a sample."""
-        return f"molecule {index % len(self._samples)}"
-
-    def lengths(self, field: str) -> Any:
-        """Return the length of a field of every sample."""
-        of_each = np.array([len(sample[field]) for sample in self._samples])
-        return of_each[np.arange(self._length) % len(self._samples)]
-
-
-class TracedTask(GPSPlusPlusTask):
+class TracedTask(TracedSteps, GPSPlusPlusTask):
     """A task that traces some steps."""
-
-    first, traced, calls = 0, 0, 0
-    profiler: profile | None = None
-
-    def normalisers(self, batch: MoleculeBatch) -> dict[str, torch.Tensor]:
-        """Count the labels, and the steps."""
-        self.calls += 1
-        if self.calls == self.first:
-            self.profiler = profile(activities=[ProfilerActivity.CUDA])
-            self.profiler.start()
-        if self.profiler is not None and self.calls == self.first + self.traced:
-            self.profiler.stop()
-        return super().normalisers(batch)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -116,7 +80,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def loader_alone(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
     """Make the batches of one epoch without training on them; the first ones do not count."""
-    data, settings = Molecules(arguments.molecules, arguments.number), settings_of(arguments)
+    data = Repeated(load(arguments.molecules), arguments.number, "molecule")
+    settings = settings_of(arguments)
     plan = plan_epoch(molecule_sizes(data), settings.batch, mesh, seed=0, epoch=0)
     collate = GPSPlusPlusTask(build("gpspp-4", num_layers=1).config).collate
     begin, molecules, steps = 0.0, 0, 0
@@ -141,7 +106,7 @@ def loader_alone(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
 def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train two epochs; return the rates of the second."""
     torch.manual_seed(0)
-    data = Molecules(arguments.molecules, arguments.number * mesh.world)
+    data = Repeated(load(arguments.molecules), arguments.number * mesh.world, "molecule")
     model = build(name)
     on_gpu = arguments.device != "cpu"
     settings = settings_of(arguments)
@@ -178,8 +143,7 @@ def measured(name: str, mesh: Mesh, arguments: argparse.Namespace) -> dict[str, 
 
 def collect(folder: Path, results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs and write the result."""
-    files = sorted(folder.rglob("rows-*.json"))
-    rows = [row for path in files for row in json.loads(path.read_text())]
+    rows = read_rows(folder, "rows-*.json")
     rows.sort(key=lambda row: (row["model"], row["GPUs"] or 0))
     single = {row["model"]: row for row in rows if row["GPUs"] == 1}
     for row in rows:
@@ -206,10 +170,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--traced", type=int, default=50, help="steps; 0 = none")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, default=Path("gpspp-rows"))
+    add_rows(parser, "gpspp-rows")
     parser.add_argument("--loader", action="store_true", help="only the loader, without a model")
-    parser.add_argument("--collect", type=Path)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments.collect, arguments.results)

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
+from benchmarks.common.arguments import add_rows
+from benchmarks.common.report import add_picture, hardware, versions, write_result
 from benchmarks.graph.recipes import RUNS, Recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -552,7 +553,7 @@ def main() -> None:
     """Train, or join what was trained."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--collect", type=Path, metavar="FOLDER", help="join the results in it")
+    add_rows(parser, "graph-learning-rows")
     parser.add_argument("--page", type=Path, help="JSON to join what is not in the folder from")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--seeds", type=int, default=10)
@@ -565,10 +566,9 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
     parser.add_argument("--note", default="", help="more to say under a collected table")
     parser.add_argument("--eager", action="store_true", help="do not record epochs on a GPU")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if options.collect is not None:
-        collect(options.collect, options.page, options.out, options.note)
+        collect(options.collect, options.page, options.results, options.note)
         return
     if options.data is None:
         parser.error("expected --data FOLDER (or --collect FOLDER)")

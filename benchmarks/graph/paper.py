@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.common import report
+from benchmarks.common.arguments import add_out
 from benchmarks.common.timing import median_ms, peak_mib
 from benchmarks.graph.kronecker import kronecker
 from torch import Tensor
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=10, help="after two warm-ups")
     parser.add_argument("--parallel", action="store_true", help="compile in processes first")
     parser.add_argument("--compile", nargs=2, metavar=("MODEL", "K"), help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
+    add_out(parser)
     options = parser.parse_args()
     if unknown := set(options.graphs) - set(PAPER):
         parser.error(f"{', '.join(sorted(unknown))}: expected of {', '.join(PAPER)}")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.common import report, timing
+from benchmarks.common.arguments import add_out
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -255,7 +256,7 @@ def main() -> None:
     """Compare on both kinds of graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=report.RESULTS)
+    add_out(parser)
     args = parser.parse_args()
     write = functools.partial(report.write_result, device="cuda", folder=args.out)
     rows = compare("Cora, epoch", cora(args.data, "cuda"), inference=True, fresh=False)

@@ -9,14 +9,15 @@ how much of the time that sums of squares take lies before the last bucket's red
 """
 
 import argparse
+import itertools
 import os
-import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common.report import RESULTS, write_result
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.common.timing import median_ms
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -94,17 +95,10 @@ def check() -> None:
             raise SystemExit(f"{how}: weights differ from those of one device")
 
 
-def timed(step: Callable[[int], None]) -> float:
+def step_ms(step: Callable[[int], None]) -> float:
     """Median milliseconds of a step, from the device's clock."""
-    times = []
-    for i in range(WARM_UP + TIMED_STEPS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        step(i)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[WARM_UP:])
+    numbers = itertools.count()
+    return median_ms(lambda: step(next(numbers)), TIMED_STEPS, warm_up=WARM_UP)
 
 
 def overlap(step: Callable[[int], None]) -> dict[str, float]:
@@ -152,7 +146,7 @@ def stepping(how: str) -> Callable[[int], None]:
 def main() -> None:
     """Check, time both ways and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    add_out(parser)
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group(
@@ -161,7 +155,7 @@ def main() -> None:
     check()
     rows: list[dict[str, Any]] = []
     for how in ("after", "buckets", "after", "buckets"):
-        row = {"norm": how, "GPUs": distributed.get_world_size(), "step ms": timed(stepping(how))}
+        row = {"norm": how, "GPUs": distributed.get_world_size(), "step ms": step_ms(stepping(how))}
         rows.append(row)
         if distributed.get_rank() == 0:
             print(row, flush=True)

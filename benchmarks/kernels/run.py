@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 from benchmarks.common import report, timing
+from benchmarks.common.arguments import add_out
 from benchmarks.kernels import cases_equivariant, cases_graph, cases_optim, cases_pair
 from benchmarks.kernels.cases import (
     OPERATORS,
@@ -296,7 +297,7 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list operators and stop")
     parser.add_argument("--dry-run", action="store_true", help="small cases by the reference")
-    parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
+    add_out(parser)
     return parser.parse_args()
 
 

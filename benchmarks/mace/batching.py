@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.parallel.mesh import open_mesh
@@ -157,10 +158,9 @@ def step_seconds(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def collect(arguments: argparse.Namespace) -> None:
     """Join all curves; write means and spreads over seeds, and the picture."""
-    runs = [json.loads(path.read_text()) for path in sorted(arguments.collect.rglob("*.json"))]
+    runs = read_all(arguments.collect)
     seconds = {}
-    for path in arguments.costs.rglob("*.json") if arguments.costs else []:
-        cost = json.loads(path.read_text())
+    for cost in read_all(arguments.costs) if arguments.costs else []:
         seconds[cost["batching"]] = cost["seconds"] * cost["steps"]
     grouped: dict[tuple[str, float, int], list[Any]] = {}
     for run in runs:
@@ -188,7 +188,10 @@ def collect(arguments: argparse.Namespace) -> None:
         rows.append(row)
     notes = f"{' '.join((__doc__ or '').split(chr(10) * 2)[-1].split())} {arguments.notes}".strip()
     device = arguments.device if arguments.device == "cpu" else "cuda"
-    path = write_result("mace/batching", rows, notes, device=device, extra={"curves": runs})
+    extra = {"curves": runs}
+    path = write_result(
+        "mace/batching", rows, notes, device=device, extra=extra, folder=arguments.results
+    )
     add_picture(picture(grouped), path)
 
 
@@ -259,8 +262,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="kept: folder of the runs")
     parser.add_argument("--evaluate-every", type=int, default=1, help="epochs")
     parser.add_argument("--steps", type=int, help="measure the time of so many steps instead")
-    parser.add_argument("--out", type=Path, default=Path("batching-rows"))
-    parser.add_argument("--collect", type=Path)
+    add_rows(parser, "batching-rows")
     parser.add_argument("--costs", type=Path, help="times of steps")
     parser.add_argument("--notes", default="", help="to stand below the table: the protocol")
     arguments = parser.parse_args()

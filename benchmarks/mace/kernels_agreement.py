@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, write_result
 
 from bevatron.recipes import recipe
@@ -83,9 +84,9 @@ def measure(arguments: argparse.Namespace) -> None:
                 print(path.name, len(found), found[-1], flush=True)
 
 
-def collect(folder: Path, device: str, further: str = "") -> None:
+def collect(folder: Path, results: Path, device: str, further: str = "") -> None:
     """Compare the losses of all runs; write the table and the picture."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+    runs = read_all(folder)
     steps = min(len(run["loss"]) for run in runs)
     found = {(run["kernels"], run["seed"]): np.array(run["loss"][:steps]) for run in runs}
     seeds = sorted({seed for _, seed in found})
@@ -116,7 +117,12 @@ def collect(folder: Path, device: str, further: str = "") -> None:
     )
     losses_of = {f"{name}, seed {seed}": v.tolist() for (name, seed), v in found.items()}
     path = write_result(
-        "mace/kernels_agreement", rows, notes, device=device, extra={"losses": losses_of}
+        "mace/kernels_agreement",
+        rows,
+        notes,
+        device=device,
+        extra={"losses": losses_of},
+        folder=results,
     )
     add_picture(picture(curves), path)
 
@@ -163,13 +169,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
-    parser.add_argument("--out", type=Path, default=Path("agreement-rows"))
-    parser.add_argument("--collect", type=Path)
+    add_rows(parser, "agreement-rows")
     parser.add_argument("--notes", default="", help="to stand below the table")
     arguments = parser.parse_args()
     if arguments.collect:
         device = "cpu" if arguments.device == "cpu" else "cuda"
-        collect(arguments.collect, device, arguments.notes)
+        collect(arguments.collect, arguments.results, device, arguments.notes)
     else:
         measure(arguments)
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.common.arguments import add_rows, read_rows
 from benchmarks.common.report import RESULTS, add_picture, write_result
 
 from bevatron import kernels
@@ -206,9 +207,7 @@ Rows = list[dict[str, Any]]
 
 def collect(folder: Path, earlier: Sequence[Path], results: Path = RESULTS) -> None:
     """Join the rows of all numbers of GPUs, add efficiencies, write the result and pictures."""
-    rows: Rows = [
-        row for path in sorted(folder.rglob("rows-*.json")) for row in json.loads(path.read_text())
-    ]
+    rows: Rows = read_rows(folder, "rows-*.json")
     rows += weak_on_one(rows)
     with_ratios(rows)
     sources = []
@@ -346,9 +345,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")
-    parser.add_argument("--out", type=Path, default=Path("scaling-rows"))
-    parser.add_argument("--collect", type=Path)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where --collect writes")
+    add_rows(parser, "scaling-rows")
     parser.add_argument("--with", dest="earlier", nargs="*", type=Path, default=[])
     arguments = parser.parse_args()
     if arguments.collect:

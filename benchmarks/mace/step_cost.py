@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.report import RESULTS, add_picture, hardware, versions, write_result
+from benchmarks.common.arguments import add_rows, read_all
+from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.recipes.bench import capacity_picture, saturated_from, step_meter
 from bevatron.recipes.mace.step_cost import (
@@ -91,7 +92,7 @@ class Kept:
 
 def collect(folder: Path, out: Path) -> None:
     """Fit the cost model; write tables and the picture."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = read_all(folder)
     curves = {one["dtype"]: costs(one["random"]) for one in found}
     rows, notes, fits = [], [], {}
     for one in found:
@@ -164,9 +165,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=16384, help="atoms of the largest batch")
     parser.add_argument("--no-capacity", action="store_true", help="do not look for what fits")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("cost-rows"))
-    parser.add_argument("--collect", type=Path)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    add_rows(parser, "cost-rows")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments.collect, arguments.results)

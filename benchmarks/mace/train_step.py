@@ -17,7 +17,6 @@ run time take longer than what is measured), then measured one after the other.
 import argparse
 import gc
 import multiprocessing
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from ase.build import bulk
 from benchmarks.common.report import write_result
+from benchmarks.common.timing import median_ms, memory_with_graphs
 from benchmarks.common.trace import trace
 
 from bevatron import kernels
@@ -230,7 +230,7 @@ def measure(
     for what, function in timed.items():
         if function is None or what not in wanted:
             continue
-        others = memory(torch.cuda.memory_allocated()) - contender.own
+        others = memory_with_graphs(torch.cuda.memory_allocated()) - contender.own
         for _ in range(3):
             torch.cuda.synchronize()
             before = time.perf_counter()
@@ -239,42 +239,22 @@ def measure(
             slow = time.perf_counter() - before > SLOW
         torch.cuda.reset_peak_memory_stats()
         together = 1 if slow else TOGETHER
-        times = []
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(together):
-                function()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / together)
-        found[f"{what} ms"] = statistics.median(times)
+        found[f"{what} ms"] = median_ms(function, repeats, warm_up=0, together=together)
         if what != "evaluate":
-            most = memory(torch.cuda.max_memory_allocated())
+            most = memory_with_graphs(torch.cuda.max_memory_allocated())
             found[f"{what} peak MiB"] = (most - others) / 2**20
     return found, slow
-
-
-def memory(allocated: int) -> int:
-    """Return the bytes in use, as given, with those held for recorded graphs."""
-    pools = torch.cuda.memory_snapshot()
-    held = sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in pools
-        if segment["segment_pool_id"] != (0, 0)
-    )
-    return int(allocated + held)
 
 
 def with_own(make: Callable[[], Contender], *, run: bool = True) -> Contender:
     """Make a contender, perhaps run it once, and find out what it then holds."""
     gc.collect()
-    before = memory(torch.cuda.memory_allocated())
+    before = memory_with_graphs(torch.cuda.memory_allocated())
     contender = make()
     if run:
         run_once(contender)
     gc.collect()
-    contender.own = memory(torch.cuda.memory_allocated()) - before
+    contender.own = memory_with_graphs(torch.cuda.memory_allocated()) - before
     return contender
 
 

@@ -10,7 +10,7 @@ only as many batches are walked as are needed, of structures drawn at random.
 
 import argparse
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from ase.build import bulk
-from benchmarks.common.report import RESULTS, write_result
-from benchmarks.common.trace import summary
-from torch.profiler import ProfilerActivity, profile
+from benchmarks.common.arguments import add_out
+from benchmarks.common.report import write_result
+from benchmarks.common.trace import SHORT_GAP, gaps, summary
+from benchmarks.common.training import Repeated, TracedSteps
 
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.neighbours import add_neighbours
-from bevatron.data.samples import StructureBatch, unlabelled_structure
+from bevatron.data.samples import unlabelled_structure
 from bevatron.models.mace import MACE, LossConfig, MaceConfig, MaceTask, statistics
 from bevatron.recipes.mace.data import DataConfig, batch_sizes, load_structures
 from bevatron.train.logger import read_journal
@@ -46,65 +47,34 @@ WARM_UP, TRACED, AFTER = 60, 60, 40
 CAPACITY = 3072
 CALM = 20
 """Steps after which training has settled."""
-SHORT_GAP = 5_000
-"""Nanoseconds: what lies between two kernels of one recording; between two it is longer."""
 
 
-class Crystals:
-    """Some different crystals, each seen under several indices."""
-
-    def __init__(self, cutoff: float, different: int = 240, length: int = 6_000) -> None:
-        random = np.random.default_rng(0)
-        self._length = length
-        self._samples = []
-        for i in range(different):
-            atoms = bulk("Cu", "fcc", a=3.585 + 0.004 * (i % 12), cubic=True)
-            atoms = atoms * REPEATS[random.choice(len(REPEATS), p=SHARES)]
-            atoms.numbers[random.random(len(atoms)) < 0.5] = 28
-            atoms.positions += random.normal(0, 0.05, atoms.positions.shape)
-            sample = unlabelled_structure(
-                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
-            )
-            sample["energy"] = np.array(-1.5 * len(atoms) + random.normal())
-            sample["forces"] = random.normal(0, 0.5, atoms.positions.shape)
-            self._samples.append(add_neighbours(sample, cutoff))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._samples[index % len(self._samples)]
-
-    def describe(self, index: int) -> str:
-        """Name a sample."""
-        return f"crystal {index % len(self._samples)}"
-
-    def lengths(self, field: str) -> Any:
-        """Return the length of a field of every sample."""
-        of_each = np.array([len(sample[field]) for sample in self._samples])
-        return of_each[np.arange(self._length) % len(self._samples)]
+def rattled(cutoff: float, different: int = 240) -> list[Any]:
+    """Make different rattled supercells of copper and nickel with neighbours and labels."""
+    random = np.random.default_rng(0)
+    samples = []
+    for i in range(different):
+        atoms = bulk("Cu", "fcc", a=3.585 + 0.004 * (i % 12), cubic=True)
+        atoms = atoms * REPEATS[random.choice(len(REPEATS), p=SHARES)]
+        atoms.numbers[random.random(len(atoms)) < 0.5] = 28
+        atoms.positions += random.normal(0, 0.05, atoms.positions.shape)
+        sample = unlabelled_structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+        sample["energy"] = np.array(-1.5 * len(atoms) + random.normal())
+        sample["forces"] = random.normal(0, 0.5, atoms.positions.shape)
+        samples.append(add_neighbours(sample, cutoff))
+    return samples
 
 
-class TracedTask(MaceTask):
+class TracedTask(TracedSteps, MaceTask):
     """A task that traces some steps after a warm-up."""
 
-    steps = 0
-
-    def normalisers(self, batch: StructureBatch) -> dict[str, torch.Tensor]:
-        """Count the labels, and the steps."""
-        self.steps += 1
-        if self.steps == WARM_UP:
-            self.profiler = profile(activities=[ProfilerActivity.CUDA])
-            self.profiler.start()
-        if self.steps == WARM_UP + TRACED:
-            self.profiler.stop()
-        return super().normalisers(batch)
+    first, traced = WARM_UP, TRACED
 
 
 def crystals(preset: str) -> tuple[Dataset, MaceConfig]:
     """Return rattled supercells and a model for them."""
     plain = MaceConfig.preset(preset)
-    data = Crystals(plain.r_max)
+    data = Repeated(rattled(plain.r_max), 6_000, "crystal")
     neighbours = data.lengths("edges").sum() / data.lengths("atomic_numbers").sum()
     return data, plain.with_data(
         atomic_numbers=(28, 29),
@@ -164,26 +134,6 @@ def train(data: Dataset, config: MaceConfig, workers: int, *, captured: bool) ->
     return row | {"idle untraced %": round(100 * (1 - traced["busy ms"] / (1e3 * seconds)), 1)}
 
 
-def gaps(profiler: profile, steps: int) -> dict[str, float]:
-    """Add up what stands still between two kernels, ms per step: short gaps, and longer ones."""
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in events
-        if event.device_type() == torch.autograd.DeviceType.CUDA
-        and event.duration_ns() > 0
-        and not event.is_user_annotation()
-    )
-    ends = np.maximum.accumulate([end for _, end in spans])
-    between = np.maximum([begin for begin, _ in spans[1:]] - ends[:-1], 0)
-    short = between <= SHORT_GAP
-    return {
-        "short gaps ms": round(float(between[short].sum()) / steps / 1e6, 3),
-        "longer gaps ms": round(float(between[~short].sum()) / steps / 1e6, 3),
-        "longer gaps": round(float((~short).sum()) / steps, 1),
-    }
-
-
 def main() -> None:
     """Train with both kinds of steps and write the result."""
     parser = argparse.ArgumentParser(
@@ -193,7 +143,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="files of structures")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_out(parser)
     measure(parser.parse_args())
 
 

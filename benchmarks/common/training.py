@@ -1,0 +1,64 @@
+"""Data and tasks for measurements of real training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.profiler import ProfilerActivity, profile
+
+
+class Repeated:
+    """A dataset of some samples, each seen under several indices.
+
+    Parameters
+    ----------
+    samples
+        The different samples.
+    length
+        Of the dataset.
+    name
+        What a sample is called in messages.
+    """
+
+    def __init__(self, samples: Sequence[Mapping[str, Any]], length: int, name: str) -> None:
+        self._samples, self._length, self._name = samples, length, name
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._samples[index % len(self._samples)]
+
+    def describe(self, index: int) -> str:
+        """Name a sample."""
+        return f"{self._name} {index % len(self._samples)}"
+
+    def lengths(self, field: str) -> Any:
+        """Return the length of a field of every sample."""
+        of_each = np.array([len(sample[field]) for sample in self._samples])
+        return of_each[np.arange(self._length) % len(self._samples)]
+
+
+class TracedSteps:
+    """Traces some steps of a task; precedes the task's class among the bases.
+
+    Attributes
+    ----------
+    first, traced
+        The first traced step, counted from 1, and number of traced steps; none if 0.
+    profiler
+        The trace.
+    """
+
+    first, traced, calls = 0, 0, 0
+    profiler: profile | None = None
+
+    def normalisers(self, batch: Any) -> Any:
+        """Count the labels, and the steps."""
+        self.calls += 1
+        if self.calls == self.first:
+            self.profiler = profile(activities=[ProfilerActivity.CUDA])
+            self.profiler.start()
+        if self.profiler is not None and self.calls == self.first + self.traced:
+            self.profiler.stop()
+        return super().normalisers(batch)  # type: ignore[misc]

@@ -1,0 +1,86 @@
+"""What benchmarks share: options, rows of several calls, intervals of a trace, repeated samples."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+from benchmarks.common import trace
+from benchmarks.common.arguments import add_out, add_rows, read_all, read_rows
+from benchmarks.common.report import RESULTS
+from benchmarks.common.training import Repeated, TracedSteps
+from benchmarks.mace import kernels_agreement
+
+
+def test_rows_of_a_call_are_not_written_into_the_results():
+    parser = argparse.ArgumentParser()
+    add_rows(parser, "some-rows")
+    options = parser.parse_args([])
+    assert not options.out.resolve().is_relative_to(RESULTS)
+    assert (options.results, options.collect) == (RESULTS, None)
+    parser = argparse.ArgumentParser()
+    add_out(parser)
+    assert parser.parse_args([]).out == RESULTS
+
+
+def test_rows_of_all_calls_are_joined(tmp_path):
+    for name, rows in (("b", [2, 3]), ("a", [1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows-1.json").write_text(json.dumps(rows))
+    assert read_all(tmp_path) == [[1], [2, 3]]
+    assert read_rows(tmp_path, "rows-*.json") == [1, 2, 3]
+    with pytest.raises(SystemExit, match=r"holds no costs\.json"):
+        read_all(tmp_path, "costs.json")
+
+
+def test_the_union_counts_what_overlaps_once():
+    assert trace.union([(0, 10), (2, 4), (8, 12), (20, 21)]) == 13
+
+
+def test_samples_are_repeated():
+    data = Repeated([{"atoms": [1]}, {"atoms": [1, 2]}], 5, "molecule")
+    assert len(data) == 5
+    assert np.array_equal(data.lengths("atoms"), [1, 2, 1, 2, 1])
+    assert data[3] == {"atoms": [1, 2]}
+    assert data.describe(3) == "molecule 1"
+
+
+def test_some_steps_of_a_task_are_traced(monkeypatch):
+    calls = []
+
+    class Profile:
+        def __init__(self, activities):
+            pass
+
+        def start(self):
+            calls.append("start")
+
+        def stop(self):
+            calls.append("stop")
+
+    class Task:
+        def normalisers(self, batch):
+            calls.append(batch)
+
+    class Traced(TracedSteps, Task):
+        first, traced = 2, 2
+
+    monkeypatch.setattr("benchmarks.common.training.profile", Profile)
+    task = Traced()
+    for batch in range(1, 6):
+        task.normalisers(batch)
+    assert calls == [1, "start", 2, 3, "stop", 4, 5]
+
+
+def test_collected_rows_are_written_where_the_options_say(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for seed in range(2):
+        for number, name in enumerate(("reference", "auto")):
+            loss = (np.linspace(2, 1, 120) + 1e-3 * number + 0.1 * seed).tolist()
+            row = {"kernels": name, "seed": seed, "setting": "small", "loss": loss}
+            (rows / f"{name}-{seed}.json").write_text(json.dumps(row))
+    kernels_agreement.collect(rows, tmp_path / "results", "cpu")
+    result = json.loads((tmp_path / "results/mace/kernels_agreement.json").read_text())
+    assert [row["seed"] for row in result["rows"]] == [0, 1]
+    assert (tmp_path / "results/mace/kernels_agreement.png").exists()
