@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bevatron.data import BalancedBatchSampler
-from bevatron.data.packing import CostModel, PlanSegment, pack, remaining, replan
+from bevatron.data import BalancedBatchSampler, packing
+from bevatron.data.packing import CostModel, pack
 from bevatron.data.packing.randomness import RandomStream, sorting_order
+from bevatron.data.packing.resume import PlanSegment, remaining, replan
 from bevatron.errors import ConfigError, DataError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -124,6 +125,12 @@ def test_resuming_on_other_ranks_uses_every_sample_once(costs, parts, kind):
 def test_a_segment_with_an_unknown_key_is_refused():
     with pytest.raises(ConfigError, match=r"segment\.color"):
         PlanSegment.from_json({"capacity": [1.0], "num_ranks": 1, "color": 2})
+
+
+@pytest.mark.parametrize("name", ["PlanSegment", "remaining", "replan"])
+def test_deprecated_names_still_work_with_a_warning(name):
+    with pytest.warns(DeprecationWarning, match=name):
+        assert getattr(packing, name) is globals()[name]
 
 
 TORTURE = {

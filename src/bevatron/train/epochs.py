@@ -3,8 +3,8 @@
 An epoch is a list of segments. The first packs all samples; when a run is resumed with another
 capacity, algorithm or number of ranks, the samples not yet used are packed again as a further
 segment. A segment is known by its settings and the number of batches taken from it, so a checkpoint
-holds a few numbers and never a list of samples. (Unlike `bevatron.data.packing.replan` a segment
-also has a cost model of its own and knows of batches that overtook others in the loader.)
+holds a few numbers and never a list of samples. A segment has a cost model of its own and knows
+which batches overtook others in the loader.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""Going on in mid-epoch, perhaps on another number of ranks or with another capacity.
+"""Deprecated: planning the rest of an epoch from a list of segments, kept for one release.
 
-An epoch that was interrupted is a list of *segments*: how batches were planned, and how many steps
-of that plan were done. Each segment plans what the earlier ones left over. A checkpoint stores the
-list (plain values); the costs of the samples give the rest.
+The trainer has `bevatron.train.epochs.plan_epoch`; other loops resume in mid-epoch through
+``BalancedBatchSampler.set_epoch(epoch, start_step)``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +12,16 @@ import numpy as np
 
 from bevatron.config import from_dict
 from bevatron.data.packing.algorithm1 import Order
-from bevatron.data.packing.costs import CostTable, Numbers, cost_columns
+from bevatron.data.packing.costs import Numbers, cost_columns
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Plan
 from bevatron.errors import DataError
-from bevatron.typing import FloatArray, IntArray
+from bevatron.typing import IntArray
 
 
 @dataclass(frozen=True)
 class PlanSegment:
-    """Steps of an epoch that were planned together.
-
-    The fields but the last are arguments of `pack`, which see.
-
-    Attributes
-    ----------
-    steps_done
-        Steps of this plan that are done.
+    """Arguments of `pack`, and how many steps of that plan are done.
 
     Examples
     --------
@@ -53,9 +45,7 @@ class PlanSegment:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        values = asdict(self)
-        values["capacity"] = None if self.capacity is None else list(self.capacity)
-        return values
+        return {**asdict(self), "capacity": None if self.capacity is None else [*self.capacity]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "PlanSegment":
@@ -63,34 +53,19 @@ class PlanSegment:
         return from_dict(cls, values, "segment")
 
     def after(self, steps_done: int) -> "PlanSegment":
-        """Return the same segment with other steps done."""
+        """Return the same segment with another number of steps done."""
         return replace(self, steps_done=steps_done)
 
 
 def remaining(
     costs: Numbers, segments: Sequence[PlanSegment], balance: Numbers | None = None
 ) -> IntArray:
-    """Return the samples of an epoch that no step of ``segments`` has used, ascending.
-
-    Parameters
-    ----------
-    costs : [n] or [n, d]
-        As for `pack`, of all samples.
-    segments
-        What was done, in order.
-    balance : [n] or None
-        The balanced quantity; None is the segment's column of ``costs``.
-    """
-    table, values = cost_columns(costs), _values(balance)
-    left = np.arange(len(table), dtype=np.int64)
+    """Return the samples of an epoch that no step of ``segments`` has used, ascending."""
+    left = np.arange(len(cost_columns(costs)), dtype=np.int64)
     for segment in segments:
-        if not len(left):
-            break
-        if segment.steps_done:
-            plan = _pack(table, values, left, segment, None)
-            unused = np.ones(len(left), dtype=bool)
-            unused[plan.finished(segment.steps_done)] = False
-            left = left[unused]
+        if len(left) and segment.steps_done:
+            plan = _pack(costs, balance, left, segment, None)
+            left = np.delete(left, plan.finished(segment.steps_done))
     return left
 
 
@@ -102,9 +77,6 @@ def replan(
 ) -> Plan:
     """Plan the last segment over the samples that the earlier ones have not used.
 
-    Training goes on at step ``segments[-1].steps_done`` of this plan. With a single segment it is
-    `pack` itself. To go on with other arguments, append a new segment.
-
     Raises
     ------
     DataError
@@ -112,49 +84,38 @@ def replan(
     """
     if not segments:
         raise DataError("a plan needs at least one segment")
-    table, values = cost_columns(costs), _values(balance)
-    left = remaining(table, segments[:-1], values)
-    last = segments[-1]
-    if not len(left):
-        return _nothing(table, last)
-    plan = _pack(table, values, left, last, names)
-    return replace(plan, indices=left[plan.indices])
-
-
-def _values(balance: Numbers | None) -> FloatArray | None:
-    return None if balance is None else np.asarray(balance, dtype=np.float64)
+    left, last = remaining(costs, segments[:-1], balance), segments[-1]
+    if len(left):
+        plan = _pack(costs, balance, left, last, names)
+        return replace(plan, indices=left[plan.indices])
+    return Plan(
+        indices=left,
+        offsets=np.zeros(1, dtype=np.int64),
+        num_ranks=last.num_ranks,
+        repeated=None,
+        costs=np.zeros((0, last.num_ranks)),
+        used=np.zeros(cost_columns(costs).shape[1]),
+        capacity=None if last.capacity is None else np.array(last.capacity),
+    )
 
 
 def _pack(
-    table: CostTable,
-    balance: FloatArray | None,
+    costs: Numbers,
+    balance: Numbers | None,
     left: IntArray,
     segment: PlanSegment,
     names: Callable[[int], str] | None,
 ) -> Plan:
     return pack(
-        table[left],
+        cost_columns(costs)[left],
         segment.capacity,
         segment.num_ranks,
         segment.seed,
         segment.epoch,
         segment.algorithm,
-        balance=segment.balance_column if balance is None else balance[left],
+        balance=segment.balance_column if balance is None else np.asarray(balance)[left],
         batch_size=segment.batch_size,
         order=segment.order,
         oversized=segment.oversized,
         names=None if names is None else lambda row: names(int(left[row])),
-    )
-
-
-def _nothing(table: CostTable, segment: PlanSegment) -> Plan:
-    """Return a plan without steps."""
-    return Plan(
-        indices=np.zeros(0, dtype=np.int64),
-        offsets=np.zeros(1, dtype=np.int64),
-        num_ranks=segment.num_ranks,
-        repeated=None,
-        costs=np.zeros((0, segment.num_ranks)),
-        used=np.zeros(table.shape[1]),
-        capacity=None if segment.capacity is None else np.array(segment.capacity),
     )
