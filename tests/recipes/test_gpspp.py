@@ -115,7 +115,7 @@ def test_batches_are_filled_to_atoms_bonds_and_pairs(trained):
 
 def test_products_are_in_the_type_that_is_asked_for():
     def chosen(on_gpu, **values):
-        return recipe._products(GpsppRun.from_values(values), on_gpu=on_gpu)
+        return recipe._matmul_dtype(GpsppRun.from_values(values), on_gpu=on_gpu)
 
     assert (chosen(True), chosen(False)) == ("bfloat16", None)
     assert chosen(True, precision="float32") is None
