@@ -216,9 +216,9 @@ def peers_of(op: str, csr: Csr) -> Mapping[str, Callable[..., Tensor]]:
     }
 
     def call(name: str, peer: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
-        if name.startswith("PyG"):
-            return peer(edges(), *inputs.values())
-        return peer(csr, csr.row_index, *inputs.values())
+        graph = (edges(),) if name.startswith("PyG") else (csr, csr.row_index)
+        result = peer(*graph, *inputs.values())
+        return result.reshape(len(result), *inputs["x"].shape[1:])  # some peers have no heads
 
     @functools.cache
     def edges() -> Tensor:
