@@ -1,4 +1,4 @@
-"""What the loader costs: batches a second, waiting beside a training step, transport, deaths.
+"""What the loader costs: batches a second, waiting next to a training step, transport, deaths.
 
 Samples are structures of 96 atoms with 3,600 edges, as a store gives them; a batch has 32 of them
 (3,072 atoms, about 5 MB). The same samples and batches go through torch's DataLoader.
@@ -189,7 +189,7 @@ def wait_until(condition: Callable[[], bool]) -> Callable[[], float]:
 
 def main() -> None:
     """Measure everything, print and keep the table."""
-    parser = argparse.ArgumentParser(description="The loader beside torch's DataLoader")
+    parser = argparse.ArgumentParser(description="The loader compared with torch's DataLoader")
     parser.add_argument("--batches", type=int, default=60)
     arguments = parser.parse_args()
     rows = compare(arguments.batches)
@@ -204,7 +204,7 @@ def main() -> None:
         rows,
         notes=(
             f"Batches of {GRAPHS} structures, {NUM_ATOMS} atoms and {NUM_EDGES} edges each. 'ms "
-            "waited' is what a training step waits for its batch; core ms is processor time. The "
+            "waited' is what a training step waits for its batch; core ms is CPU time. The "
             f"load average when the run ended was {os.getloadavg()[0]:.1f}: on a busy machine all "
             "times are longer, those of torch as well."
         ),

@@ -29,7 +29,7 @@ from bevatron.recipes.gpspp.stores import prepare_molecules
 BUDGETS = (1024, 4096, 8192, 16384)
 COUNTS = ("atoms", "edges", "pairs")
 SLACK = (1.0, 1.03, 1.05)
-"""Room for edges and pairs beside the mean molecule's, so that atoms are what fills a batch."""
+"""Room for edges and pairs above the mean molecule's, so that atoms are what fills a batch."""
 
 
 def best(function: Callable[[], Any], repeats: int) -> float:
@@ -119,8 +119,8 @@ def main() -> None:
         write_result(
             "data/molecules_prepare",
             rows + stored,
-            "Seconds are those of one core in this process (other work ran beside it); of the "
-            "features the best of several runs over all molecules.",
+            "Seconds are those of one core in this process (other work ran at the same time); of "
+            "the features the best of several runs over all molecules.",
         )
         write_result(
             "data/molecules_packing",

@@ -1,9 +1,9 @@
 """How well and how fast packings fill batches on the paper's size mix.
 
 Fill = cost / (batches x capacity). Imbalance = time of the slowest rank of every step over the
-time of a perfect split; the worst step beside it. "Meet again": the probability that two samples
+time of a perfect split; next to the worst step. "Meet again": the probability that two samples
 of one batch share a batch in the next epoch too, over what a random shuffle into batches of these
-sizes gives. Times are processor times of one core: the whole of `pack`, with the drawing of
+sizes gives. Times are CPU times of one core: the whole of `pack`, with the drawing of
 randomness.
 
     python -m benchmarks.data.packing PATH/mptrj_random_1k.extxyz.gz [--scale 1.0]
@@ -126,7 +126,7 @@ def main() -> None:
             "perfect. 'Over chance': how often two samples of a batch meet again in the next "
             "epoch, relative to a random shuffle; 1 is perfect shuffling. Batches of 7 graphs do "
             "not keep to the capacity (see their largest). Variation: standard deviation over "
-            "mean. Core seconds: processor time, "
+            "mean. Core seconds: CPU time, "
             f"least of {arguments.repeats} calls, one thread."
         ),
     )

@@ -92,7 +92,7 @@ def main() -> None:
         store.lengths("edges")
         planned = time.perf_counter() - begin
         order = rng.permutation(len(store)).tolist()
-        small = order[:128]  # 12 MB: stays in the processor's cache
+        small = order[:128]  # 12 MB: stays in the CPU's cache
         rows = [row("random order, first touch", times(store.__getitem__, order))]
         orders = [rng.permutation(len(store)).tolist() for _ in range(arguments.repeats)]
         rows += [

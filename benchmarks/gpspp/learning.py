@@ -65,7 +65,7 @@ Which line of Table 7 is which is read from its text.
 ABLATION_NOTES = (
     "Validation MAE of QM9's gap in meV, mean ± standard deviation over seeds; gpspp-4 on 27,000 "
     "molecules with 3D masked 1:3:1, {molecules} a step, {steps} steps. Minutes are of training "
-    "beside other work on the same GPU, validation, recording of the steps and, in the first rows "
+    "next to other work on the same GPU, validation, capture of the steps and, in the first rows "
     "(the baseline), compilation of kernels included: they compare rows only roughly. Change: of "
     "the 2D error against the baseline of the same seed, and its spread. Paper: 16 layers, 200 "
     "epochs on 3.4 million molecules (known values only); a change below the spread says nothing."
@@ -138,7 +138,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         save_model(model, arguments.save)
     modes = ("2d", "3d") if arguments.inputs == "3d" else ("2d",)
     device = next(model.parameters()).device
-    # Tested as it was trained and validated: products in bfloat16 on a GPU.
+    # Tested as it was trained and validated: matmuls in bfloat16 on a GPU.
     narrow = run.settings.train.autocast is not None
     test = {}
     if data.test is not None:
@@ -326,8 +326,8 @@ def draw(groups: Groups) -> Any:
             with_3d = "3D masked" if inputs == "3d" else "no 3D"
             begun = ("fine-tuned" if start else "from scratch") if any(k[3] for k in groups) else ""
             parts = (model, with_3d, changes if several else "", begun)
-            words = " ".join(part for part in parts if part)
-            lines.append(Curve(words, epochs, errors, dashed=inputs == "2d"))
+            label = " ".join(part for part in parts if part)
+            lines.append(Curve(label, epochs, errors, dashed=inputs == "2d"))
         if lines:
             panels.append(Panel(title, "validation MAE (meV)", lines))
     return plots.curves(panels, "epochs")
@@ -372,8 +372,8 @@ def main() -> None:
         collect(arguments.collect, arguments.results, arguments.name, arguments.note)
         return
     if arguments.collect_ablation is not None:
-        beside = arguments.collect_ablation / "machine"  # hardware and versions of the runs
-        machine = json.loads(beside.read_text()) if beside.exists() else None
+        ran_on = arguments.collect_ablation / "machine"  # hardware and versions of the runs
+        machine = json.loads(ran_on.read_text()) if ran_on.exists() else None
         collect_ablation(arguments.collect_ablation, arguments.results, machine)
         return
     if arguments.store is None or (arguments.minutes is None and arguments.epochs is None):

@@ -1,4 +1,4 @@
-"""Times training steps of GPS++ on one GPU, beside plain PyTorch and PyTorch Geometric.
+"""Times training steps of GPS++ on one GPU, compared with plain PyTorch and PyTorch Geometric.
 
     python -m benchmarks.gpspp.molecules pcqm4mv2-2k.csv molecules.npz      (once, needs rdkit)
     python -m benchmarks.gpspp.step molecules.npz [--models gpspp-16 gpspp-16-mpnn]
@@ -7,7 +7,7 @@
     python -m benchmarks.gpspp.step --collect rows      (joins what several calls left in --out)
 
 A step is corruption of the inputs, forward, backward, clipping of every gradient and Adam, with all
-dropouts and losses of the published training, products in bfloat16. "captured" is what
+dropouts and losses of the published training, matmuls in bfloat16. "captured" is what
 `bevatron train` runs: padded on the host, copied, replayed as CUDA graphs. Before anything is timed
 loss and gradients are compared with those of the reference operators in float32 from the same
 random numbers.
@@ -47,7 +47,7 @@ GFLOP_PER_MOLECULE = 4.2
 """Of a step of the hybrid without the savings of split layers (see the specification)."""
 CLASSES = {
     "attention": ("molecule_attention",),
-    "products": ("gemm", "cutlass", "nvjet", "xmma", "splitK", "cublas"),
+    "matmuls": ("gemm", "cutlass", "nvjet", "xmma", "splitK", "cublas"),
     "norms": ("norm_gelu", "residual_norm", "add_shares"),
     "sums": ("neighbour_sums", "segment_"),
     "adam": ("adam", "square", "verdict"),
@@ -58,7 +58,7 @@ CLASSES = {
 
 
 def draw_batch(path: Path, count: int) -> tuple[MoleculeBatch, Any]:
-    """Collate so many molecules, drawn with repeats; also return a shape that holds them."""
+    """Collate a number of molecules, drawn with repeats; also return a shape that holds them."""
     samples = load(path)
     picked = np.random.default_rng(0).permutation(np.arange(count) % len(samples))
     batch = collate_molecules([samples[i] for i in picked], picked, [1.0] * count)

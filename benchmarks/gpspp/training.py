@@ -6,12 +6,12 @@
 
 `bevatron.train.loop.fit` walks two epochs of the real molecules, seen under many indices, as
 often for each GPU (weak scaling): loader workers, padding, copies, captured steps with all dropouts
-and losses, gradients summed over the ranks, clipping of every gradient, Adam; products in bfloat16.
+and losses, gradients summed over the ranks, clipping of every gradient, Adam; matmuls in bfloat16.
 The second epoch counts.
-At its begin some steps may be traced. "busy ms" is the union of the device's intervals in a traced
-step, and idle is 1 - busy over the time of the steps after them, which nobody traces; "idle,
+At its start some steps may be traced. "busy ms" is the union of the device's intervals in a traced
+step, and idle is 1 - busy over the time of the steps after them, which are not traced; "idle,
 traced" is over the wall time of the trace itself, where the profiler spreads a graph's kernels.
-The loader alone makes the batches of one epoch, pinned, and nobody uses them.
+The loader alone makes the batches of one epoch, pinned, and nothing uses them.
 """
 
 import argparse

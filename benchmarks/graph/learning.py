@@ -1,4 +1,4 @@
-"""Accuracy of graph attention on real graphs, over seeds or splits, beside PyTorch Geometric.
+"""Accuracy of graph attention on real graphs over seeds or splits, against PyTorch Geometric.
 
     python -m benchmarks.graph.learning --data DATA/graphs --runs gat-cora --seeds 10 --out rows
     python -m benchmarks.graph.learning --data DATA/graphs --runs gat-cora --peer --out rows
@@ -11,7 +11,7 @@ residual stack of heterophilous-graphs, one seed per split, ROC-AUC, 1000 steps 
 The test value is that of the epoch that was best in validation: by the rule of GAT's program
 (accuracy and loss), and, of the same training, by the loss alone, which is what
 ``bevatron train graph`` goes by. The peer is PyTorch Geometric's layers in the same stack, with the
-same dropout, optimiser, epochs and rule of stopping. On a GPU an epoch is recorded once as a CUDA
+same dropout, optimiser, epochs and rule of stopping. On a GPU an epoch is captured once as a CUDA
 graph and replayed.
 """
 
@@ -241,18 +241,18 @@ class Training:
 
 
 class Epochs:
-    """An epoch of every training, on a GPU recorded as branches of one CUDA graph.
+    """An epoch of every training, on a GPU captured as branches of one CUDA graph.
 
     The kernels of small graphs leave most of a GPU free, so that seeds train side by side.
 
     Attributes
     ----------
-    recorded
+    captured
         Whether a CUDA graph is replayed.
     """
 
     def __init__(self, trainings: Sequence[Training], options: argparse.Namespace) -> None:
-        self.trainings, self.recorded = trainings, False
+        self.trainings, self.captured = trainings, False
         self.run = self._one_after_the_other
         device = torch.device(options.device)
         if options.eager or device.type != "cuda":
@@ -267,9 +267,9 @@ class Epochs:
         self._streams = [torch.cuda.Stream(device) for _ in trainings]
         try:
             self.run = GraphPool(device).capture(self._side_by_side)
-            self.recorded = True
+            self.captured = True
         except NotCapturableError as error:
-            print(f"not recorded: {error}", flush=True)
+            print(f"not captured: {error}", flush=True)
         for one, weights in zip(trainings, before, strict=True):
             one.begin_again(weights)
 
@@ -322,7 +322,7 @@ def train(trainings: Sequence[Training], recipe: Recipe) -> list[dict[str, float
             "epochs": epoch if recipe.heterophilous else stop.seen,
             "seconds": seconds,
             "together": len(trainings),
-            "recorded": epochs.recorded,
+            "recorded": epochs.captured,
         }
         for stop in stops
     ]
@@ -342,7 +342,7 @@ class Stop:
     """Keeps the best epoch: ROC-AUC of validation, or GAT's rule on accuracy and loss.
 
     GAT's rule: an epoch whose validation accuracy and loss are both the best so far is kept; when
-    neither has improved for so many epochs as the recipe says, training ends.
+    neither has improved for the recipe's number of epochs, training ends.
 
     Attributes
     ----------
@@ -518,7 +518,7 @@ def collect(folder: Path, page: Path | None, out: Path, note: str) -> None:
 
 
 def draw(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """Draw every seed's test value beside what is published, a line for every run."""
+    """Draw every seed's test value next to what is published, a line for every run."""
     styles = {"ours": ("o", PALETTE[0]), "ours bf16": ("s", PALETTE[1]), "PyG": ("^", PALETTE[2])}
     rules = {"test": ("", True), "test by loss": (", by loss", False)}
     names: dict[str, Any] = {}
@@ -561,11 +561,11 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="seeds side by side")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--peer", action="store_true", help="train PyTorch Geometric's instead")
-    parser.add_argument("--bf16", action="store_true", help="features and products in bfloat16")
+    parser.add_argument("--bf16", action="store_true", help="features and matmuls in bfloat16")
     parser.add_argument("--layers", type=int, help="of the residual stacks")
     parser.add_argument("--evaluate-every", type=int, default=5, help="steps, residual stacks")
     parser.add_argument("--note", default="", help="more to say under a collected table")
-    parser.add_argument("--eager", action="store_true", help="do not record epochs on a GPU")
+    parser.add_argument("--eager", action="store_true", help="do not capture epochs on a GPU")
     options = parser.parse_args()
     if options.collect is not None:
         collect(options.collect, options.page, options.results, options.note)

@@ -92,7 +92,7 @@ class Case:
 
     @property
     def options(self) -> str:
-        """What differs from the defaults, in words."""
+        """What differs from the defaults, as text."""
         found = [f"chunks {self.chunks}"] if self.chunks else []
         found += ["bf16 wire"] * self.bfloat16 + ["regather"] * self.regather
         return ", ".join(found)

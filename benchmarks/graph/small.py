@@ -1,4 +1,4 @@
-"""Training on small graphs beside PyTorch Geometric: an epoch of Cora, a batch of molecules.
+"""Training on small graphs, against PyTorch Geometric: an epoch of Cora, a batch of molecules.
 
     python -m benchmarks.graph.small --data DATA/graphs
 
@@ -8,7 +8,7 @@ atoms side by side as one, three layers without dropout, labels on all atoms; "n
 structure is prepared within the step, as in training on batches that are all different.
 Both sides have the same weights. Before timing, logits and gradients must agree without dropout.
 "eager" is launched step by step, "captured" replays a CUDA graph of the step; "trainer" is a run of
-`bevatron.train` with all it writes and reads, recorded or launched: wall time of an epoch, the
+`bevatron.train` with all it writes and reads, captured or launched: wall time of an epoch, the
 difference of a long and a short run.
 """
 
@@ -207,9 +207,9 @@ def compare(
 
 
 def trainer(name: str, values: dict[str, Any], peer: float) -> list[dict[str, object]]:
-    """Time an epoch of the trainer, recorded and launched one by one."""
+    """Time an epoch of the trainer, captured and launched one by one."""
     rows = []
-    for mode, captured in (("trainer, recorded", None), ("trainer, launched", False)):
+    for mode, captured in (("trainer, captured", None), ("trainer, launched", False)):
         spent = []
         for epochs in (SHORT, SHORT, LONG):
             with tempfile.TemporaryDirectory() as folder:

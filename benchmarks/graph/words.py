@@ -25,7 +25,7 @@ WORLDS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 K = 64
 N = 4096
 DEGREES = (1, 2, 3, 4, 6, 8, 16)
-"""Of uniform graphs beside those of given density, to see where the schemes cross."""
+"""Of uniform graphs next to those of given density, to see where the schemes cross."""
 
 
 def graphs():
@@ -39,7 +39,7 @@ def graphs():
 
 
 def schemes(world: int) -> list[tuple[str, Grid | None]]:
-    """List what can be run on so many ranks."""
+    """List what can be run on a number of ranks."""
     grid = plan(Workload(N, N, 1, K), world, schemes=["two_dimensional"]).chosen.grid
     found: list[tuple[str, Grid | None]] = [("two_dimensional", grid), ("rows", None)]
     found.append(("feature_parallel", None))

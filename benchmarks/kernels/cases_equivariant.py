@@ -154,7 +154,7 @@ def radial_cases(setup: Setup) -> list[Case]:
             "backward": forward + backward,
             "training": forward + backward + 3 * (x + y + h + last) + 2 * out,
         }
-        # Products of [E, 64] with [64, W]: w; again w, gh, gW; again w, aw, dh, dW, gw and aW.
+        # Matmuls of [E, 64] with [64, W]: w; again w, gh, gW; again w, aw, dh, dW, gw and aW.
         product = 2.0 * crystal.edges * 64 * table.num_weights
         counts = {"forward": product, "backward": 4 * product, "training": 12 * product}
         case = _edge_case("radial_tensor_product", name, inputs, edges, irreps, moved, counts)
@@ -211,7 +211,7 @@ def _all_of(moved: Mapping[str, float]) -> dict[str, float]:
 
 @cases("symmetric_contraction", EQUIVARIANT)
 def contraction_cases(setup: Setup) -> list[Case]:
-    """Return the products of the paper's configuration and of MP-0 small, medium and large."""
+    """Return the contractions of the paper's configuration and of MP-0 small, medium and large."""
     crystal = crystals(setup)
     found = []
     for name, irreps, correlation, present in (
@@ -375,7 +375,7 @@ def network_cases(setup: Setup) -> list[Case]:
     # Numbers of an edge. Forward: r, h. Backward: slope h' too; p, h' and what is by r; r, p.
     # Training, in place of the last: u, h', u h'; u, p, q = u p; r, q and what is by r.
     moved = _per_edge(1 + 64, 2 + 4 * 64, 3 + 4 * 64, setup)
-    # Products of [E, 64] with [64, 64], those with the basis an eighth. Forward: 1/8, 1, 1.
+    # Matmuls of [E, 64] with [64, 64], those with the basis an eighth. Forward: 1/8, 1, 1.
     # Backward, as the kernels go: each twice, for h'; both kernels repeat what is below them (4.5);
     # two by each layer and two through the upper ones. Training: 1/8 more for what is by r.
     once = 2.0 * crystal.edges * 64 * 64

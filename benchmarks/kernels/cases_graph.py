@@ -2,7 +2,7 @@
 
 Kronecker graphs are made on the device. Every operator is first compared with its float64 reference
 on a smaller graph of the same kind, forward and backward, and two runs must give the same bits.
-The floor of a forward pass is the smaller of one cuSPARSE product of the same width and the bytes
+The floor of a forward pass is the smaller of one cuSPARSE SpMM of the same width and the bytes
 that all entries fetch over the rate of a bare gather, measured first (sums over a uniform graph of
 the same size).
 """
@@ -66,10 +66,10 @@ def tiles(text: str) -> contextlib.ExitStack:
     """Give all graph operators one tile: numbers x channels x warps, such as ``1024x32x1``."""
     from bevatron.kernels.graph.dot_attention import triton_launch as dot
     from bevatron.kernels.graph.graph_attention import triton_launch as gat
-    from bevatron.kernels.graph.spmm import triton as product
+    from bevatron.kernels.graph.spmm import triton as sums
 
     stack = contextlib.ExitStack()
-    for module in (dot, gat, product):
+    for module in (dot, gat, sums):
         tile = Tile(*map(int, text.split("x")))
         stack.enter_context(module.TILES.replaced(**dict.fromkeys(module.TILES, tile)))
     return stack
@@ -79,7 +79,7 @@ GRAPH = Family(
     "graph",
     "graph/kernels",
     "{dtype}. ms: medians of CUDA-graph replays where an eager call takes under 5 ms; 'eager' is "
-    "called from Python. Floor: the smaller of one cuSPARSE product of the same width and 4k+8 "
+    "called from Python. Floor: the smaller of one cuSPARSE SpMM of the same width and 4k+8 "
     "bytes an entry over the rate of a bare gather. Peak: above the graph and inputs. Errors: of "
     "smaller graphs of the same kind, against float64.",
     by_operator=False,
@@ -202,8 +202,8 @@ def floor_ms(name: str, k: int, device: str, which: str) -> float | None:
         return None
     csr, rate = graph(name, device), gather_rate(GRAPHS[name][0], k, device)
     x = torch.randn(csr.shape[1], 1, k, device=device)
-    product = median_ms(peers_graph.prepared_product(csr, x), 10)
-    return min(product, csr.nnz * (4 * k + 8) / rate * 1e3)
+    spmm_ms = median_ms(peers_graph.prepared_spmm(csr, x), 10)
+    return min(spmm_ms, csr.nnz * (4 * k + 8) / rate * 1e3)
 
 
 def peers_of(op: str, csr: Csr) -> Mapping[str, Callable[..., Tensor]]:
@@ -216,9 +216,9 @@ def peers_of(op: str, csr: Csr) -> Mapping[str, Callable[..., Tensor]]:
     }
 
     def call(name: str, peer: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
-        if name.startswith("PyG"):
-            return peer(edges(), *inputs.values())
-        return peer(csr, csr.row_index, *inputs.values())
+        graph = (edges(),) if name.startswith("PyG") else (csr, csr.row_index)
+        result = peer(*graph, *inputs.values())
+        return result.reshape(len(result), *inputs["x"].shape[1:])  # some peers have no heads
 
     @functools.cache
     def edges() -> Tensor:

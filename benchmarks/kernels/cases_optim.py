@@ -15,7 +15,6 @@ from benchmarks.common.timing import captured
 from benchmarks.kernels.cases import Case, Family, Inputs, Row, Setup, Step, Work, cases
 from torch import nn
 
-from bevatron.models.mace import MACE, MaceConfig
 from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.fused_optim import FusedAdamEMA
@@ -80,8 +79,10 @@ class Many(nn.Module):
         torch.autograd.backward(weights, torch._foreach_mul([w.detach() for w in weights], 2.0))  # noqa: SLF001
 
 
-def mace(preset: str, num_elements: int) -> MACE:
+def mace(preset: str, num_elements: int) -> nn.Module:
     """Make a model for the first elements of the periodic table."""
+    from bevatron.models.mace import MACE, MaceConfig
+
     config = MaceConfig.preset(preset).with_data(
         atomic_numbers=tuple(range(1, num_elements + 1)),
         atomic_energies=((-1.0,) * num_elements,),

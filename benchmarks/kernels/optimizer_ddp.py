@@ -1,11 +1,11 @@
-"""Times clipping from DDP's buckets on several GPUs beside a norm taken after the reduction.
+"""Times clipping from DDP's buckets on several GPUs, against a norm taken after the reduction.
 
     torchrun --nproc-per-node 2 -m benchmarks.kernels.optimizer_ddp
 
 A step is forward, backward with DDP's reduction over NCCL, and `FusedAdamEMA`. "buckets" takes the
 global norm from DDP's buckets (`clip_from_buckets`), "after" lets the optimiser read all gradients
 again. Both must give the same norms and weights as one device that sees all rows. From a trace:
-how much of the time that sums of squares take lies before the last bucket's reduction ends.
+how much of the time that sums of squares take is before the last bucket's reduction ends.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def rows_of(step: int, rank: int) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Compute something to differentiate, its products in bfloat16."""
+    """Compute something to differentiate, its matmuls in bfloat16."""
     with torch.autocast("cuda", torch.bfloat16):
         y = model(x)
     return (y.float() - x).square().mean()
@@ -105,7 +105,7 @@ def overlap(step: Callable[[int], None]) -> dict[str, float]:
     """Trace steps: milliseconds of reductions and of sums of squares, and of these how much hides.
 
     Sums of squares run in streams of their own; what ends before the last reduction of a step
-    lies beside communication.
+    overlaps with communication.
     """
     sums, reductions, hidden = 0.0, 0.0, 0.0
     for i in range(CHECKED_STEPS):
@@ -164,7 +164,7 @@ def main() -> None:
     if distributed.get_rank() == 0:
         parameters = LAYERS * WIDTH * (WIDTH + 1)
         notes = (
-            f"{parameters / 1e6:.0f} million float32 parameters, {ROWS} rows on each GPU, products "
+            f"{parameters / 1e6:.0f} million float32 parameters, {ROWS} rows on each GPU, matmuls "
             "in bfloat16; DDP over NCCL with buckets of 25 MB; clipping, AdamW, moving average. "
             "Norms and weights were first compared with those of one device."
         )

@@ -1,4 +1,4 @@
-"""What attention on a graph is compared with: PyTorch Geometric, and cuSPARSE products."""
+"""What attention on a graph is compared with: PyTorch Geometric, and cuSPARSE's SpMM."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def pyg_va(edges: Tensor, x: Tensor) -> Tensor:
 
 
 class SparseProduct(torch.autograd.Function):
-    """A cuSPARSE product with its gradients: the transposed product and a sampled one."""
+    """cuSPARSE's SpMM with its gradients: that of the transpose, and a sampled dense matmul."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, x: Tensor, csr: Csr) -> Tensor:
@@ -95,8 +95,8 @@ def cusparse_gat(csr: Csr, row: Tensor, x: Tensor, row_score: Tensor, col_score:
     return result
 
 
-def prepared_product(csr: Csr, x: Tensor) -> Any:
-    """Return one product with a matrix of ones, made before."""
+def prepared_spmm(csr: Csr, x: Tensor) -> Any:
+    """Return one SpMM with a matrix of ones, made before."""
     ones = torch.ones(csr.nnz, device=x.device)
     matrix = _matrix(csr.row_ptr, csr.col, ones, csr.shape)
     return lambda: matrix @ x[:, 0]

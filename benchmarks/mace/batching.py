@@ -9,7 +9,7 @@ see the same structures as often; what differs is which structures share a batch
 count hold as many structures as fill the capacity on average. ``meV/A`` is the force RMSE over all
 validation structures after the last epoch; every run walks a whole cosine schedule. Rows of as many
 epochs compare at equal samples, rows of as many ``s`` at equal wall time. Runs may share a GPU:
-``s`` is steps times the time of a step under ``--costs`` (``--steps``: recorded steps over batches
+``s`` is steps times the time of a step under ``--costs`` (``--steps``: captured steps over batches
 spread over an epoch), measured where the GPU did nothing else.
 """
 
@@ -142,7 +142,7 @@ def step_seconds(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
             run.task.collate([run.train[int(i)] for i in indices], indices, list(weights))
             for indices, weights in list(epoch.batches)[::every]
         ]
-        for _ in range(2):  # the first time records the shapes
+        for _ in range(2):  # the first time captures the shapes
             waiting = step(batches[:1], lr=lr)
             waiting.result()
             began = time.perf_counter()
@@ -180,7 +180,9 @@ def collect(arguments: argparse.Namespace) -> None:
             "meV/A": round(statistics.mean(errors), 2),
             "spread": round(statistics.stdev(errors), 2) if len(own) > 1 else "",
             "each": " ".join(f"{error:.1f}" for error in errors),
-            "beside fixed count %": beside(own, grouped.get(("fixed_count", lr, epochs), [])),
+            "beside fixed count %": against_fixed_count(
+                own, grouped.get(("fixed_count", lr, epochs), [])
+            ),
         }
         if batching in seconds:
             row |= {"s/epoch": round(seconds[batching], 2)}
@@ -195,7 +197,7 @@ def collect(arguments: argparse.Namespace) -> None:
     add_picture(picture(grouped), path)
 
 
-def beside(own: Sequence[Any], fixed: Sequence[Any]) -> str:
+def against_fixed_count(own: Sequence[Any], fixed: Sequence[Any]) -> str:
     """Compare seed by seed with fixed counts: mean and standard error of the relative difference.
 
     Runs of a seed have weights, data and split in common, so this scatters less than the errors.
@@ -261,10 +263,12 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
     parser.add_argument("--runs", type=Path, help="kept: folder of the runs")
     parser.add_argument("--evaluate-every", type=int, default=1, help="epochs")
-    parser.add_argument("--steps", type=int, help="measure the time of so many steps instead")
+    parser.add_argument(
+        "--steps", type=int, help="measure the time of this number of steps instead"
+    )
     add_rows(parser, "batching-rows")
     parser.add_argument("--costs", type=Path, help="times of steps")
-    parser.add_argument("--notes", default="", help="to stand below the table: the protocol")
+    parser.add_argument("--notes", default="", help="text below the table: the protocol")
     arguments = parser.parse_args()
     if arguments.collect:
         collect(arguments)

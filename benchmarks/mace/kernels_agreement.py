@@ -1,4 +1,4 @@
-"""Training with the fast kernels beside training with the reference: losses step by step.
+"""Training with the fast kernels and training with the reference: losses step by step.
 
     python -m benchmarks.mace.kernels_agreement --data ../data/mptrj_random_1k.extxyz.gz --out rows
     python -m benchmarks.mace.kernels_agreement --collect rows
@@ -7,7 +7,8 @@ The runs do not disturb each other: ``--seeds`` and ``--kernels`` divide them am
 same model, data, seed and batches in float32, once with ``reference`` kernels (plain PyTorch)
 and once with ``auto`` (Triton); then both with another seed of the weights. The
 losses of the first 100 steps are compared one by one. Later two runs drift apart as any two runs
-with other rounding do, so the mean loss of the last 50 steps is set beside its spread over seeds.
+with other rounding do, so the mean loss of the last 50 steps is compared with its spread over
+seeds.
 """
 
 import argparse
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prepared", type=Path, help="kept: data are prepared once for all")
     add_rows(parser, "agreement-rows")
-    parser.add_argument("--notes", default="", help="to stand below the table")
+    parser.add_argument("--notes", default="", help="text below the table")
     arguments = parser.parse_args()
     if arguments.collect:
         device = "cpu" if arguments.device == "cpu" else "cuda"

@@ -149,7 +149,7 @@ def compare_statistics(ours: Ours) -> dict[str, float]:
 
 
 class Timed:
-    """A model of one precision, trained and evaluated on given batches with a clock beside."""
+    """A model of one precision, trained and evaluated on given batches, and timed."""
 
     def __init__(self, ours: Ours, folder: Path) -> None:
         ours.convert(folder)

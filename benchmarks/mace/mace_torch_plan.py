@@ -1,7 +1,7 @@
 """What both sides of the comparison with mace-torch do: data, split, batches, model, training.
 
 Written as one JSON file, which `mace_torch.py` and `mace_torch_peer.py` (in an environment of its
-own) read, so that neither can differ from the other in anything that stands here.
+own) read, so that neither can differ from the other in anything that is set here.
 """
 
 import json

@@ -5,7 +5,7 @@
 
 What is timed are steps of `bevatron.train.loop.fit`, with its loader, gradients summed over the
 ranks, clipping, Adam and moving average: the steps after the first epoch (captured) or after the
-first ten (launched one by one). Shapes of batches may still be recorded at the begin of an epoch:
+first ten (launched one by one). Shapes of batches may still be captured at the start of an epoch:
 "efficiency" counts every step (as run; "capture s" is the part of all of them that went into
 that), "settled" leaves out the first ten of each epoch. A case is ``batching:kernels``;
 ``reference`` is plain PyTorch with every step launched one by one, which is how e3nn works,
@@ -53,7 +53,7 @@ from bevatron.train.settings import (
 )
 
 WARM_UP = 10
-"""Steps until launched ones have settled; and of an epoch, until no more shapes are recorded."""
+"""Steps until launched ones have settled; and of an epoch, until no more shapes are captured."""
 CASES = ("fixed_count:reference", "balanced:reference", "fixed_count:auto", "algorithm1:auto")
 CASES += ("balanced:auto",)
 
@@ -172,7 +172,7 @@ def copies(train: Dataset, number: int) -> Dataset:
 
 
 def thinned(train: Dataset, every: int) -> Dataset:
-    """Keep one of so many samples, of all sizes alike."""
+    """Keep one sample of each `every`, of all sizes alike."""
     return Subset(train, np.arange(0, len(train), every))
 
 
@@ -338,10 +338,13 @@ def main() -> None:
     parser.add_argument("--cost-edges", type=float, default=0.0)
     parser.add_argument("--strong-copies", type=int, default=4)
     parser.add_argument(
-        "--thin-reference", type=int, default=1, help="plain PyTorch: one of so many structures"
+        "--thin-reference",
+        type=int,
+        default=1,
+        help="plain PyTorch: keep one structure of this number",
     )
     parser.add_argument("--epochs", type=int, default=3, help="captured steps: the first warms up")
-    parser.add_argument("--take", type=int, default=0, help="only the first so many structures")
+    parser.add_argument("--take", type=int, default=0, help="only this number of structures")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scratch", type=Path, help="kept, and shared by several numbers of GPUs")

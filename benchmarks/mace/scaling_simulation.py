@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def picture(rows: list[dict[str, Any]]) -> Any:
-    """Draw minutes of an epoch on few and many GPUs beside the paper's points, and efficiencies."""
+    """Draw minutes of an epoch by GPUs next to the paper's points, and efficiencies."""
     minutes, efficiency, weak = [], [], []
     for case in dict.fromkeys((row["batching"], row["kernels"]) for row in rows):
         own = [row for row in rows if (row["batching"], row["kernels"]) == case]

@@ -3,7 +3,7 @@
     python -m benchmarks.mace.step_cost STORE --out rows [--dtype float32]
     python -m benchmarks.mace.step_cost --collect rows
 
-Recorded training steps (loss on forces, clipping, Adam) over random batches of growing size, as
+Captured training steps (loss on forces, clipping, Adam) over random batches of growing size, as
 `bevatron bench cost` and `bevatron bench capacity` measure them; for the fit of the cost model also
 batches of the densest structure. The picture shows what Figure 11 of Firoz et al. shows
 (arXiv:2504.10700; there, on an A100 with 80 GB, about 800 atoms in float32 and 400 in float64
@@ -142,7 +142,7 @@ def row(dtype: str, batches: str, cost: StepCost, factors: dict[str, float]) -> 
 
 def words(one: dict[str, Any], measured: Sequence[StepCost], factors: Any, error: float) -> str:
     """Say what was found in one precision."""
-    how = "recorded as CUDA graphs" if one["recorded"] else "launched one by one"
+    how = "captured as CUDA graphs" if one["recorded"] else "launched one by one"
     fits = one.get("fits")
     most = " and ".join(f"{value:,} {name}" for name, value in (fits or {}).items())
     listed = ", ".join(f"{1e6 * factors[name]:.3g} us {of}" for name, of in WORDS.items())

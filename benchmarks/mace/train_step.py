@@ -1,11 +1,11 @@
-"""Times training steps and inference of MACE on one GPU, beside mace-torch.
+"""Times training steps and inference of MACE on one GPU, compared with mace-torch.
 
     python -m benchmarks.mace.train_step [--models paper mp-0-medium] [--captured]
         [--peers e3nn cueq] [--what train infer evaluate] [--tf32 off on]
 
 Peers: mace-torch with e3nn and with cuEquivariance's kernels. With --captured our step is also
 timed as the trainer runs it, and inference as `Potential.evaluate` does: padded on the host,
-copied, recorded as CUDA graphs, results copied back. "evaluate ms" is a single `Potential.evaluate`
+copied, captured as CUDA graphs, results copied back. "evaluate ms" is a single `Potential.evaluate`
 from numpy to numpy. All run on the same atoms with the same weights (converted), in float32, with
 TF32 off or on for both sides. A step is energy and forces, loss, double backward, clipping and
 Adam. Before anything is timed, all forces are compared with ours in float64.
@@ -68,7 +68,7 @@ REPEATS = {
         (4, 6, 8): 1,
     },
 }
-"""Cells of four atoms along each axis -> how many such structures; None is a single atom."""
+"""Cells of four atoms along each axis -> number of such structures; None is a single atom."""
 
 
 ATOMS = {
@@ -221,7 +221,7 @@ def measure(
     """Time steps and inference in ms (medians), and the peak memory of a step in MiB.
 
     Steps are launched five at a time, as in training: the host may be ahead of the GPU. Those of
-    more than 100 ms, beside which a launch is nothing, are launched one by one. Also returned is
+    more than 100 ms, where a launch does not count, are launched one by one. Also returned is
     whether the last were.
     """
     found = {}
@@ -285,7 +285,7 @@ class Model:
         self.batch = our_batch(self.samples)
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
         self.kernels: list[dict[str, Any]] = []
-        # What takes the processor longest comes first, what needs most memory last.
+        # What takes the CPU longest comes first, what needs most memory last.
         order = sorted(arguments.peers)
         self.peers = [self._peer(name) for name in order if name == "cueq"]
         self.ours = [
@@ -511,10 +511,10 @@ def write_kernels(name: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         parts[row["model"], row["what"], row["part"]] += row["ms"]
     long = [row for row in rows if row["ms"] > 3e-3 * parts[row["model"], row["what"], row["part"]]]
-    told = (
+    text = (
         "Kernels and copies in a profiler's trace, per step or evaluation, longer than 0.3 % of it."
     )
-    write_result(f"{name}_kernels", long, told, device="cuda")
+    write_result(f"{name}_kernels", long, text, device="cuda")
 
 
 def notes(mix: str, tf32: str) -> str:

@@ -48,6 +48,16 @@ def test_cases_of_other_families_pass_their_check(op):
         assert kernels.launches() != launches
 
 
+def test_a_peer_of_a_graph_operator_gives_the_same():
+    case = small("gat")[0]
+    inputs = case.draw(0)
+    with kernels.use("reference"):
+        ours = case.ours(**inputs)
+    theirs = case.peers["cuSPARSE GAT"](**inputs)
+    assert theirs.shape == ours.shape
+    torch.testing.assert_close(theirs, ours)
+
+
 def test_a_kernel_that_is_wrong_is_not_timed():
     (case,) = small("edge_vectors")
 
