@@ -49,7 +49,8 @@ def table(rows: list[Row]) -> list[Row]:
     for row in rows:
         op = row["op"] if row["who"] == "bevatron" else row["who"]
         key = {"graph": row["graph"], "nnz": row["nnz"], "k": row["k"], "op": op}
-        one = found.setdefault((*key.values(), row.get("type")), key)
+        key |= {name: row[name] for name in ("type", "tile") if name in row}
+        one = found.setdefault(tuple(key.values()), key)
         which = row["pass"]
         one[f"{which} ms"] = row.get("ms", "")
         one[f"{which} eager ms"] = row.get("eager ms", "")

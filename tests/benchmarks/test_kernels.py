@@ -169,6 +169,19 @@ def test_rows_have_the_columns_that_pages_are_made_of(monkeypatch, family, op, p
     assert all(wanted <= set(row) for row in found)
 
 
+def test_times_of_several_tiles_are_in_rows_of_their_own():
+    measured = [
+        {"op": "gat", "who": "bevatron", "graph": "g", "nnz": 1, "k": 16, "tile": tile, "pass": way}
+        for tile in ("512x32x1", "1024x32x1")
+        for way in ("forward", "forward+backward")
+    ]
+    found = GRAPH.table([{**row, "ms": float(i)} for i, row in enumerate(measured)])
+    assert [(row["tile"], row["forward+backward ms"]) for row in found] == [
+        ("512x32x1", 1.0),
+        ("1024x32x1", 3.0),
+    ]
+
+
 def test_times_of_the_reference_are_in_the_row_of_the_operator(monkeypatch):
     rows = columns(monkeypatch, EQUIVARIANT, "silu")
     assert [row["pass"] for row in rows] == list(PASSES)
