@@ -10,20 +10,24 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array, Arrays, FloatArray, IntArray
 
 
-class Dataset(Protocol):
-    """Samples by position; picklable, because worker processes open it again.
+class SampleSource(Protocol):
+    """Samples by index; picklable, because every loader worker opens it again."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Arrays:
+        """Read a sample."""
+
+    def describe(self, index: int) -> str:
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
+
+
+class Dataset(SampleSource, Protocol):
+    """Samples and their sizes, which packing needs.
 
     `bevatron.data.store.store.Store` is one, `Subset` and `Concatenated` are made of others.
     """
-
-    def __len__(self) -> int:
-        """Count the samples."""
-
-    def __getitem__(self, index: int) -> Arrays:
-        """One sample."""
-
-    def describe(self, index: int) -> str:
-        """Name where a sample comes from: ``train.xyz, frame 12``."""
 
     def lengths(self, field: str) -> IntArray:
         """Rows of a ragged field in every sample, [n], without reading the samples."""

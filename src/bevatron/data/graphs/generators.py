@@ -261,36 +261,3 @@ def block_entries(
         keys.append((row[mine] * width).add_(col[mine] - cols.start))
     key = torch.cat(keys).unique() if keys else empty.new_zeros(0, dtype=torch.int64)
     return key // width + rows.start, key % width + cols.start
-
-
-def kronecker_block(
-    vertices: int,
-    edges: int,
-    rows: range | None = None,
-    cols: range | None = None,
-    *,
-    seed: int = 42,
-    device: torch.device | str = "cpu",
-) -> Piece:
-    """Make one block of the `Kronecker` graph of this size; see `block_entries`.
-
-    Examples
-    --------
-    >>> row, col = kronecker_block(64, 512, rows=range(8, 16))
-    >>> int(row.min()), int(row.max())
-    (8, 15)
-    """
-    return block_entries(Kronecker(vertices, edges, seed), rows, cols, device=device)
-
-
-def uniform_block(
-    vertices: int,
-    edges: int,
-    rows: range | None = None,
-    cols: range | None = None,
-    *,
-    seed: int = 42,
-    device: torch.device | str = "cpu",
-) -> Piece:
-    """Make one block of the `Uniform` graph of this size; see `block_entries`."""
-    return block_entries(Uniform(vertices, edges, seed), rows, cols, device=device)

@@ -1,6 +1,7 @@
 """Batches of a plan, made ahead of time by worker processes."""
 
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,20 +10,16 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader.failures import loader_error, name_of
 from bevatron.data.loader.pool import Pool
-from bevatron.data.loader.worker import (
-    Dataset,
-    SampleError,
-    failure_of,
-    make_batch,
-)
+from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
-__all__ = ["Dataset", "LoadedBatch", "Loader", "default_workers"]
+__all__ = ["LoadedBatch", "Loader", "default_workers"]
 
 B = TypeVar("B")
 
@@ -105,7 +102,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SampleSource,
         batches: Sequence[tuple[IntArray, FloatArray]],
         collate: Collate,
         *,
@@ -205,7 +202,7 @@ class Loader:
 class _Stopwatch(list[float]):
     """Progress cells that notice, when the next sample begins, that the last took too long."""
 
-    def __init__(self, dataset: Dataset, limit: float | None) -> None:
+    def __init__(self, dataset: SampleSource, limit: float | None) -> None:
         super().__init__([-1.0, 0.0])
         self._dataset, self._limit = dataset, limit
 
@@ -228,3 +225,14 @@ def default_workers() -> int:
     One CPU is left to the training process; at most 16.
     """
     return max(min(own_cpus() - 1, 16), 1)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Dataset":
+        warnings.warn(
+            f"{__name__}.Dataset has been renamed to bevatron.data.dataset.SampleSource",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return SampleSource
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

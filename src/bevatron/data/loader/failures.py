@@ -2,7 +2,8 @@
 
 import signal
 
-from bevatron.data.loader.worker import Dataset, Failure
+from bevatron.data.dataset import SampleSource
+from bevatron.data.loader.worker import Failure
 from bevatron.errors import LoaderError
 from bevatron.typing import IntArray
 
@@ -10,7 +11,7 @@ _MAX_NAMED = 8
 
 
 def loader_error(
-    dataset: Dataset, position: int, indices: IntArray, failure: Failure
+    dataset: SampleSource, position: int, indices: IntArray, failure: Failure
 ) -> LoaderError:
     """Turn a failure into an error that names the sample, the traceback as a note."""
     if failure.sample is not None:
@@ -23,7 +24,7 @@ def loader_error(
     return error
 
 
-def name_of(dataset: Dataset, sample: int) -> str:
+def name_of(dataset: SampleSource, sample: int) -> str:
     """Return a sample's name, or its number if the data set cannot tell."""
     try:
         return dataset.describe(sample)
@@ -31,7 +32,7 @@ def name_of(dataset: Dataset, sample: int) -> str:
         return f"sample {sample}"
 
 
-def names_of(dataset: Dataset, indices: IntArray) -> str:
+def names_of(dataset: SampleSource, indices: IntArray) -> str:
     """Return the names of a batch's samples, the first few if there are many."""
     named = [name_of(dataset, int(index)) for index in indices[:_MAX_NAMED]]
     more = [f"and {len(indices) - _MAX_NAMED} more"] if len(indices) > _MAX_NAMED else []

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import exit_text, loader_error, name_of, names_of
-from bevatron.data.loader.worker import Dataset, Failure, serve
+from bevatron.data.loader.worker import Failure, serve
 from bevatron.data.processes import start_without_main
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
@@ -74,7 +75,7 @@ class Pool:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SampleSource,
         collate: Collate,
         num_workers: int,
         *,
@@ -351,7 +352,7 @@ class Pool:
             self._changed.notify_all()
 
 
-def _pickled(dataset: Dataset, collate: Collate) -> bytes:
+def _pickled(dataset: SampleSource, collate: Collate) -> bytes:
     try:
         return pickle.dumps((dataset, collate))
     except Exception as error:

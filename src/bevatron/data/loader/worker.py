@@ -7,29 +7,17 @@ import traceback
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.task import Collate
-from bevatron.typing import Arrays, FloatArray, IntArray
+from bevatron.typing import FloatArray, IntArray
 
 IDLE, COLLATING = -1.0, -2.0
 """In the first cell of a worker's progress: no sample is being read."""
-
-
-class Dataset(Protocol):
-    """Samples by number."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int) -> Arrays:
-        """Read a sample."""
-
-    def describe(self, index: int) -> str:
-        """Return where a sample comes from: "train.xyz, frame 12"."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class SampleError(Exception):
 
 
 def make_batch(
-    dataset: Dataset,
+    dataset: SampleSource,
     collate: Collate,
     indices: IntArray,
     weights: FloatArray,

@@ -18,8 +18,8 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays, BoolArray, FloatArray
 
 
-class Reader(Protocol):
-    """Raw samples in a fixed order, opened again in every worker process (it pickles)."""
+class SampleReader(Protocol):
+    """Raw samples in a fixed order; picklable, because every worker process opens it again."""
 
     @property
     def sources(self) -> list[str]:
@@ -27,20 +27,24 @@ class Reader(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the files hold and of the options."""
+        """Hash of the files' content and of the options."""
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of all files."""
+        """Number of samples in all files."""
 
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
         """Yield samples ``start`` to ``stop - 1``, in order."""
 
     def describe(self, index: int) -> str:
-        """Say where a sample comes from: "train.xyz, frame 12"."""
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
+
+
+class Reader(SampleReader, Protocol):
+    """A reader that also reports on its files."""
 
     def report(self) -> list[str]:
-        """Lines that say what was found in each file."""
+        """Return what was found in each file, line by line."""
 
 
 class Signature(NamedTuple):
@@ -151,6 +155,20 @@ class FileState:
             raise DataError(f"{self.path}: cannot be read any more ({error.strerror})") from None
         if now != self:
             raise DataError(f"{self.path}: changed while it was being read; start again")
+
+
+def state_and_hash(path: Path) -> tuple[FileState, str]:
+    """Return the state and `content_hash` of a file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    try:
+        return FileState.of(path), content_hash(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 _WHOLE = 4 << 30

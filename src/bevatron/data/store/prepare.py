@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bevatron.data.processes import own_cpus
+from bevatron.data.readers.base import SampleReader
 from bevatron.data.samples import Field
-from bevatron.data.store.pending import Preparation
 from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.shards import Columns, concatenate
 from bevatron.data.store.store import STORE_FORMAT, Store, fields_to_plain
 from bevatron.data.store.workers import Advance, run_jobs
+from bevatron.data.store.writer import StoreWriter
 from bevatron.errors import BevatronError, ConfigError, DataError
 from bevatron.typing import Arrays
 
@@ -46,28 +47,6 @@ _PLACES_IN_ENVIRONMENT = (
 
 _SECONDS_TO_START = 2.0
 """About what a worker process needs before it begins."""
-
-
-class SampleReader(Protocol):
-    """What `prepare` needs of a reader; picklable, it is opened again in every worker."""
-
-    @property
-    def sources(self) -> list[str]:
-        """Names of the files as given."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' content and of the options."""
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in all files."""
-
-    def read(self, start: int, stop: int) -> Iterator[Arrays]:
-        """Give the samples of a range in order."""
-
-    def describe(self, index: int) -> str:
-        """Name a sample: ``train.xyz, frame 12``."""
 
 
 def prepare(
@@ -132,17 +111,17 @@ def prepare(
         cannot be written.
     """
     rank, world = place(rank, world)
-    task = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
-    if task.is_complete():
-        task.tidy()
-        return Store.open(task.out)
-    job = ShardJob(task, reader, featurize, summarise)
+    writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
+    if writer.is_complete():
+        writer.tidy()
+        return Store.open(writer.out)
+    job = ShardJob(writer, reader, featurize, summarise)
     progress = rank == 0 if progress is None else progress
     _do_share(job, rank, world, workers, progress)
     _take_over_rest(job, rank, workers, progress, patience)
-    if not task.is_complete():
-        task.finish()
-    return Store.open(task.out)
+    if not writer.is_complete():
+        writer.finish()
+    return Store.open(writer.out)
 
 
 def prepare_share(
@@ -167,12 +146,12 @@ def prepare_share(
         Whether the store is finished; the share that finds it so writes the manifest.
     """
     rank, world = place(rank, world)
-    task = _begin(reader, out, fields, settings, samples_per_shard, overwrite=False)
-    if not task.is_complete():
-        _do_share(ShardJob(task, reader, featurize, summarise), rank, world, workers, progress)
-        if task.missing():
+    writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite=False)
+    if not writer.is_complete():
+        _do_share(ShardJob(writer, reader, featurize, summarise), rank, world, workers, progress)
+        if writer.missing():
             return False
-        task.finish()
+        writer.finish()
     return True
 
 
@@ -212,22 +191,22 @@ def write_store(
     size = first.num_samples if first is not None else 1
     # What the arrays hold is known only at the end, so this store is like no other.
     inputs = _inputs(f"arrays {secrets.token_hex(8)}", sources, fields, settings or {})
-    task = Preparation(Path(out), tuple(fields), inputs, 0, max(size, 1))
-    task.begin(overwrite)
+    writer = StoreWriter(Path(out), tuple(fields), inputs, 0, max(size, 1))
+    writer.begin(overwrite)
     for number, columns in enumerate(chain([] if first is None else [first], remaining)):
-        if task.num_samples != number * size or not 0 < columns.num_samples <= size:
+        if writer.num_samples != number * size or not 0 < columns.num_samples <= size:
             raise ValueError("all shards but the last must hold the same number of samples, not 0")
-        task.write(number, columns, {})
-        task.num_samples += columns.num_samples
-    task.finish()
-    return Store.open(task.out)
+        writer.write(number, columns, {})
+        writer.num_samples += columns.num_samples
+    writer.finish()
+    return Store.open(writer.out)
 
 
 @dataclass(frozen=True)
 class ShardJob:
     """Reads, featurizes and writes one shard; runs in worker processes."""
 
-    task: Preparation
+    writer: StoreWriter
     reader: SampleReader
     featurize: Featurize | None
     summarise: Summarise | None
@@ -242,8 +221,8 @@ class ShardJob:
         StoreError
             If the shard cannot be written.
         """
-        indices = self.task.samples_of(number)
-        if self.task.is_finished(number):
+        indices = self.writer.samples_of(number)
+        if self.writer.is_finished(number):
             advance(len(indices))
             return
         raw = self.reader.read(indices.start, indices.stop)
@@ -254,7 +233,7 @@ class ShardJob:
             samples.append(self._sample(raw, index, self.featurize))
             advance(1)
         part = self.summarise(samples) if self.summarise is not None else {}
-        self.task.write(number, concatenate(samples, self.task.fields), part)
+        self.writer.write(number, concatenate(samples, self.writer.fields), part)
 
     def _at_once(
         self,
@@ -302,7 +281,7 @@ class ShardJob:
         return sample
 
     def _check(self, sample: Arrays) -> None:
-        for spec in self.task.fields:
+        for spec in self.writer.fields:
             if spec.name not in sample:
                 raise DataError(f"the field '{spec.name}' is missing")
             spec.check(sample[spec.name])
@@ -336,7 +315,7 @@ def _begin(
     settings: Mapping[str, Any],
     samples_per_shard: int | None,
     overwrite: bool,
-) -> Preparation:
+) -> StoreWriter:
     num_samples = reader.num_samples
     if num_samples == 0:
         raise DataError(f"{', '.join(reader.sources) or 'the input'}: holds no samples")
@@ -346,7 +325,7 @@ def _begin(
         raise ConfigError(f"samples_per_shard: expected at least 1, got {samples_per_shard}")
     inputs = _inputs(reader.fingerprint, reader.sources, fields, settings)
     report = getattr(reader, "report", None)
-    task = Preparation(
+    writer = StoreWriter(
         out=Path(out),
         fields=tuple(fields),
         inputs=inputs,
@@ -354,8 +333,8 @@ def _begin(
         samples_per_shard=samples_per_shard,
         report=list(report()) if callable(report) else [],
     )
-    task.begin(overwrite)
-    return task
+    writer.begin(overwrite)
+    return writer
 
 
 def _inputs(
@@ -376,11 +355,11 @@ def _inputs(
 
 
 def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progress: bool) -> None:
-    task = job.task
-    share = range(rank, task.num_shards, world)
-    todo = [number for number in share if not task.is_finished(number)]
-    total = sum(len(task.samples_of(number)) for number in share)
-    done = total - sum(len(task.samples_of(number)) for number in todo)
+    writer = job.writer
+    share = range(rank, writer.num_shards, world)
+    todo = [number for number in share if not writer.is_finished(number)]
+    total = sum(len(writer.samples_of(number)) for number in share)
+    done = total - sum(len(writer.samples_of(number)) for number in todo)
     title = "prepare" if world == 1 else f"prepare (share {rank + 1} of {world})"
     with show_progress(title, total, done, enabled=progress) as advance:
         if workers is None:
@@ -405,12 +384,12 @@ def _take_over_rest(
     job: ShardJob, rank: int, workers: int | None, progress: bool, patience: float
 ) -> None:
     """Wait for other ranks, and do their shards when nothing new appears for too long."""
-    task = job.task
-    missing = task.missing()
+    writer = job.writer
+    missing = writer.missing()
     if missing and progress:
         sys.stderr.write(f"prepare: waiting for {len(missing)} shards of other processes\n")
     last_change = time.monotonic()
-    while missing and not task.is_complete():
+    while missing and not writer.is_complete():
         ours: list[int] = []
         if time.monotonic() - last_change > patience:
             # Different ranks begin at different places.
@@ -420,7 +399,7 @@ def _take_over_rest(
             run_jobs(job, ours, _crew(workers, ours), lambda _count: None)
         else:
             time.sleep(min(1.0, patience / 4))
-        still = task.missing()
+        still = writer.missing()
         if set(missing) - set(still) - set(ours):
             last_change = time.monotonic()
         missing = still

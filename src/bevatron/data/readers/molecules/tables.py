@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from bevatron.data.readers.base import FileState, content_hash
+from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
@@ -52,11 +52,7 @@ class TableFile:
         self, path: Path, options: MoleculeOptions, geometry: Geometry | None = None
     ) -> None:
         self.path, self.name, self.geometry = path, str(path), geometry
-        try:
-            self.state = FileState.of(path)
-            self._hash = content_hash(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self.state, self._hash = state_and_hash(path)
         if not self.state.size:
             raise DataError(f"{path}: the file is empty")
         names = _column_names(path)
