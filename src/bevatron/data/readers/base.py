@@ -1,8 +1,7 @@
-"""What the readers share: one frame as a file holds it, and what a file is asked for.
+"""Protocols and types shared by the readers.
 
-A `FileReader` knows one format and nothing about labels: it hands out frames with everything that
-stands beside the atoms, and a survey of which names stand there. `structures.StructureReader` makes
-samples from them.
+A `FileReader` knows one format and nothing about labels: it yields frames with all their info and
+arrays, and surveys which names occur. `structures.StructureReader` turns frames into samples.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -48,7 +47,7 @@ class Reader(SampleReader, Protocol):
 
 
 class Signature(NamedTuple):
-    """The names that stand beside the atoms of a frame; most frames of a file have the same."""
+    """The names of the info and arrays of a frame; most frames of a file share them."""
 
     info: tuple[str, ...]
     arrays: tuple[str, ...]
@@ -57,7 +56,7 @@ class Signature(NamedTuple):
 
 @dataclass(slots=True)
 class RawFrame:
-    """One frame as its file holds it.
+    """One frame as stored in its file.
 
     Attributes
     ----------
@@ -66,9 +65,9 @@ class RawFrame:
     cell : [3, 3] Å, rows are lattice vectors, zeros without a cell
     pbc : [3]
     info
-        What is there once per frame, by name; text where the format has nothing but text.
+        Values per frame, by name; text where the format has only text.
     arrays
-        What is there once per atom, [N, ...], by name.
+        Values per atom, [N, ...], by name.
     """
 
     numbers: npt.NDArray[np.int32]
@@ -80,26 +79,26 @@ class RawFrame:
 
     @property
     def signature(self) -> Signature:
-        """The names that are there."""
+        """The names of info and arrays."""
         return Signature(tuple(self.info), tuple(self.arrays), bool(self.pbc.any()))
 
 
 @dataclass
 class Survey:
-    """What one pass over a file saw, without judging it.
+    """Statistics of one pass over a file.
 
     Attributes
     ----------
     counts, first
-        How many frames have a signature, and the first that has.
+        Number of frames with a signature, and the first of them.
     nonzero
-        Names among those watched whose value is not zero in some frame.
+        Watched names whose value is not zero in some frame.
     elements
         Atomic numbers that occur.
     num_frames, num_several
-        Frames, and those of more than one atom.
+        Number of frames, and of those with more than one atom.
     complete
-        Whether every frame was looked at (a very large database is sampled).
+        Whether every frame was read (a very large database is sampled).
     """
 
     counts: dict[Signature, int] = field(default_factory=dict)
@@ -135,7 +134,7 @@ class FileReader(Protocol):
 
 @dataclass(frozen=True)
 class FileState:
-    """Size and time of a file when it was first looked at, to notice that it changed since."""
+    """Size and modification time of a file, to detect that it changed."""
 
     path: Path
     size: int
@@ -143,12 +142,12 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> "FileState":
-        """Look at a file now."""
+        """Return the current state of a file."""
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns)
 
     def refuse_change(self) -> None:
-        """Raise DataError if the file is gone or not the one looked at first."""
+        """Raise DataError if the file is gone or has changed."""
         try:
             now = FileState.of(self.path)
         except OSError as error:

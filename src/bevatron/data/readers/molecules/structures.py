@@ -1,4 +1,4 @@
-"""3D structures beside a table of SMILES: SDF files and positions in an npz."""
+"""3D structures for a table of SMILES: SDF files and positions in an npz."""
 
 import gzip
 import mmap
@@ -294,7 +294,7 @@ class SdfFile:
 def _items(entry: bytes) -> dict[str, str]:
     """Find the data items that follow the structure: ``> <name>``, then lines up to an empty one.
 
-    Behind the name may stand the number of the entry, ``> <name>  (7)``.
+    The number of the entry may follow the name, ``> <name>  (7)``.
     """
     items: dict[str, list[str]] = {}
     own: list[str] | None = None

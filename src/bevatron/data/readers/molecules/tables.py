@@ -301,7 +301,7 @@ def _read_table(path: Path, columns: list[str]) -> Any:
             return pa.parquet.read_table(path, columns=columns)
         if kind == ".smi":
             return pa.table({"smiles": _list_of_smiles(path)})
-        # All as text: what is no number is then named by its row.
+        # All columns as text, so that errors can name the row of a value that is not a number.
         convert = pa.csv.ConvertOptions(
             include_columns=columns,
             column_types=dict.fromkeys(columns, pa.string()),
@@ -323,7 +323,7 @@ def _list_of_smiles(path: Path) -> list[str]:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    """Say what is wrong with a table, in words of ours where the first line tells."""
+    """Explain why a table cannot be read, from its first line if possible."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
     try:
