@@ -1,4 +1,4 @@
-"""Data sets: what the loader and the trainer see, made from stores by choosing and joining."""
+"""Data sets for the loader and the trainer: stores, subsets and concatenations of them."""
 
 import operator
 from collections.abc import Sequence
@@ -10,34 +10,38 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array, Arrays, FloatArray, IntArray
 
 
-class Dataset(Protocol):
-    """Samples by position; picklable, because worker processes open it again.
+class SampleSource(Protocol):
+    """Samples by index; picklable, because every loader worker opens it again."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Arrays:
+        """Read a sample."""
+
+    def describe(self, index: int) -> str:
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
+
+
+class Dataset(SampleSource, Protocol):
+    """Samples and their sizes, which packing needs.
 
     `bevatron.data.store.store.Store` is one, `Subset` and `Concatenated` are made of others.
     """
 
-    def __len__(self) -> int:
-        """Count the samples."""
-
-    def __getitem__(self, index: int) -> Arrays:
-        """One sample."""
-
-    def describe(self, index: int) -> str:
-        """Name where a sample comes from: ``train.xyz, frame 12``."""
-
     def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n], without reading the samples."""
+        """Return the number of rows of a ragged field in every sample, [n]; reads no samples."""
 
 
 class Subset:
-    """Some samples of a data set, in the given order.
+    """A selection of samples, in the given order.
 
     Parameters
     ----------
     dataset
-        Where they are.
+        The data set to select from.
     indices
-        Positions in ``dataset``, [n].
+        Indices into ``dataset``, [n].
 
     Raises
     ------
@@ -66,29 +70,29 @@ class Subset:
         return self.dataset[int(self.indices[operator.index(index)])]
 
     def describe(self, index: SupportsIndex) -> str:
-        """Name where a sample comes from."""
+        """Return the origin of a sample."""
         return self.dataset.describe(int(self.indices[operator.index(index)]))
 
     def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n]."""
+        """Return the number of rows of a ragged field in every sample, [n]."""
         chosen: IntArray = self.dataset.lengths(field)[self.indices]
         return chosen
 
 
 class Concatenated:
-    """Several data sets one after another.
+    """Several data sets concatenated.
 
     Parameters
     ----------
     datasets
         The parts.
     heads
-        By part, the number that replaces its samples' ``head``; None keeps what is stored.
+        For each part the number that replaces ``head`` of its samples; None keeps the stored one.
 
     Raises
     ------
     DataError
-        If there is no part, or not one head for each.
+        If there are no parts, or not one head for each.
     """
 
     def __init__(self, datasets: Sequence[Dataset], heads: Sequence[int] | None = None) -> None:
@@ -111,7 +115,7 @@ class Concatenated:
         return sample if self.heads is None else {**sample, "head": self.heads[part]}
 
     def locate(self, index: SupportsIndex) -> tuple[int, int]:
-        """Which part a sample is in and its position there.
+        """Return the part that holds a sample and the index within it.
 
         Raises
         ------
@@ -127,36 +131,36 @@ class Concatenated:
         return part, place - int(self.starts[part])
 
     def describe(self, index: SupportsIndex) -> str:
-        """Name where a sample comes from."""
+        """Return the origin of a sample."""
         part, row = self.locate(index)
         return self.datasets[part].describe(row)
 
     def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n]."""
+        """Return the number of rows of a ragged field in every sample, [n]."""
         return np.concatenate([dataset.lengths(field) for dataset in self.datasets])
 
 
 def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntArray]:
-    """Divide samples at random into disjoint parts, the same on any machine for ever.
+    """Split samples at random into disjoint parts, identically on every machine and version.
 
     Parameters
     ----------
     num_samples
         Number of samples.
     fractions
-        Share of each part; together at most 1. A part of more than nothing gets a sample at least.
+        Fraction of each part, at most 1 in sum. A part above 0 gets at least one sample.
     seed
-        Another seed gives another division.
+        Another seed gives another split.
 
     Returns
     -------
     list of int64 arrays
-        Ascending positions of the samples of each part.
+        Ascending indices of the samples of each part.
 
     Raises
     ------
     ConfigError
-        If a fraction is negative, they add up to more than 1, or there are too few samples.
+        If a fraction is negative, the sum exceeds 1, or there are too few samples.
 
     Examples
     --------
@@ -178,7 +182,7 @@ def split(num_samples: int, fractions: Sequence[float], seed: int) -> list[IntAr
 
 
 def _shares_to_counts(num_samples: int, shares: FloatArray) -> list[int]:
-    """Whole numbers nearest to the shares, with the right total and none empty by rounding."""
+    """Round shares to counts with the right total; a share above 0 gets at least 1."""
     exact = shares * num_samples
     counts = np.floor(exact + 1e-9).astype(np.int64)
     total = round(float(exact.sum()))
@@ -192,7 +196,7 @@ def _shares_to_counts(num_samples: int, shares: FloatArray) -> list[int]:
 
 
 def _random_keys(num: int, seed: int) -> Array:
-    """One pseudo-random uint64 per number by splitmix64, which unlike numpy's will never change."""
+    """Return one pseudo-random uint64 per sample by splitmix64, which never changes."""
     golden = 0x9E3779B97F4A7C15
     x = np.arange(1, num + 1, dtype=np.uint64) * np.uint64(golden)
     x += np.uint64((seed * 0xD1342543DE82EF95 + 1) % 2**64)
@@ -203,7 +207,7 @@ def _random_keys(num: int, seed: int) -> Array:
 
 
 def sizes(dataset: Dataset) -> dict[str, IntArray]:
-    """Atoms and edges of every structure: ``num_atoms`` and ``num_edges``, int64 [n]."""
+    """Return ``num_atoms`` and ``num_edges`` of every structure, int64 [n]."""
     return {
         "num_atoms": dataset.lengths("atomic_numbers"),
         "num_edges": dataset.lengths("edges"),

@@ -1,7 +1,7 @@
 """Neighbour lists: the directed edges of a structure within a cutoff, periodic images included.
 
 Built by vesin and brought into one reproducible order. The convention is mace's: an edge (i, j, S)
-leads from the sender i to the receiver j, and its vector is r_j - r_i + S.cell. Every pair stands
+leads from the sender i to the receiver j, and its vector is r_j - r_i + S.cell. Every pair occurs
 twice, once in each direction. An atom is a neighbour of its own periodic images, never of itself.
 """
 
@@ -109,9 +109,8 @@ def span_volume(
 ) -> bool:
     """Say whether the periodic lattice vectors span a volume (or an area, or a length).
 
-    Judged by heights, not by the volume itself: every periodic vector must stand out of the plane
-    of the other periodic ones by at least ``thinnest`` Å, so the answer does not depend on how
-    large the cell is otherwise.
+    Heights are compared, not the volume: every periodic vector must extend at least ``thinnest`` Å
+    out of the plane of the other periodic ones, so the result does not depend on the other lengths.
     """
     a = [row for row, axis in zip(cell.tolist(), periodic.tolist(), strict=True) if axis]
     if not a or not all(math.isfinite(x) for row in a for x in row):

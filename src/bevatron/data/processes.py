@@ -1,4 +1,4 @@
-"""How many worker processes suit, and starting them without running the user's script again."""
+"""Number of worker processes, and starting them without importing the user's script."""
 
 import os
 import signal
@@ -14,28 +14,28 @@ def usable_cpus() -> int:
 
 
 def own_cpus() -> int:
-    """Count the CPUs for this process among those that torchrun has started on this machine."""
+    """Count the CPUs of this process, shared equally by the local ranks of torchrun."""
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return max(usable_cpus() // ranks, 1)
 
 
 def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:
-    """Start a process that is not given the user's script, unless it needs something of it.
+    """Start a process that does not import the user's script, unless it needs it.
 
-    multiprocessing imports the main script in every new process, in case functions or classes that
-    are sent there come from it. That costs a second or more, and a script without a guard around
-    its main part would run again.
+    multiprocessing imports the main script in every new process, in case it defines functions or
+    classes sent there. That costs a second or more, and a script without a main guard would run
+    again.
 
     Schedulers announce the end of a job by SIGUSR1 or SIGUSR2 to all its processes, and the main
-    process decides what to do. The new process, and the fork server where this starts it, inherit
-    a mask that blocks both signals.
+    process decides what to do. The new process, and the fork server if this starts it, inherit a
+    mask that blocks both signals.
 
     Parameters
     ----------
     process
-        Not started yet, of the methods spawn or forkserver.
+        Not started yet; start method spawn or forkserver.
     needs_main
-        Whether what is sent to it was defined in the script (its pickle names ``__main__``).
+        Whether the script defines an object sent to it (its pickle names ``__main__``).
     """
     original = spawn.get_preparation_data
 

@@ -21,12 +21,12 @@ class VerletList:
     ----------
     cutoff : Å
     skin : Å
-        0 builds the list anew for every change.
+        0 rebuilds the list for every change.
 
     Attributes
     ----------
     num_builds
-        How often the list was built.
+        Number of times the list was built.
 
     Examples
     --------

@@ -163,7 +163,7 @@ def test_bad_lines_are_refused_by_number(text, message, tmp_path):
         ({"num_nodes": None, "x": np.ones((4, 2), np.float32)},
          "holds features of 4 vertices but there are labels of 5"),
         ({"edge_src": np.r_[SRC, 4], "edge_dst": np.r_[DST, 1]},
-         "the edge from 4 to 1 stands there more than once (1 such entries in all)"),
+         "the edge from 4 to 1 occurs more than once (1 such entries in all)"),
         ({"edge_src": None}, "holds no edges; expected edge_src and edge_dst, edge_index"),
         ({"x": np.array([{}] * 5)}, "the array 'x' holds Python objects"),
     ],

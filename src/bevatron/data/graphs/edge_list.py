@@ -1,4 +1,4 @@
-"""Edge lists as text: two columns of ids, perhaps a third of weights; plain or gzip."""
+"""Edge lists as text: two columns of ids, optionally a third of weights; plain or gzip."""
 
 import gzip
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def edge_list_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Edg
     path
         The file; ``.gz`` is unpacked on the way.
     block_bytes
-        Text that is held at once, about.
+        Approximate number of bytes held at once.
 
     Yields
     ------

@@ -1,10 +1,10 @@
-"""Random graphs of any size, made in pieces: Kronecker as Graph500 has it, and uniform.
+"""Random graphs of any size, generated in pieces: Kronecker as in Graph500, and uniform.
 
-Entry e of the list of edges asked for depends on (seed, e) alone. So every rank makes, piece by
-piece, exactly the part of the graph that it keeps, no rank ever holds the whole list, and the
-graph is the same on any number of ranks. Row i of the matrix attends to the columns stored in it.
+Edge e depends only on (seed, e). So every rank generates, piece by piece, exactly the part of the
+graph that it keeps, no rank ever holds the whole list, and the graph is the same on any number of
+ranks. Row i of the matrix attends to the columns stored in it.
 
-A source of edges, for whoever cuts graphs into blocks, has ``num_vertices``,
+A source of edges, for partitioning a graph into blocks, has ``num_vertices``,
 ``merge_duplicates``, ``pieces(device)`` and, where empty rows get an entry, ``fill_empty_row``.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from bevatron.data.graphs.generators_randomness import RandomOrder, random_below, random_words
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Edges made at a time: a few vectors of them must fit beside the graph."""
+"""Edges per piece: a few vectors of this length must fit in memory next to the graph."""
 
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)
 """Graph500's A, B, C, D: (0, 0), (0, 1), (1, 0) and (1, 1) of (row, column) bits."""
@@ -88,12 +88,12 @@ class Kronecker:
 
     @property
     def num_vertices(self) -> int:
-        """How many vertices the graph has."""
+        """Number of vertices."""
         return 1 << self.levels if self.round_down else self.vertices
 
     @property
     def num_drawn(self) -> int:
-        """How many positions are drawn."""
+        """Number of positions drawn."""
         factor = -(-self.edges // self.vertices)
         if self.round_down:
             return factor * self.num_vertices
@@ -171,7 +171,7 @@ class Uniform:
 
     @property
     def num_vertices(self) -> int:
-        """How many vertices the graph has."""
+        """Number of vertices."""
         return self.vertices
 
     @property
@@ -181,7 +181,7 @@ class Uniform:
 
     @property
     def num_drawn(self) -> int:
-        """How many positions are drawn."""
+        """Number of positions drawn."""
         return self.degree * self.vertices
 
     def pieces(
@@ -216,7 +216,7 @@ def block_entries(
     device: torch.device | str = "cpu",
     piece: int | None = None,
 ) -> Piece:
-    """Make the entries of one block of a random graph, sorted by row, then column.
+    """Generate the entries of one block of a random graph, sorted by row, then column.
 
     Parameters
     ----------
@@ -227,13 +227,13 @@ def block_entries(
     device
         Where to compute; the result is the same everywhere.
     piece
-        Positions drawn at a time; by default what suits the device.
+        Positions drawn at a time; the default depends on the device.
 
     Returns
     -------
     tuple
         Row and column of every entry in the block, without duplicates, as numbers of the whole
-        graph. Beside the block itself memory holds one piece.
+        graph. Memory holds the block and one piece.
 
     Examples
     --------
@@ -261,36 +261,3 @@ def block_entries(
         keys.append((row[mine] * width).add_(col[mine] - cols.start))
     key = torch.cat(keys).unique() if keys else empty.new_zeros(0, dtype=torch.int64)
     return key // width + rows.start, key % width + cols.start
-
-
-def kronecker_block(
-    vertices: int,
-    edges: int,
-    rows: range | None = None,
-    cols: range | None = None,
-    *,
-    seed: int = 42,
-    device: torch.device | str = "cpu",
-) -> Piece:
-    """Make one block of the `Kronecker` graph of this size; see `block_entries`.
-
-    Examples
-    --------
-    >>> row, col = kronecker_block(64, 512, rows=range(8, 16))
-    >>> int(row.min()), int(row.max())
-    (8, 15)
-    """
-    return block_entries(Kronecker(vertices, edges, seed), rows, cols, device=device)
-
-
-def uniform_block(
-    vertices: int,
-    edges: int,
-    rows: range | None = None,
-    cols: range | None = None,
-    *,
-    seed: int = 42,
-    device: torch.device | str = "cpu",
-) -> Piece:
-    """Make one block of the `Uniform` graph of this size; see `block_entries`."""
-    return block_entries(Uniform(vertices, edges, seed), rows, cols, device=device)

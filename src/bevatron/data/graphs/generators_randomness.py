@@ -1,8 +1,7 @@
-"""Random numbers that depend on a seed and a position alone, on any device.
+"""Counter-based random numbers: they depend only on a seed and a position, on any device.
 
-A rank that needs the random numbers of edges 10^9 ... 10^9 + 10^6 computes just these. They are
-int64 arithmetic modulo 2^64 only, so a CPU and a GPU agree to the last bit, whatever is drawn in
-which order.
+A rank that needs the random numbers of edges 10^9 ... 10^9 + 10^6 computes just these. Only int64
+arithmetic modulo 2^64 is used, so CPU and GPU agree to the last bit, in any order of draws.
 """
 
 from collections.abc import Callable

@@ -34,7 +34,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class SparseFeatures:
-    """Features of vertices of which most are zero, by rows.
+    """Sparse features of vertices, by rows.
 
     Attributes
     ----------
@@ -68,14 +68,14 @@ class SparseFeatures:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in the file and done to it.
+    """What was found in the file and changed.
 
     Attributes
     ----------
     given
         Edges that the file holds.
     duplicates
-        Those of them that stood there before.
+        Repeated edges among them.
     loops
         Self loops of the file.
     reversed
@@ -93,7 +93,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class GraphArrays:
-    """A graph with what is known of its vertices.
+    """A graph with the data of its vertices.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class GraphArrays:
     num_nodes
         Number of vertices.
     edges
-        Sorted by row, then by column; none stands twice.
+        Sorted by row, then by column, without duplicates.
     features
         [N, C], dense or sparse; None = none.
     labels
@@ -111,7 +111,7 @@ class GraphArrays:
     roles
         [N] uint8: 1 + position in `ROLES`, 0 = none; None = no split.
     found
-        What was done to the edges.
+        Changes made to the edges.
     ids
         [N] the file's ids of the vertices if they were renumbered.
     """

@@ -1,4 +1,4 @@
-"""Self loops, reverse edges and duplicates: the edges of a graph put into their final order."""
+"""Self loops, reverse edges and duplicates: the the edges of a graph in their final order."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def normalise_edges(
 ) -> tuple[Edges, Found]:
     """Check, sort and change edges as the options say.
 
-    First duplicates are merged, then the reverse of edges is added where it is missing, then self
-    loops are treated. Without weights nothing but the keys ``row * N + column`` is kept meanwhile.
+    First duplicates are merged, then missing reverse edges are added, then self loops are handled.
+    Without weights only the keys ``row * N + column`` are held in memory.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _merged(
     if options.duplicates == "refuse":
         row, col = divmod(int(keys[np.flatnonzero(~new)[0]]), num_nodes)
         raise DataError(
-            f"{name}: the edge from {col} to {row} stands there more than once ({doubled:,} such "
+            f"{name}: the edge from {col} to {row} occurs more than once ({doubled:,} such "
             "entries in all); set duplicates='merge' or duplicates='sum' to take them as one"
         )
     if options.duplicates == "sum":

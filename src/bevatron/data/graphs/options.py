@@ -1,4 +1,4 @@
-"""What is done with a graph while it is read: nothing that is not said here."""
+"""Options for reading a graph; by default it is left unchanged."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from bevatron.errors import ConfigError
 
 ROLES = ("train", "valid", "test")
-"""What vertices are used for, in the order of their numbers: 1, 2, 3; 0 is none of them."""
+"""Roles of vertices, in the order of their numbers 1, 2, 3; 0 is none."""
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,23 @@ class GraphOptions:
     symmetrise
         Add the reverse of every edge that has none, with the same weight.
     duplicates
-        An edge that stands twice: ``refuse`` the file, ``merge`` (the first one counts) or ``sum``
-        the weights (without weights each counts 1).
+        For repeated edges ``refuse`` the file, ``merge`` (keep the first) or ``sum`` the weights
+        (1 each without weights).
     features
         ``rows`` divides each vertex's features by the sum of their absolute values, as usual for
-        bags of words; ``keep`` leaves them alone.
+        bags of words; ``keep`` leaves them unchanged.
     renumber
-        Give vertices the numbers 0, 1, ... in the order of their ids in the file; for edge lists
-        with gaps.
+        Renumber vertices 0, 1, ... in the order of their ids in the file; for edge lists with
+        gaps.
     num_nodes
-        Number of vertices; None = as the file says, or the largest id + 1.
+        Number of vertices; None = as given in the file, or the largest id + 1.
     split
         Which of several splits in one file, from 0.
     random_split
-        Shares of vertices with a label for training, validation and test, drawn at random; None =
-        the file's splits.
+        Fractions of the labelled vertices for training, validation and test, drawn at random;
+        None = the splits in the file.
     split_seed
-        Of ``random_split``.
+        Seed of ``random_split``.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Edges a piece at a time: graphs whose edge list no process needs as a whole.
+"""Edges in pieces: graphs whose whole edge list no process needs to hold.
 
-An `EdgeSource` is what whoever cuts a graph into blocks takes (as `generators.Kronecker` is one):
-``num_vertices``, ``merge_duplicates``, ``fill_empty_rows`` and ``pieces(device)``, which can be
-walked as often as need be and gives the same edges every time.
+Partitioning a graph into blocks takes an `EdgeSource` (or `generators.Kronecker`), which has
+``num_vertices``, ``merge_duplicates``, ``fill_empty_rows`` and ``pieces(device)``; it can be
+iterated repeatedly and yields the same edges every time.
 """
 
 import itertools
@@ -47,13 +47,13 @@ class EdgeSource:
     path
         The file or OGB's folder.
     options
-        Duplicates, reverse edges and self loops, done on the way: reverse edges and self loops come
-        besides, and whoever stores the entries keeps the first of each. With weights, which may
-        differ, the file's own edges come first, then all reverse ones, then the self loops.
+        Duplicates, reverse edges and self loops, handled on the fly: reverse edges and self loops
+        are yielded in addition, and the consumer keeps the first of equal entries. With weights,
+        which may differ, edges of the file come first, then the reverse ones, then the self loops.
     num_vertices
         Number of vertices.
     weight_type
-        Of the edges' weights: torch.float32 or float64; None if all are 1.
+        Type of the edge weights: torch.float32 or float64; None if all are 1.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class EdgeSource:
 
     @property
     def merge_duplicates(self) -> bool:
-        """Whether an entry that comes twice is stored once, instead of being an error."""
+        """Whether repeated entries are stored once, instead of being an error."""
         changes = self.options.symmetrise or self.options.self_loops == "add"
         return self.options.duplicates == "merge" or changes
 
@@ -82,7 +82,7 @@ class EdgeSource:
         Raises
         ------
         DataError
-            For an index out of range or a weight that is no number, naming the edge.
+            For an index out of range or a weight that is not a number; names the edge.
         """
         size, reverse = piece or PIECE_EDGES, self.options.symmetrise
         if self.weight_type is None:
@@ -98,7 +98,7 @@ class EdgeSource:
         yield from self._loops(device, size)
 
     def _own(self, device: torch.device | str, size: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the file's edges, without self loops if these are to go."""
+        """Yield the edges of the file, without self loops if these are removed."""
         first = 0
         for edges in _file_pieces(self.path, size):
             check_indices(edges, self.num_vertices, str(self.path), first)
@@ -169,7 +169,7 @@ def _edge_file(path: Path) -> Path:
 
 
 def _count(path: Path) -> int:
-    """Find the number of vertices, if need be by walking all edges once."""
+    """Find the number of vertices, if necessary by a pass over all edges."""
     listed = path / "raw" / "num-node-list.csv.gz"
     if listed.is_file():
         import gzip
@@ -197,7 +197,7 @@ def _count(path: Path) -> int:
 
 
 def _weight_type(path: Path) -> torch.dtype | None:
-    """Find the type of the edges' weights, if need be by walking all edges once."""
+    """Find the type of the edge weights, if necessary by a pass over all edges."""
     if not path.is_dir() and path.suffix == ".npz":
         with NpzFile(path) as file:
             if _weights_name(file) is None:
@@ -291,7 +291,7 @@ def _compressed_pieces(
 def _weighted(
     pairs: Iterator[tuple[Array, Array]], weights: Iterator[Array | None], path: Path
 ) -> Iterator[Edges]:
-    """Put (rows, columns) and their weights together.
+    """Zip (rows, columns) with their weights.
 
     Raises
     ------

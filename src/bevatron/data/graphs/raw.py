@@ -1,4 +1,4 @@
-"""From what a file holds to a checked graph: the last step that all readers share."""
+"""From the content of a file to a checked graph: the last step of all readers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from bevatron.typing import Array, IntArray
 
 @dataclass(frozen=True, eq=False)
 class RawGraph:
-    """What a file holds, unchecked.
+    """The unchecked content of a graph file.
 
     Attributes
     ----------
@@ -25,13 +25,13 @@ class RawGraph:
     rows, cols : [E] destination and source of every edge
     weights : [E]; None = all 1
     num_nodes
-        As the file says; None if it does not.
+        As given in the file, or None.
     features, labels
         Of the vertices; None = none.
     splits
-        Masks or numbers of vertices under any of the usual names.
-    beside
-        Files that hold features, labels or splits instead, by these names.
+        Masks or indices of vertices under any of the usual names.
+    separate_files
+        Other files that hold ``features``, ``labels`` or ``splits``.
     """
 
     name: str
@@ -42,15 +42,15 @@ class RawGraph:
     features: Array | SparseFeatures | None = None
     labels: Array | None = None
     splits: Mapping[str, Array] = field(default_factory=dict)
-    beside: Mapping[str, str] = field(default_factory=dict)
+    separate_files: Mapping[str, str] = field(default_factory=dict)
 
     def holder(self, what: str) -> str:
         """Name the file that holds features, labels or splits, for messages."""
-        return self.beside.get(what, self.name)
+        return self.separate_files.get(what, self.name)
 
 
 def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
-    """Check everything and bring the edges into order.
+    """Check everything and sort the edges.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def raw_edges(name: str, rows: Array, cols: Array, weights: Array | None, first:
 
 
 def _signed(values: Array) -> Any:
-    """Return int32 or int64, whatever the file has."""
+    """Convert integers of any type to int32 or int64."""
     if values.dtype in {np.dtype(np.int32), np.dtype(np.int64)}:
         return values
     small = values.dtype.kind == "i" or values.dtype.itemsize < 4
@@ -117,19 +117,20 @@ def _signed(values: Array) -> Any:
 
 
 def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
-    """Find the number of vertices: as told, as the file says, or the largest id + 1.
+    """Find the number of vertices: from the options, from the file, or the largest id + 1.
 
     Raises
     ------
     DataError
         If there is neither an edge nor a number, or features and labels contradict each other.
     """
-    for told in (options.num_nodes, raw.num_nodes):
-        if told is not None:
-            return told
+    for given in (options.num_nodes, raw.num_nodes):
+        if given is not None:
+            return given
     known = [int(values.shape[0]) for values in (raw.features, raw.labels) if values is not None]
     if len(set(known)) == 2:
-        labels_in = f" in {raw.beside['labels']}" if "labels" in raw.beside else ""
+        labels_file = raw.separate_files.get("labels")
+        labels_in = f" in {labels_file}" if labels_file else ""
         raise DataError(
             f"{raw.holder('features')}: holds features of {known[0]:,} vertices but there are "
             f"labels of {known[1]:,}{labels_in}"
@@ -142,7 +143,7 @@ def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:
 
 
 def renumbered(edges: Edges, name: str) -> tuple[IntArray, Edges]:
-    """Give the vertices that edges name the numbers 0, 1, ... in the order of their ids.
+    """Renumber the vertices of the edges 0, 1, ... in the order of their ids.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One function for every kind of graph file."""
+"""`read_graph`: any kind of graph file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,24 +28,24 @@ def read_graph(
     labels: Path | None = None,
     splits: Path | None = None,
 ) -> GraphArrays:
-    r"""Read a graph, check it and bring its edges into order.
+    r"""Read a graph, check it and sort its edges.
 
     Parameters
     ----------
     source
         An npz file, an edge list (.txt, .csv, .tsv, .edges, also .gz), a folder of OGB, a .pt file
-        of PyTorch Geometric, or such a `Data` itself.
+        of PyTorch Geometric, or a `Data` object.
     options
         Self loops, reverse edges, duplicates, features, splits.
     features, labels
-        .npy files for what an edge list has not, one row per vertex.
+        .npy files with one row per vertex, for edge lists.
     splits
-        .npz file with masks or numbers of vertices: train, valid, test.
+        .npz file with masks or indices of vertices: train, valid, test.
 
     Raises
     ------
     DataError
-        If a file cannot be read or holds what must not be trained on; it names file and place.
+        If a file cannot be read or holds invalid data; the message names file and position.
     TrustError
         If a .pt file holds more than tensors and plain values.
 
@@ -73,19 +73,19 @@ def read_vertices(
     labels: Path | None = None,
     splits: Path | None = None,
 ) -> GraphArrays:
-    """Read what a file says of the vertices, without the edges, which are read in pieces.
+    """Read only the data of the vertices; the edges are read in pieces.
 
     Parameters
     ----------
     path, options, features, labels, splits
-        As of `read_graph`.
+        As for `read_graph`.
     num_nodes
         Number of vertices.
 
     Raises
     ------
     DataError
-        As of `read_graph`, for features, labels and splits.
+        As for `read_graph`, for features, labels and splits.
     """
     options = options or GraphOptions()
     nothing = np.zeros(0, dtype=np.int64)
@@ -105,7 +105,7 @@ def _with_files(
 ) -> RawGraph:
     given = {"features": features, "labels": labels, "splits": splits}
     names = {what: str(path) for what, path in given.items() if path is not None}
-    raw = replace(raw, beside=names)
+    raw = replace(raw, separate_files=names)
     if features is not None:
         raw = replace(raw, features=_array(features))
     if labels is not None:

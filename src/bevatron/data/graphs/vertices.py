@@ -1,4 +1,4 @@
-"""What is known of the vertices of a graph: features, labels and splits, checked."""
+"""Checks of the data of vertices: features, labels and splits."""
 
 from collections.abc import Mapping
 from typing import Any

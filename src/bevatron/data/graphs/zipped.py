@@ -57,7 +57,7 @@ class NpzFile:
         return name in self.names
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of an array, without reading it."""
+        """Return shape and type of an array, without reading it."""
         with self._open(name) as stream:
             shape, _, dtype = self._header(stream, name)
         return shape, dtype
@@ -127,7 +127,7 @@ class NpzFile:
         yield from self._parts(name, size, start, total if stop is None else min(stop, total))
 
     def _parts(self, name: str, size: int, start: int, stop: int) -> Iterator[Array]:
-        """Decompress numbers ``start`` to ``stop`` as they lie in the file."""
+        """Decompress numbers ``start`` to ``stop`` in the order of the file."""
         with self._open(name) as stream:
             _, _, dtype = self._header(stream, name)
             stream.seek(stream.tell() + start * dtype.itemsize)
@@ -164,7 +164,7 @@ class NpzFile:
         return shape, fortran, dtype
 
     def _mapped(self, name: str) -> Array | None:
-        """Map an array that is stored as it is."""
+        """Map an uncompressed array."""
         if name not in self:
             return None
         info = self._zip.getinfo(f"{name}.npy")
@@ -188,7 +188,7 @@ class NpzFile:
         return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
     def _exactly(self, stream: BufferedIOBase, count: int, name: str) -> bytes:
-        """Read so many bytes, fewer only at the end."""
+        """Read the given number of bytes, fewer only at the end."""
         found = bytearray()
         try:
             while len(found) < count and (data := stream.read(count - len(found))):

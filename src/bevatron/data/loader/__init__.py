@@ -1,6 +1,7 @@
-"""Batches of a plan, made ahead of time by worker processes."""
+"""Batches of a plan, prefetched by worker processes."""
 
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,36 +10,32 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader.failures import loader_error, name_of
 from bevatron.data.loader.pool import Pool
-from bevatron.data.loader.worker import (
-    Dataset,
-    SampleError,
-    failure_of,
-    make_batch,
-)
+from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
-__all__ = ["Dataset", "LoadedBatch", "Loader", "default_workers"]
+__all__ = ["LoadedBatch", "Loader", "default_workers"]
 
 B = TypeVar("B")
 
 
 @dataclass(frozen=True)
 class LoadedBatch(Generic[B]):
-    """A batch that is ready.
+    """A collated batch.
 
     Attributes
     ----------
     batch
-        What ``collate`` returned.
+        Return value of ``collate``.
     position
-        Its place in the plan.
+        Its position in the plan.
     waited_seconds
-        How long it had to be waited for.
+        Time the consumer waited for it.
     """
 
     batch: B
@@ -47,47 +44,46 @@ class LoadedBatch(Generic[B]):
 
 
 class Loader:
-    """Make the batches of a plan ahead of time in worker processes.
+    """Prefetch the batches of a plan in worker processes.
 
-    Unlike torch's DataLoader it knows which batch every worker holds. A worker that dies is
-    noticed at once and started again for the same batch; if that batch ends a second one, or a
-    sample raises an exception or takes too long twice, a `LoaderError` names the samples. Batches
-    come through anonymous shared memory without a copy.
+    Unlike torch's DataLoader it knows which batch every worker holds. A dead worker is detected at
+    once and restarted for the same batch; if that batch kills a second worker, or a sample raises
+    an exception or times out twice, a `LoaderError` names the samples. Batches arrive through
+    anonymous shared memory without a copy.
 
-    Workers are started with the first batch and live until `close`, over as many epochs as
-    `set_batches` brings. They are started afresh (not forked from this process); only where the
-    data set or ``collate`` is defined in the main script, that script is imported again and needs
-    ``if __name__ == "__main__":``.
+    Workers start with the first batch and live until `close`, across the epochs set by
+    `set_batches`. They are fresh processes (not forks of this one). If the main script defines the
+    data set or ``collate``, workers import it and it needs ``if __name__ == "__main__":``.
 
     Parameters
     ----------
     dataset
-        Picklable: every worker opens it again. ``dataset[i]`` gives a sample, ``describe(i)`` its
+        Picklable; every worker opens it again. ``dataset[i]`` is a sample and ``describe(i)`` its
         name.
     batches
-        (indices, weights) of every batch in order, such as ``plan.flat(rank)``.
+        (indices, weights) of each batch in order, such as ``plan.flat(rank)``.
     collate
         (samples, indices, weights) -> batch; picklable.
     workers
-        Processes; 0 makes the batches in this process when they are asked for, None asks
+        Number of worker processes; 0 collates in this process on demand, None means
         `default_workers`.
     window
-        1 keeps to the order of the plan. With w > 1 a batch that is ready may come before others
-        that are not, as long as it is less than w places ahead of the first missing one.
+        1 keeps the order of the plan. With w > 1 a finished batch may overtake unfinished ones, if
+        it is less than w positions ahead of the first of them.
     prefetch
-        Batches under way or ready at most; None is two for each worker.
+        Maximum number of batches in progress or ready; None is two per worker.
     sample_timeout
-        Seconds that reading one sample may take; the worker is then killed. Without workers it is
-        noticed only once the sample is there. None is no limit.
+        Time limit in seconds for reading one sample, after which the worker is killed. Without
+        workers it is checked only after the sample was read. None is no limit.
     pin_memory
-        Copy batches to page-locked memory, in the background; ignored without CUDA.
+        Copy batches to pinned memory in the background; ignored without CUDA.
     start_method
-        ``forkserver`` (starts fast) or ``spawn``.
+        ``forkserver`` (fast start) or ``spawn``.
 
     Raises
     ------
     LoaderError
-        While iterating, for the batch that cannot be made; batches before it come first.
+        While iterating, for a batch that cannot be loaded, after all batches before it.
 
     Examples
     --------
@@ -105,7 +101,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SampleSource,
         batches: Sequence[tuple[IntArray, FloatArray]],
         collate: Collate,
         *,
@@ -129,7 +125,7 @@ class Loader:
         self._pin = pin_memory and torch.cuda.is_available()
         self._settings: dict[str, Any] = {
             "window": window,
-            # A window that is wider than what is under way would have no effect.
+            # A window wider than the prefetch would have no effect.
             "prefetch": max(prefetch or 2 * self.workers, window if prefetch is None else 1),
             "sample_timeout": sample_timeout,
             "pin_memory": self._pin,
@@ -142,14 +138,14 @@ class Loader:
         return len(self._batches)
 
     def set_batches(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> None:
-        """Set the batches of the next epoch; the workers stay."""
+        """Set the batches of the next epoch; the workers keep running."""
         self._batches = batches
 
     def __iter__(self) -> Iterator[LoadedBatch[Any]]:
         return self._in_process() if self.workers == 0 else self._from_workers()
 
     def close(self) -> None:
-        """End the workers; iterating again would start new ones."""
+        """Stop the workers; iterating again starts new ones."""
         if self._end is not None:
             self._end()
         self._pool = self._end = None
@@ -167,7 +163,7 @@ class Loader:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process numbers of the workers that run now."""
+        """Process ids of the running workers."""
         processes = self._pool.processes if self._pool is not None else []
         return [process.pid for process in processes if process.pid is not None]
 
@@ -203,9 +199,9 @@ class Loader:
 
 
 class _Stopwatch(list[float]):
-    """Progress cells that notice, when the next sample begins, that the last took too long."""
+    """Progress cells that raise when the next sample starts and the last one took too long."""
 
-    def __init__(self, dataset: Dataset, limit: float | None) -> None:
+    def __init__(self, dataset: SampleSource, limit: float | None) -> None:
         super().__init__([-1.0, 0.0])
         self._dataset, self._limit = dataset, limit
 
@@ -223,8 +219,19 @@ class _Stopwatch(list[float]):
 
 
 def default_workers() -> int:
-    """Return how many workers suit: the CPUs this process may use, shared by the node's ranks.
+    """Return the default number of workers: the CPUs of this process, shared by local ranks.
 
-    One CPU is left to the training process; at most 16.
+    One CPU is left for the training process; at most 16.
     """
     return max(min(own_cpus() - 1, 16), 1)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Dataset":
+        warnings.warn(
+            f"{__name__}.Dataset has been renamed to bevatron.data.dataset.SampleSource",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return SampleSource
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,8 +1,9 @@
-"""What a user is told of samples that cannot be loaded and of workers that end."""
+"""Error messages for samples that cannot be loaded and for workers that die."""
 
 import signal
 
-from bevatron.data.loader.worker import Dataset, Failure
+from bevatron.data.dataset import SampleSource
+from bevatron.data.loader.worker import Failure
 from bevatron.errors import LoaderError
 from bevatron.typing import IntArray
 
@@ -10,9 +11,9 @@ _MAX_NAMED = 8
 
 
 def loader_error(
-    dataset: Dataset, position: int, indices: IntArray, failure: Failure
+    dataset: SampleSource, position: int, indices: IntArray, failure: Failure
 ) -> LoaderError:
-    """Turn a failure into an error that names the sample, the traceback as a note."""
+    """Turn a failure into an error that names the sample, with the traceback as a note."""
     if failure.sample is not None:
         text = f"{name_of(dataset, failure.sample)}: {failure.message}"
     else:
@@ -23,23 +24,23 @@ def loader_error(
     return error
 
 
-def name_of(dataset: Dataset, sample: int) -> str:
-    """Return a sample's name, or its number if the data set cannot tell."""
+def name_of(dataset: SampleSource, sample: int) -> str:
+    """Return the name of a sample, or its index if ``describe`` fails."""
     try:
         return dataset.describe(sample)
     except Exception:  # noqa: BLE001  a message about an error must not fail
         return f"sample {sample}"
 
 
-def names_of(dataset: Dataset, indices: IntArray) -> str:
-    """Return the names of a batch's samples, the first few if there are many."""
+def names_of(dataset: SampleSource, indices: IntArray) -> str:
+    """Return the names of the first samples of a batch."""
     named = [name_of(dataset, int(index)) for index in indices[:_MAX_NAMED]]
     more = [f"and {len(indices) - _MAX_NAMED} more"] if len(indices) > _MAX_NAMED else []
     return "; ".join(named + more)
 
 
 def exit_text(exitcode: int | None) -> str:
-    """Say how a process ended."""
+    """Describe how a process exited."""
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = ", perhaps out of memory" if exitcode == -signal.SIGKILL else ""

@@ -1,9 +1,8 @@
-"""Worker processes and the thread that watches them.
+"""Worker processes and the thread that supervises them.
 
-Each worker has a socket of its own, so it is always known which batches a worker holds. One thread
-of the main process waits for results, for workers that die and for samples that take too long; it
-gives out batches, maps results into memory and pins them. The consumer only waits for the batch it
-wants.
+Each worker has its own socket, so the pool always knows which batches it holds. One thread of the
+main process waits for results, dead workers and timed-out samples; it assigns batches to workers,
+maps results into memory and pins them. The consumer only waits for the batch it needs.
 """
 
 import contextlib
@@ -22,9 +21,10 @@ from typing import Any
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import exit_text, loader_error, name_of, names_of
-from bevatron.data.loader.worker import Dataset, Failure, serve
+from bevatron.data.loader.worker import Failure, serve
 from bevatron.data.processes import start_without_main
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
@@ -37,7 +37,7 @@ _PRELOADED = ["torch", "bevatron.data.loader.worker", "bevatron.data.samples"]
 
 @dataclass
 class Task:
-    """A batch to be made."""
+    """A batch to load."""
 
     key: tuple[int, int]
     indices: IntArray
@@ -47,9 +47,9 @@ class Task:
 
 @dataclass
 class Worker:
-    """A process and the batches that it holds, the one in work first.
+    """A process and its batches, the current one first.
 
-    ``overdue`` is the sample that it was killed for, if it was.
+    ``overdue`` is the sample whose timeout killed it, if any.
     """
 
     process: BaseProcess
@@ -60,21 +60,21 @@ class Worker:
 
 
 class Pool:
-    """Workers that make the batches of one plan after the other.
+    """Workers that load the batches of successive plans.
 
     Parameters
     ----------
     dataset, collate
         Pickled once for all workers.
     num_workers
-        Processes.
+        Number of processes.
     window, prefetch, sample_timeout, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: SampleSource,
         collate: Collate,
         num_workers: int,
         *,
@@ -92,7 +92,7 @@ class Pool:
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             self._context.set_forkserver_preload(_PRELOADED)
-        # A batch queued behind a slow one cannot overtake it, so none is queued if that may happen.
+        # A batch queued behind a slow one cannot overtake it, so none is queued with a window.
         self._tasks_per_worker = 2 if window == 1 else 1
         self._changed = threading.Condition()
         self._closed = False
@@ -107,12 +107,12 @@ class Pool:
         self._thread.start()
 
     def begin(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> int:
-        """Begin with the first of ``batches``; what was under way before is dropped.
+        """Start with the first of ``batches``; earlier work in progress is dropped.
 
         Returns
         -------
         int
-            Number of this round, for `take`.
+            Generation to pass to `take`.
         """
         with self._changed:
             self._generation += 1
@@ -124,12 +124,12 @@ class Pool:
         return self._generation
 
     def take(self, generation: int) -> tuple[int, Any] | None:
-        """Wait for a batch that is due; return it with its position, or None after the last.
+        """Wait for the next batch; return its position and the batch, or None after the last.
 
         Raises
         ------
         LoaderError
-            If the batch could not be made, or if another round has begun.
+            If the batch could not be loaded, or `begin` was called again.
         """
         with self._changed:
             if generation != self._generation:
@@ -151,7 +151,7 @@ class Pool:
         return position, batch
 
     def close(self) -> None:
-        """End all workers; safe to call twice."""
+        """Stop all workers; safe to call twice."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -161,7 +161,7 @@ class Pool:
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The processes that run now."""
+        """The running processes."""
         return [worker.process for worker in self._workers if worker is not None]
 
     def _due(self) -> int | None:
@@ -175,27 +175,27 @@ class Pool:
         with contextlib.suppress(OSError):
             self._ring.send_bytes(b"!")
 
-    # What follows runs in the watching thread.
+    # The methods below run in the supervising thread.
 
     def _watch(self) -> None:
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
             while not self._closed:
-                self._give_out()
+                self._assign()
                 self._wait_for_events()
                 self._stop_slow_samples()
-        except BaseException as error:  # the consumer must not wait for ever
+        except BaseException as error:  # the consumer must not wait forever
             logger.exception("the loader's thread failed")
             problem = LoaderError(f"the loader failed: {type(error).__name__}: {error}")
             with self._changed:
                 self._ready.update(dict.fromkeys(range(len(self._batches)), problem))
                 self._changed.notify_all()
         finally:
-            self._end_workers()
+            self._stop_workers()
 
-    def _give_out(self) -> None:
-        """Give the next batches to the workers that hold the fewest."""
+    def _assign(self) -> None:
+        """Assign the next batches to the workers with the fewest."""
         while True:
             with self._changed:
                 held = sum(len(w.tasks) for w in self._workers if w is not None)
@@ -246,7 +246,7 @@ class Pool:
                 self._attend(by_event[event])
 
     def _attend(self, worker: Worker) -> None:
-        """Take what a worker has sent, and see whether it is dead."""
+        """Receive the results of a worker, and replace it if it died."""
         try:
             while worker.connection.poll():
                 self._accept(worker)
@@ -274,7 +274,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _replace(self, worker: Worker) -> None:
-        """Start a new process in place of a dead one, once for the same batch."""
+        """Replace a dead process, once for the same batch."""
         slot = self._workers.index(worker)
         self._workers[slot] = None
         worker.connection.close()
@@ -294,7 +294,7 @@ class Pool:
                 _send(fresh, task)
 
     def _stop_slow_samples(self) -> None:
-        """Kill workers that have been reading one sample for too long."""
+        """Kill workers that exceed the time limit of a sample."""
         if self._sample_timeout is None:
             return
         for worker in self._workers:
@@ -333,7 +333,7 @@ class Pool:
     def _names(self, indices: IntArray) -> str:
         return names_of(self._dataset, indices)
 
-    def _end_workers(self) -> None:
+    def _stop_workers(self) -> None:
         workers = [worker for worker in self._workers if worker is not None]
         for worker in workers:
             worker.connection.close()
@@ -351,7 +351,7 @@ class Pool:
             self._changed.notify_all()
 
 
-def _pickled(dataset: Dataset, collate: Collate) -> bytes:
+def _pickled(dataset: SampleSource, collate: Collate) -> bytes:
     try:
         return pickle.dumps((dataset, collate))
     except Exception as error:
@@ -363,6 +363,6 @@ def _pickled(dataset: Dataset, collate: Collate) -> bytes:
 
 
 def _send(worker: Worker, task: Task) -> None:
-    # A worker that is gone is noticed by its sentinel, and its tasks are given out again.
+    # The sentinel reports a dead worker, and its tasks are assigned again.
     with contextlib.suppress(OSError):
         worker.connection.send((task.key, task.indices, task.weights))

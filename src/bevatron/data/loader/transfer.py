@@ -1,9 +1,9 @@
-"""Handing a batch from one process to another through anonymous shared memory.
+"""Sending a batch between processes through anonymous shared memory.
 
 The worker pickles the batch with its tensors and arrays out of band and writes everything into
-one anonymous file in memory (memfd), whose descriptor is all that goes through the socket. The
-receiver maps it: its tensors are views, nothing is copied. The memory has no name and so cannot
-outlive the processes that hold it, however they die, and it needs no space in /dev/shm.
+one anonymous memory file (memfd); only its descriptor goes through the socket. The receiver maps
+it: tensors are views, nothing is copied. The memory has no name, so it cannot outlive the
+processes that hold it, however they die, and it takes no space in /dev/shm.
 """
 
 import io
@@ -37,7 +37,7 @@ def send(connection: Connection, key: Any, batch: Any) -> None:
 
 
 def receive(connection: Connection, extents: Sequence[tuple[int, int]]) -> Any:
-    """Receive the batch whose ``(key, extents)`` was read from the connection just before."""
+    """Receive a batch after its ``(key, extents)`` was read from the connection."""
     descriptor = recv_handle(connection)
     try:
         total = sum(extents[-1])
@@ -49,7 +49,7 @@ def receive(connection: Connection, extents: Sequence[tuple[int, int]]) -> Any:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Pickles tensors by their memory, out of band, instead of through torch's own files."""
+    """Pickles the memory of tensors out of band, instead of through torch's files."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_sparse:
@@ -82,7 +82,7 @@ def _anonymous_file() -> int:
 
 
 def _write(descriptor: int, views: Sequence[memoryview]) -> list[tuple[int, int]]:
-    """Write one view after the other, aligned; return where each begins and its length."""
+    """Write aligned views; return the start and length of each."""
     extents = []
     start = 0
     for view in views:

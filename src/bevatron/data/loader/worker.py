@@ -1,4 +1,4 @@
-"""What a worker process does: read the samples of a batch, put them together, hand them over."""
+"""The worker process: read the samples of a batch, collate them, send the batch."""
 
 import pickle
 import signal
@@ -7,39 +7,27 @@ import traceback
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.task import Collate
-from bevatron.typing import Arrays, FloatArray, IntArray
+from bevatron.typing import FloatArray, IntArray
 
 IDLE, COLLATING = -1.0, -2.0
-"""In the first cell of a worker's progress: no sample is being read."""
-
-
-class Dataset(Protocol):
-    """Samples by number."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int) -> Arrays:
-        """Read a sample."""
-
-    def describe(self, index: int) -> str:
-        """Return where a sample comes from: "train.xyz, frame 12"."""
+"""Values of a worker's first progress cell while no sample is being read."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on the way to a batch.
+    """An exception while loading a batch.
 
     Attributes
     ----------
     sample
-        Which sample was read; None if all were there and were put together.
+        The sample being read; None if the exception was raised while collating.
     message
         Type and text of the exception.
     traceback
@@ -52,7 +40,7 @@ class Failure:
 
 
 class SampleError(Exception):
-    """A sample could not be read; its cause says why."""
+    """A sample could not be read; ``__cause__`` is the exception."""
 
     def __init__(self, sample: int | None) -> None:
         super().__init__(sample)
@@ -60,18 +48,18 @@ class SampleError(Exception):
 
 
 def make_batch(
-    dataset: Dataset,
+    dataset: SampleSource,
     collate: Collate,
     indices: IntArray,
     weights: FloatArray,
     progress: MutableSequence[float],
 ) -> Any:
-    """Read samples and put them together.
+    """Read samples and collate them.
 
     Parameters
     ----------
     progress
-        Two cells where the sample being read and the time of its begin are noted.
+        Two cells: the sample being read and its start time.
 
     Raises
     ------
@@ -96,7 +84,7 @@ def make_batch(
 
 
 def failure_of(error: SampleError) -> Failure:
-    """Describe the cause of a failure so that it can travel to another process."""
+    """Describe the cause of a failure in picklable form."""
     cause = error.__cause__
     text = "".join(traceback.format_exception(cause))
     message = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
@@ -104,9 +92,9 @@ def failure_of(error: SampleError) -> Failure:
 
 
 def serve(connection: Connection, payload: bytes, progress: MutableSequence[float]) -> None:
-    """Make batches until the connection closes; the body of a worker process."""
-    # Ctrl-C and a scheduler's notice reach all processes; the main process decides what to do, and
-    # when it ends, so does this one.
+    """Load batches until the connection closes; the main function of a worker process."""
+    # Ctrl-C and scheduler signals reach all processes; the main process handles them, and this one
+    # exits with it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -128,7 +116,7 @@ def _open(payload: bytes) -> tuple[Any, Any, Failure | None]:
     """Open the data set again in this process."""
     try:
         dataset, collate = pickle.loads(payload)  # noqa: S301  made by our own main process
-    except Exception as error:  # noqa: BLE001  whatever it is, the main process reports it
+    except Exception as error:  # noqa: BLE001  the main process reports any exception
         wrapped = SampleError(None)
         wrapped.__cause__ = error
         return None, None, failure_of(wrapped)

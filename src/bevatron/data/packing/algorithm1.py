@@ -1,4 +1,4 @@
-"""Algorithm 1 of Firoz et al., arXiv:2504.10700 (Create-Balanced-Batches), its traps repaired.
+"""Algorithm 1 of Firoz et al., arXiv:2504.10700 (Create-Balanced-Batches), defects repaired.
 
 Samples are sorted by size, descending; M = ceil(ceil(S / C) / G) * G batches are opened. In each
 pass the open batches are sorted by the room that they have left and take one next-largest sample
@@ -9,12 +9,11 @@ same way into new batches.
 The paper contradicts itself on the sort: its pseudo-code puts the *emptiest* batch first, its
 prose prioritises *fuller* ones. Both are here (``order``). The default is the pseudo-code's: on
 the paper's mix over 740 ranks its worst step is 1.007 times the mean, the other's 1.023
-(benchmarks/data/packing.py); the other fills as well and repeats its batches less from epoch to
-epoch.
+(benchmarks/data/packing.py); the other fills as well and repeats fewer batches between epochs.
 
-Repaired: a sample above the capacity (endless recursion there) never comes here; the recursion
-opens G batches for a handful of left-over samples, most of them empty: here the left-overs are
-spread over them, and batches still empty take samples from the batches that have the most.
+Repaired: samples above the capacity (endless recursion there) are handled before; the recursion
+opens G batches for a few left-over samples and leaves most of them empty, so here the left-overs
+are spread over them, and empty batches take samples from the largest ones.
 """
 
 from typing import Literal
@@ -30,7 +29,7 @@ Order = Literal["emptiest", "fullest"]
 
 
 def algorithm1(problem: Problem, order: Order = "emptiest") -> tuple[IntArray, int]:
-    """Pack samples as the paper does.
+    """Pack samples by the paper's Algorithm 1.
 
     Ties of the sort follow a shuffle, as the paper's sampler shuffles before it sorts. Several
     capacities are an extension: the sort follows the tightest, and a sample fits if all do.
@@ -87,7 +86,7 @@ def _fill(problem: Problem, samples: IntArray, num_batches: int, order: Order) -
 def _one_each(
     units: IntArray, room: IntArray, batches: IntArray, start: int
 ) -> tuple[IntArray, int]:
-    """Hand the next samples to batches in turn; return the batches that take one and how many.
+    """Assign the next samples to batches in turn; return the batches and the number assigned.
 
     With one capacity and samples in descending order, a batch that cannot take the sample at hand
     is followed by smaller ones only (emptiest first: the pass is over) or comes before all that
@@ -109,6 +108,6 @@ def _reopen(is_open: BoolArray, room: IntArray) -> None:
 
 
 def _without_gaps(batch_of: IntArray, num_batches: int) -> tuple[IntArray, int]:
-    """Give the batches that hold samples the numbers from 0 on."""
+    """Renumber the batches that hold samples from 0."""
     filled = np.bincount(batch_of, minlength=num_batches) > 0
     return (np.cumsum(filled) - 1)[batch_of], int(filled.sum())

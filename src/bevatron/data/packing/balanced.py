@@ -8,9 +8,9 @@ batches are taken. A million samples need some thirty strata, each a few sorts.
 Small samples come last and level what the large ones left uneven. As long as what is still to come
 can level it, unevenness costs nothing, so up to there the dealing is *random*, but evenly so: each
 batch's places are spread over the stratum, which is ordered by size and then by index, one at
-random in each part. A batch thus has some of every size and, as samples of a file stand together,
-of every file: its gradient is nearer to that of all samples than a random batch's, and still
-memberships differ from epoch to epoch. Only the last strata are dealt exactly.
+random in each part. A batch thus has samples of every size and, since samples of a file are
+adjacent, of every file: its gradient is closer to the full gradient than that of a random batch,
+and batches still differ between epochs. Only the last strata are dealt exactly.
 
 What exceeds a capacity afterwards (there may be several) is repaired by moving single samples; if
 that fails, the samples are dealt again into a few more batches, or packed by Algorithm 1 where
@@ -34,9 +34,9 @@ _WINDOW_SHARE = 0.25
 _SPARE = 0.003
 """Share of the capacity left free in large problems, where one batch more costs nothing."""
 _SMALL, _TRIES = 10_000, 12
-"""Few samples are dealt several times before one more batch is opened: it would weigh more."""
+"""Up to _SMALL samples are dealt _TRIES times before a batch is added, which would cost more."""
 _WORTH = 0.01
-"""Share of more batches that equal batches and new company every epoch are worth."""
+"""Extra batches accepted, as a share, for balanced batches that differ every epoch."""
 _PART_BITS = 20
 """Bits of a place within its part of a stratum."""
 _HEIGHT_BITS = 26
@@ -149,7 +149,7 @@ def deal(
 
 
 def _ties_shuffled(samples: IntArray, size: IntArray, stream: RandomStream) -> IntArray:
-    """Put samples of one size, which stand in order, into random order."""
+    """Shuffle runs of samples of equal size."""
     shuffled = stream.permutation(len(samples))
     return samples[shuffled[sorting_order(int(size[0]) - size[shuffled])]]
 
@@ -157,7 +157,7 @@ def _ties_shuffled(samples: IntArray, size: IntArray, stream: RandomStream) -> I
 def _lowest_places(load: IntArray, stratum: IntArray, slack: int, stream: RandomStream) -> IntArray:
     """Choose a batch for each sample of a stratum by water filling: the lowest for the first.
 
-    Which batches get one sample more than others is left to chance where there is slack.
+    If there is slack, the batches that get one sample more are random.
     """
     count = len(stratum)
     step = max(int(stratum.sum()) // count, 1)
@@ -175,7 +175,7 @@ def _lowest_places(load: IntArray, stratum: IntArray, slack: int, stream: Random
 
 
 def _evenly(places: IntArray, num_batches: int, stream: RandomStream) -> IntArray:
-    """Order places so that those of each batch are spread over all, at random within each part.
+    """Order places so that those of each batch are spread evenly, at random within each part.
 
     A batch with c places has one in each c-th part of the order.
     """
@@ -199,9 +199,9 @@ def _water_level(height: IntArray, volume: int) -> int:
 def _pair_excess(
     places: IntArray, excess: IntArray, pulled: FloatArray, stream: RandomStream
 ) -> IntArray:
-    """Give samples with much of the second quantity to batches that have little of it.
+    """Assign samples with much of the second quantity to batches that have little of it.
 
-    Only neighbours swap their batches, so that these stay as even in everything else as they are.
+    Only neighbouring samples swap batches, so everything else stays as even as before.
     """
     spread = int(excess.max() - excess.min()) + 1
     here = pulled[places].astype(np.int64)
@@ -216,7 +216,7 @@ def _pair_excess(
 
 
 def _excess(pull: IntArray, size: IntArray) -> IntArray:
-    """Return how much more of the second quantity a sample has than others of its size."""
+    """Return the excess of the second quantity over samples of equal size."""
     scaled = pull.astype(np.float64) * (float(size.sum()) / max(float(pull.sum()), 1.0))
     return np.rint(scaled - size).astype(np.int64)
 
@@ -231,7 +231,7 @@ def _rounded(size: IntArray, num_batches: int) -> IntArray:
 
 
 def _first_guess(problem: Problem) -> int:
-    """Return the least number of batches, and a few more where that makes success likely."""
+    """Return the lower bound of batches, plus a few where that makes success likely."""
     fewest = fewest_batches(problem)
     least = problem.round_up(fewest)
     spare = (least - fewest) / least if least else 1.0
@@ -241,9 +241,9 @@ def _first_guess(problem: Problem) -> int:
 
 
 def fill_empty(batch_of: IntArray, num_batches: int) -> IntArray:
-    """Move samples from the batches with the most of them into empty ones.
+    """Move samples from the batches with the most samples into empty ones.
 
-    There must be at least as many samples as batches.
+    Needs at least as many samples as batches.
     """
     counts = np.bincount(batch_of, minlength=num_batches)
     empty = np.flatnonzero(counts == 0)

@@ -1,4 +1,4 @@
-"""The packings that others use: a fixed number of graphs, and a streaming greedy."""
+"""Baseline packings of other programs: a fixed number of samples, and a streaming greedy."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def fixed_count(problem: Problem, batch_size: int) -> tuple[IntArray, int]:
     """Give every batch ``batch_size`` shuffled samples, as mace-torch and PyG do.
 
     The shuffled samples are dealt to the ranks in turn, as torch's DistributedSampler does, and
-    cut into batches on each. The last batch of a rank may be smaller, and nothing is dropped. A
+    cut into batches there. The last batch of a rank may be smaller, and nothing is dropped. A
     rank whose samples fill all its batches but the last leaves the last sample to that one.
 
     Returns
@@ -33,7 +33,7 @@ def fixed_count(problem: Problem, batch_size: int) -> tuple[IntArray, int]:
 
 
 def streaming(problem: Problem) -> tuple[IntArray, int]:
-    """Fill batches in random order, a new one whenever any capacity would be passed.
+    """Fill batches in random order; open a new one whenever a capacity would be exceeded.
 
     GPS++'s greedy. The costliest batches are split to make their number a multiple of the ranks.
     """

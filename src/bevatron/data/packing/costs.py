@@ -1,4 +1,4 @@
-"""What samples cost, and the packing problem in whole numbers."""
+"""Cost models, and the packing problem in integers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray, IntArray
 
 Numbers: TypeAlias = float | np.number[Any] | Sequence[Any] | npt.NDArray[Any]
-"""A number or numbers, in any form that numpy reads."""
+"""A number or array-like of numbers."""
 
 CostTable: TypeAlias = npt.NDArray[Any]
 """Costs [n, d] of any real type."""
 
 _RESOLUTION_BITS = 32
-"""Fractional costs are rounded to this many bits below the largest."""
+"""Number of bits of a fractional cost after rounding, relative to the largest."""
 
 
 @dataclass(frozen=True, init=False)
@@ -83,17 +83,17 @@ class CostModel:
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples to be packed, every quantity a whole number.
+    """Samples to be packed; all quantities are integers.
 
     Attributes
     ----------
     units : [d, n] what a sample uses of each capacity
     limits : [d] the capacities
-    balance : [n] the quantity that the ranks shall have equal amounts of
+    balance : [n] the quantity to balance over ranks
     num_ranks
-        The number of batches, ``reserved`` included, shall be a multiple of it.
+        The number of batches, ``reserved`` included, must be a multiple of it.
     reserved
-        Batches that exist already beside those to be made.
+        Number of batches that exist already.
     stream
         Source of randomness.
     """
@@ -116,7 +116,7 @@ class Problem:
         return int(np.argmax(self.units.sum(axis=1) / self.limits))
 
     def round_up(self, num_batches: int) -> int:
-        """Return the smallest possible number of batches that is not below ``num_batches``."""
+        """Return the smallest allowed number of batches of at least ``num_batches``."""
         total = -(-(num_batches + self.reserved) // self.num_ranks) * self.num_ranks
         return total - self.reserved
 
@@ -179,10 +179,10 @@ def capacities(capacity: Numbers | None, num_columns: int) -> FloatArray | None:
 
 
 def whole_units(table: CostTable, limits: FloatArray) -> tuple[IntArray, IntArray]:
-    """Turn cost columns and capacities into whole numbers, so that sums are exact.
+    """Convert cost columns and capacities to integers, so that sums are exact.
 
-    Whole costs stay as they are; fractions are rounded down to 2^-32 of the largest in
-    their column, so a batch may exceed a fractional capacity by that much for each sample.
+    Integer costs stay unchanged; fractions are rounded down to 2^-32 of the largest in their
+    column, so a batch may exceed a fractional capacity by that much per sample.
     """
     units = np.empty((table.shape[1], len(table)), dtype=np.int64)
     whole_limits = np.empty(len(limits), dtype=np.int64)
@@ -200,7 +200,7 @@ def whole_units(table: CostTable, limits: FloatArray) -> tuple[IntArray, IntArra
 
 
 def whole_balance(values: Numbers, num_samples: int) -> IntArray:
-    """Turn the balanced quantity into whole numbers."""
+    """Convert the quantity to balance to integers."""
     column = cost_columns(values)
     if column.shape != (num_samples, 1):
         raise DataError(
@@ -241,5 +241,5 @@ def refuse_oversized(
 
 def _scale(largest: float) -> float:
     """Return the power of two that brings ``largest`` just below 2^32."""
-    # Below 2^-960 everything counts as zero.
+    # Values below 2^-960 count as zero.
     return float(2.0 ** min(_RESOLUTION_BITS - int(np.frexp(largest)[1]), 992))

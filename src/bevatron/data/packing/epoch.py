@@ -36,40 +36,40 @@ def pack(
 ) -> Plan:
     """Plan an epoch: put all samples into batches, the same number on every rank.
 
-    A pure function of its arguments, the same on every rank and machine. Every sample stands in
-    the plan exactly once, no batch is empty, and all ranks have the same number of batches; if
-    there are too few samples for that, the cheapest are repeated with weight zero.
+    A pure function of its arguments, equal on every rank and machine. Every sample occurs exactly
+    once, no batch is empty, and all ranks have the same number of batches; if there are too few
+    samples for that, the cheapest are repeated with weight zero.
 
     Parameters
     ----------
     costs : [n] or [n, d]
         What each sample uses of each capacity: atoms, edges, squared atoms, ones (graphs).
     capacity
-        The most that a batch may use: a number, or one for each column. Only ``fixed_count``
-        works without (None); with one, it reports the fill but does not keep to it.
+        Upper bound of each cost column over a batch: a number, or one per column. Only
+        ``fixed_count`` works without (None); given one, it reports the fill but does not obey it.
     num_ranks
-        Processes that share the epoch.
+        Number of processes that share the epoch.
     seed, epoch
-        Membership, order and ranks are drawn from these two alone.
+        Seed the batches, their order and their ranks.
     algorithm
         ``balanced`` (ours), ``algorithm1`` (Firoz et al. 2025), ``streaming`` (GPS++) or
         ``fixed_count`` (mace-torch, PyG).
     balance
-        The quantity that the ranks shall have equal amounts of: a column of ``costs`` or a value
-        for each sample, such as a `CostModel` gives.
+        The quantity to balance over ranks: a column of ``costs``, or one value per sample, such as
+        a `CostModel` returns.
     batch_size
-        Samples of a batch; only ``fixed_count``.
+        Number of samples in a batch; only for ``fixed_count``.
     order
-        Which batch ``algorithm1`` serves first; see there.
+        Which batch `algorithm1` fills first.
     oversized
-        What to do with a sample above a capacity: refuse it by name, or pack it alone.
+        What to do with a sample above a capacity: raise an error that names it, or pack it alone.
     names
-        Tells a sample's name for messages, such as ``dataset.describe``.
+        Returns the name of a sample for messages, such as ``dataset.describe``.
 
     Raises
     ------
     DataError
-        If there are no samples, if one is above a capacity, or if arguments do not fit together.
+        If there are no samples, one is above a capacity, or arguments are inconsistent.
 
     Examples
     --------
@@ -124,14 +124,14 @@ def pack(
 
 @dataclass(frozen=True)
 class _Fillers:
-    """Repeated samples and the batches that they fill."""
+    """Repeated samples and the batches they fill."""
 
     samples: IntArray
     batches: IntArray
 
 
 def _fillers(batch_of: IntArray, num_batches: int, num_ranks: int, balance: IntArray) -> _Fillers:
-    """Choose a cheap sample for each batch that is empty or that a rank still lacks."""
+    """Choose a cheap sample for each batch that is empty or missing on a rank."""
     total = -(-num_batches // num_ranks) * num_ranks
     empty = np.flatnonzero(np.bincount(batch_of, minlength=total) == 0)
     if not len(empty):
@@ -148,8 +148,8 @@ def _places(
 ) -> IntArray:
     """Return the place (step * num_ranks + rank) of each batch.
 
-    Batches of a step wait for each other, so `balanced` puts batches of nearly equal cost into
-    one step, and shuffles the steps and the ranks in each.
+    The ranks of a step wait for each other, so `balanced` puts batches of nearly equal cost into
+    one step, then shuffles the steps and the ranks within each.
     """
     cost = batch_sums(balance, batch_of, 0)
     place = np.arange(len(cost), dtype=np.int64)
@@ -181,7 +181,7 @@ def _run(
 
 
 def _balance(table: costing.CostTable, balance: int | Numbers) -> tuple[IntArray, FloatArray]:
-    """Return the balanced quantity in whole units and as given, [n]."""
+    """Return the quantity to balance in whole units and as given, [n]."""
     if isinstance(balance, int | np.integer):
         if not -table.shape[1] <= balance < table.shape[1]:
             raise DataError(

@@ -45,17 +45,17 @@ class RankPlan(Sequence[IntArray]):
 class Plan(Sequence[RankPlan]):
     """The batches of an epoch; ``plan[rank][step]`` are the indices of one batch's samples.
 
-    Batch ``step * num_ranks + rank`` holds ``indices[offsets[b]:offsets[b + 1]]``, so a million
-    samples take 8 MB and no Python object per batch.
+    Batch b = ``step * num_ranks + rank`` holds ``indices[offsets[b]:offsets[b + 1]]``: a million
+    samples take 8 MB, without a Python object per batch.
 
     Attributes
     ----------
     indices : int64, samples of all batches, steps first
-    offsets : [num_steps * num_ranks + 1] where each batch begins
+    offsets : [num_steps * num_ranks + 1], start of each batch
     num_ranks
-        Ranks that share the epoch.
-    repeated : bool like ``indices``, samples that only fill up a rank and must weigh zero; or None
-    costs : [num_steps, num_ranks] the balanced quantity of each batch, repeats included
+        Number of ranks that share the epoch.
+    repeated : bool like ``indices``, repeated samples, which have weight zero; or None
+    costs : [num_steps, num_ranks] cost of each batch, repeats included
     used : [d] sum of each cost column over the epoch, without repeats
     capacity : [d] or None
 
@@ -92,27 +92,27 @@ class Plan(Sequence[RankPlan]):
 
     @property
     def num_batches(self) -> int:
-        """Batches over all ranks."""
+        """Number of batches over all ranks."""
         return len(self.offsets) - 1
 
     @property
     def num_steps(self) -> int:
-        """Batches of each rank."""
+        """Number of batches of each rank."""
         return self.num_batches // self.num_ranks
 
     @property
     def num_repeats(self) -> int:
-        """Samples that stand in the plan a second time, with weight zero."""
+        """Number of repeated samples, which have weight zero."""
         return 0 if self.repeated is None else int(np.count_nonzero(self.repeated))
 
     @property
     def num_samples(self) -> int:
-        """Samples of the epoch, each counted once."""
+        """Number of samples, without repeats."""
         return len(self.indices) - self.num_repeats
 
     @property
     def batch_sizes(self) -> IntArray:
-        """Samples of each batch, [num_steps, num_ranks]."""
+        """Number of samples in each batch, [num_steps, num_ranks]."""
         return np.diff(self.offsets).reshape(-1, self.num_ranks)
 
     def batch(self, rank: int, step: int) -> IntArray:
@@ -132,21 +132,21 @@ class Plan(Sequence[RankPlan]):
         return Batches(self, rank, start)
 
     def finished(self, num_steps: int) -> IntArray:
-        """Return the samples that count in the first ``num_steps`` steps, over all ranks."""
+        """Return the samples of the first ``num_steps`` steps over all ranks, without repeats."""
         stop = int(self.offsets[min(num_steps, self.num_steps) * self.num_ranks])
         done = self.indices[:stop]
         return done if self.repeated is None else done[~self.repeated[:stop]]
 
     @cached_property
     def fills(self) -> FloatArray:
-        """Cost of the epoch over (batches x capacity), of each cost column; NaN if unlimited."""
+        """Cost of the epoch over (batches x capacity) for each cost column; NaN if unlimited."""
         if self.capacity is None or not self.num_batches:
             return np.full(len(self.used), np.nan)
         return self.used / (self.num_batches * self.capacity)
 
     @property
     def fill(self) -> float:
-        """The largest of `fills`: how much of the tightest capacity is used."""
+        """The largest of `fills`: the used share of the tightest capacity."""
         return float(self.fills.max(initial=-np.inf)) if len(self.fills) else float("nan")
 
     @cached_property
@@ -158,7 +158,7 @@ class Plan(Sequence[RankPlan]):
 
     @property
     def imbalance(self) -> float:
-        """Straggler factor: time of the slowest ranks over the time of a perfect split."""
+        """Straggler factor: cost of the slowest rank of each step over that of a perfect split."""
         mean = float(self.costs.mean(axis=1).sum()) if self.num_batches else 0.0
         return float(self.costs.max(axis=1).sum()) / mean if mean > 0 else 1.0
 

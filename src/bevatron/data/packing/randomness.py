@@ -1,11 +1,10 @@
 """Random numbers and sorting that give the same plan on every machine.
 
-Every rank computes the plan for itself, so two machines must agree to the last bit. Two things in
-numpy do not promise that: the methods of `Generator` may change their stream between releases, and
-an unstable sort orders equal keys as the processor's vector width suggests. Hence only raw words
-of a bit generator are used, whose stream is fixed, and only sorts of keys that are all different:
-the position stands in the lowest bits. (Sorting packed keys is also several times faster than
-``argsort``.)
+Every rank computes the plan itself, so machines must agree to the last bit. numpy does not
+guarantee that in two cases: the methods of `Generator` may change their stream between releases,
+and the order of equal keys in an unstable sort depends on the vector width of the CPU. So only raw
+words of a bit generator are used, whose stream is fixed, and keys are made unique by the position
+in their lowest bits. (Sorting such keys is also several times faster than ``argsort``.)
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ from bevatron.typing import IntArray
 
 
 def sorting_order(keys: IntArray) -> IntArray:
-    """Return the order that sorts whole, non-negative keys; equal keys keep their order.
+    """Return the permutation that sorts non-negative integer keys, stably.
 
     Examples
     --------
@@ -32,12 +31,12 @@ def sorting_order(keys: IntArray) -> IntArray:
 
 
 class RandomStream:
-    """Random whole numbers drawn from (seed, epoch) alone.
+    """Random integers that depend only on (seed, epoch).
 
     Parameters
     ----------
     seed, epoch
-        Non-negative whole numbers; another pair gives an independent stream.
+        Non-negative integers; each pair gives an independent stream.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
@@ -49,7 +48,7 @@ class RandomStream:
         return ((high * np.uint64(bound)) >> np.uint64(31)).astype(np.int64)
 
     def permutation(self, count: int) -> IntArray:
-        """Draw an order of ``count`` things."""
+        """Draw a permutation of 0 ... count-1."""
         shift = _bits(count)
         packed = self._words.random_raw(count).astype(np.uint64, copy=False)
         packed >>= np.uint64(shift + 1)

@@ -1,4 +1,4 @@
-"""Repairs of a packing: what exceeds a capacity moves on, batches are split to a wanted number."""
+"""Repairs of a packing: move overflowing samples, and split batches up to a given number."""
 
 import numpy as np
 
@@ -12,13 +12,13 @@ _MAX_ROUNDS = 64
 def move_overflow(problem: Problem, batch_of: IntArray, num_batches: int) -> bool:
     """Move samples out of batches above a capacity into others, in place.
 
-    Each batch above a capacity keeps its largest samples as far as they fit; the rest is offered,
-    largest first, to the batches with the most room.
+    Each batch above a capacity keeps its largest samples that fit; the others are offered, largest
+    first, to the batches with the most room.
 
     Returns
     -------
     bool
-        Whether no batch is above a capacity now; if not, ``batch_of`` is of no use.
+        Whether all batches are within capacity; if not, ``batch_of`` is invalid.
     """
     loads = problem.loads(batch_of, num_batches)
     limits = problem.limits[:, None]
@@ -37,7 +37,7 @@ def move_overflow(problem: Problem, batch_of: IntArray, num_batches: int) -> boo
 
 
 def _do_not_fit(problem: Problem, batch_of: IntArray, over: BoolArray) -> IntArray:
-    """Return the samples that must leave batches above a capacity: the smallest."""
+    """Return the samples to move out of batches above a capacity: the smallest."""
     members = np.flatnonzero(over[batch_of])
     share = _share(problem, members)
     members = members[sorting_order(int(share.max()) - share)]
@@ -78,7 +78,7 @@ def _place(problem: Problem, batch_of: IntArray, moving: IntArray, room: IntArra
         moving = np.concatenate([tried[~fits], moving[len(best) :]])
         if not len(moving):
             return True
-        # Nothing fits where the most room is: the wrong pairing of several capacities, or no room.
+        # Nothing fits where the most room is: several capacities are badly paired, or full.
         if not fits.any():
             offset = 2 * offset + 1
             if offset >= len(best) or len(limits) == 1:
@@ -103,7 +103,7 @@ def split_batches(
         new_batch = np.full(num_batches, -1, dtype=np.int64)
         new_batch[chosen] = num_batches + np.arange(len(chosen))
         members = np.flatnonzero(new_batch[batch_of] >= 0)
-        # Dealt alternately from the largest on, so that the halves cost about the same.
+        # Dealt alternately from the largest on, so that both batches cost about the same.
         members = members[np.argsort(-balance[members], kind="stable")]
         members = members[np.argsort(batch_of[members], kind="stable")]
         owner = batch_of[members]

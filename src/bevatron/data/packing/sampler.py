@@ -1,4 +1,4 @@
-"""The plan as a batch sampler for anybody's DataLoader (torch's or PyG's)."""
+"""The plan as a batch sampler for any DataLoader (torch's or PyG's)."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,20 +16,19 @@ from bevatron.typing import FloatArray
 class BalancedBatchSampler(Sampler[list[int]]):
     """Batches of mixed-size samples that fill the capacity and cost every rank the same.
 
-    Pass it to a DataLoader as ``batch_sampler``. Every epoch has other batches: the epoch advances
-    by itself when the sampler is iterated again, or is set by `set_epoch`.
+    Pass it to a DataLoader as ``batch_sampler``. Batches differ between epochs; the epoch advances
+    whenever the sampler is iterated again, or is set by `set_epoch`.
 
     Parameters
     ----------
     costs, capacity, algorithm, balance, batch_size, oversized, names, seed
         As for `bevatron.data.packing.pack`.
     num_ranks, rank
-        Processes that share the epoch, and which this is; if None, from torch.distributed where it
-        is initialised, else from the variables WORLD_SIZE and RANK, else one process.
+        Number of processes that share the epoch, and this one's rank. None: from torch.distributed
+        if initialised, else from WORLD_SIZE and RANK, else a single process.
     drop_repeats
-        With fewer batches than ranks some batches only repeat samples, so that no rank is without
-        one; `weights` tells which. True leaves such batches out, for loops that do not
-        synchronise ranks at every step.
+        With fewer batches than ranks, some ranks get batches of repeated samples (weight 0, see
+        `weights`). True skips these batches, for loops that do not synchronise at every step.
 
     Examples
     --------
@@ -90,11 +89,11 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self._planned[1]
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:
-        """Choose the epoch, and the step to begin at when training resumes in mid-epoch."""
+        """Set the epoch, and the first step when training resumes in mid-epoch."""
         self.epoch, self.start_step, self._iterated = epoch, start_step, False
 
     def weights(self, step: int) -> FloatArray:
-        """Weight of each sample of a batch of this rank: 1, or 0 for a repeat."""
+        """Return the weight of each sample of a batch of this rank: 1, or 0 for a repeat."""
         return self.plan.weights(self.rank, step)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,8 +1,7 @@
-"""What the readers share: one frame as a file holds it, and what a file is asked for.
+"""Protocols and types shared by the readers.
 
-A `FileReader` knows one format and nothing about labels: it hands out frames with everything that
-stands beside the atoms, and a survey of which names stand there. `structures.StructureReader` makes
-samples from them.
+A `FileReader` knows one format and nothing about labels: it yields frames with all their info and
+arrays, and surveys which names occur. `structures.StructureReader` turns frames into samples.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,8 +17,8 @@ from bevatron.errors import DataError
 from bevatron.typing import Arrays, BoolArray, FloatArray
 
 
-class Reader(Protocol):
-    """Raw samples in a fixed order, opened again in every worker process (it pickles)."""
+class SampleReader(Protocol):
+    """Raw samples in a fixed order; picklable, because every worker process opens it again."""
 
     @property
     def sources(self) -> list[str]:
@@ -27,24 +26,28 @@ class Reader(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the files hold and of the options."""
+        """Hash of the files' content and of the options."""
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of all files."""
+        """Number of samples in all files."""
 
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
         """Yield samples ``start`` to ``stop - 1``, in order."""
 
     def describe(self, index: int) -> str:
-        """Say where a sample comes from: "train.xyz, frame 12"."""
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
+
+
+class Reader(SampleReader, Protocol):
+    """A reader that also reports on its files."""
 
     def report(self) -> list[str]:
-        """Lines that say what was found in each file."""
+        """Return what was found in each file, line by line."""
 
 
 class Signature(NamedTuple):
-    """The names that stand beside the atoms of a frame; most frames of a file have the same."""
+    """The names of the info and arrays of a frame; most frames of a file share them."""
 
     info: tuple[str, ...]
     arrays: tuple[str, ...]
@@ -53,7 +56,7 @@ class Signature(NamedTuple):
 
 @dataclass(slots=True)
 class RawFrame:
-    """One frame as its file holds it.
+    """One frame as stored in its file.
 
     Attributes
     ----------
@@ -62,9 +65,9 @@ class RawFrame:
     cell : [3, 3] Å, rows are lattice vectors, zeros without a cell
     pbc : [3]
     info
-        What is there once per frame, by name; text where the format has nothing but text.
+        Values per frame, by name; text where the format has only text.
     arrays
-        What is there once per atom, [N, ...], by name.
+        Values per atom, [N, ...], by name.
     """
 
     numbers: npt.NDArray[np.int32]
@@ -76,26 +79,26 @@ class RawFrame:
 
     @property
     def signature(self) -> Signature:
-        """The names that are there."""
+        """The names of info and arrays."""
         return Signature(tuple(self.info), tuple(self.arrays), bool(self.pbc.any()))
 
 
 @dataclass
 class Survey:
-    """What one pass over a file saw, without judging it.
+    """Statistics of one pass over a file.
 
     Attributes
     ----------
     counts, first
-        How many frames have a signature, and the first that has.
+        Number of frames with a signature, and the first of them.
     nonzero
-        Names among those watched whose value is not zero in some frame.
+        Watched names whose value is not zero in some frame.
     elements
         Atomic numbers that occur.
     num_frames, num_several
-        Frames, and those of more than one atom.
+        Number of frames, and of those with more than one atom.
     complete
-        Whether every frame was looked at (a very large database is sampled).
+        Whether every frame was read (a very large database is sampled).
     """
 
     counts: dict[Signature, int] = field(default_factory=dict)
@@ -131,7 +134,7 @@ class FileReader(Protocol):
 
 @dataclass(frozen=True)
 class FileState:
-    """Size and time of a file when it was first looked at, to notice that it changed since."""
+    """Size and modification time of a file, to detect that it changed."""
 
     path: Path
     size: int
@@ -139,18 +142,32 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> "FileState":
-        """Look at a file now."""
+        """Return the current state of a file."""
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns)
 
     def refuse_change(self) -> None:
-        """Raise DataError if the file is gone or not the one looked at first."""
+        """Raise DataError if the file is gone or has changed."""
         try:
             now = FileState.of(self.path)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read any more ({error.strerror})") from None
         if now != self:
             raise DataError(f"{self.path}: changed while it was being read; start again")
+
+
+def state_and_hash(path: Path) -> tuple[FileState, str]:
+    """Return the state and `content_hash` of a file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    try:
+        return FileState.of(path), content_hash(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 _WHOLE = 4 << 30

@@ -183,7 +183,7 @@ class _Scan:
         )
 
     def _note(self, comment: bytes, num_atoms: int) -> bool:
-        """Survey one comment line; say whether the element stands first on each line."""
+        """Survey one comment line; return whether the element is the first column."""
         frame = len(self.starts)
         try:
             header = parse_comment(comment.decode("utf-8", "replace"))

@@ -142,7 +142,7 @@ def parse_frame(text: bytes, wanted: frozenset[str]) -> RawFrame:
     words = body.decode("latin-1").split()
     columns = header.columns
     if columns is None:
-        # Plain XYZ: four columns, and whatever else stands on a line is left out.
+        # Plain XYZ: four columns; further ones are ignored.
         width = max(len(body.split(b"\n", 1)[0].split()), 4)
         columns = _PLAIN._replace(width=width)
     all_numbers = not any(kind == "S" for _, _, kind in columns.names.values())

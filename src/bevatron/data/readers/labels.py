@@ -1,7 +1,7 @@
 """Labels: which names of a file hold energy, forces, stress or virials.
 
-The names are found by themselves. For every quantity the first of these that a file has is used,
-whatever its upper and lower case:
+Names are detected. For every quantity the first of these that a file has is used, in upper or lower
+case:
 
 ======== =================== =================== ================== ===============
 quantity explicit            explicit            plain              last
@@ -12,9 +12,9 @@ stress   REF_stress          dft_stress          stress
 virials  REF_virials (_al)   dft_virials (_al)   virials, virial
 ======== =================== =================== ================== ===============
 
-An explicit name outranks a plain one, since the latter is also where a calculator leaves its own
-results. Two explicit names whose values differ, or a file where some frames have one name and some
-only another, are refused: which is meant, is the user's to say.
+An explicit name takes precedence over a plain one, since calculators also write their own results
+under plain names. Two explicit names whose values differ, or a file where some frames have one name
+and others another, are refused: the user must choose.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +55,7 @@ class LabelOptions:
     Attributes
     ----------
     energy_key
-        Name to use; none given: found by itself; empty text: do not use this label.
+        Name to use; None: detected; empty text: do not use this label.
     forces_key
         Likewise.
     stress_key
@@ -111,16 +111,16 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class LabelKeys:
-    """The names that one file's labels have.
+    """The names of the labels in one file.
 
     Attributes
     ----------
     names
         The name of each quantity that is used.
     rivals
-        Other names for it whose values must be the same where both are there.
+        Other names of it whose values must be equal where both occur.
     unused
-        Names that hold the quantity but are outranked; worth a line in the report.
+        Names of it with lower precedence; listed in the report.
     """
 
     names: Mapping[Quantity, str]
@@ -134,7 +134,7 @@ class LabelKeys:
 
 
 def watched_names(options: LabelOptions) -> frozenset[str]:
-    """Names, in lower case, of which a survey notes whether they are ever different from zero."""
+    """Return the names, in lower case, that a survey compares with zero."""
     quantities: tuple[Quantity, ...] = ("energy", "stress", "virials")
     common = {name for q in quantities for tier in COMMON_NAMES[q] for name in tier}
     given = {(options.given(q) or "").lower() for q in quantities}
@@ -206,7 +206,7 @@ def _prefer_explicit(
     rivals: dict[Quantity, tuple[str, ...]],
     unused: dict[Quantity, tuple[str, ...]],
 ) -> None:
-    """Leave out plain stress beside explicit virials and plain virials beside explicit stress."""
+    """Drop plain stress if virials are explicit, and plain virials if stress is explicit."""
     if "stress" not in names or "virials" not in names:
         return
     stress, virials = _tier("stress", names["stress"]), _tier("virials", names["virials"])

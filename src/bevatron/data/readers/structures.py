@@ -1,4 +1,4 @@
-"""Many files as one reader of samples, with every label checked."""
+"""One reader for many files of structures; every label is checked."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ class StructureReader:
         return fingerprint({"format": _FORMAT, "files": files, "options": self._options}, 32)
 
     def describe(self, index: int) -> str:
-        """Say where a sample comes from: "train.xyz, frame 12"."""
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
         file, frame = self._locate(index)
         return f"{self._files[file].name}, frame {frame}"
 
@@ -138,7 +138,7 @@ class StructureReader:
                 )
 
     def _check_zeros(self) -> None:
-        """Refuse labels that are all exactly zero: somebody's placeholder, not a result."""
+        """Refuse labels that are all exactly zero: placeholders, not results."""
         for file, keys in zip(self._files, self._keys, strict=True):
             if self._options.allow_zero_labels:
                 continue

@@ -1,1 +1,1 @@
-"""Prepared samples on disk: written once, read in microseconds."""
+"""Prepared samples on disk: written once, random access in microseconds."""

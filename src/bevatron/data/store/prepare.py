@@ -1,9 +1,9 @@
-"""Preparing a store: features that do not change, computed once, in parallel, killed or not.
+"""`prepare`: compute the static features once, in parallel, and write them as a store.
 
-The samples of a reader are cut into shards. Any process may write any shard, twice if need be:
-what a shard holds depends only on the inputs. Whoever finds all shards finished writes the
-manifest. So a killed preparation continues when it is started again, and processes of many nodes
-share the work through nothing but the folder.
+The samples of a reader are split into shards. Any process may write any shard, even twice: its
+content depends only on the inputs. The process that finds all shards finished writes the manifest.
+A killed run therefore continues when it is started again, and processes on many nodes share the
+work through the folder alone.
 """
 
 import json
@@ -15,24 +15,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bevatron.data.processes import own_cpus
+from bevatron.data.readers.base import SampleReader
 from bevatron.data.samples import Field
-from bevatron.data.store.pending import Preparation
 from bevatron.data.store.progress import progress as show_progress
 from bevatron.data.store.shards import Columns, concatenate
 from bevatron.data.store.store import STORE_FORMAT, Store, fields_to_plain
 from bevatron.data.store.workers import Advance, run_jobs
+from bevatron.data.store.writer import StoreWriter
 from bevatron.errors import BevatronError, ConfigError, DataError
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
-"""Picklable; turns a raw sample into the sample to store. If it has a method ``many``, from a list
-of raw samples to the list of theirs, a shard's samples are given to that at once."""
+"""Picklable function from a raw sample to the stored one. A method ``many``, from a list to a list,
+is called with all samples of a shard at once."""
 
 Summarise = Callable[[Sequence[Arrays]], dict[str, Any]]
-"""Picklable; describes the samples of a shard in numbers that add up.
+"""Picklable function from the samples of a shard to additive statistics.
 
 See `bevatron.data.summary.structures`.
 """
@@ -45,29 +46,7 @@ _PLACES_IN_ENVIRONMENT = (
 )
 
 _SECONDS_TO_START = 2.0
-"""About what a worker process needs before it begins."""
-
-
-class SampleReader(Protocol):
-    """What `prepare` needs of a reader; picklable, it is opened again in every worker."""
-
-    @property
-    def sources(self) -> list[str]:
-        """Names of the files as given."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the files' content and of the options."""
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in all files."""
-
-    def read(self, start: int, stop: int) -> Iterator[Arrays]:
-        """Give the samples of a range in order."""
-
-    def describe(self, index: int) -> str:
-        """Name a sample: ``train.xyz, frame 12``."""
+"""Approximate start-up time of a worker process."""
 
 
 def prepare(
@@ -86,37 +65,37 @@ def prepare(
     overwrite: bool = False,
     patience: float = 120.0,
 ) -> Store:
-    """Compute the features of all samples and write them as a store, or continue doing so.
+    """Compute the features of all samples and write them as a store, or continue an earlier call.
 
     Parameters
     ----------
     reader
-        Where the samples come from.
+        Source of the raw samples.
     featurize
-        Picklable function from a raw sample to a stored one; None stores raw samples.
+        Picklable function from a raw sample to the stored one; None stores raw samples.
     out
         Folder of the store.
     fields
-        What is stored of every sample; ``featurize`` must give all of them.
+        Fields of a stored sample; ``featurize`` must return all of them.
     settings
-        Plain values that decide the features (a cutoff, ...); part of the fingerprint.
+        Plain values that determine the features (a cutoff, ...); part of the fingerprint.
     samples_per_shard
         None chooses between 16 and 1024 from the number of samples.
     workers
-        Processes; 0 works in this one; None begins in this one and, if that takes longer than
-        starting others does, goes on with as many as there are CPUs that it may use.
+        Number of worker processes; 0 runs in this one. None starts in this one and, if the work
+        takes longer than starting workers, continues with one per usable CPU.
     rank, world
-        This process's share when several call `prepare` with the same folder; None takes them from
-        torchrun's, Open MPI's or Slurm's environment variables.
+        This process among all that call `prepare` with the same folder; None reads the environment
+        variables of torchrun, Open MPI or Slurm.
     progress
-        Whether to show progress; None shows that of rank 0.
+        Whether to show progress; None shows it on rank 0 only.
     summarise
-        Picklable function whose results over all shards become ``manifest["summary"]``.
+        Picklable function whose results, merged over shards, become ``manifest["summary"]``.
     overwrite
         Whether a store of other inputs in ``out`` may be replaced.
     patience
-        Seconds without any new shard after which this process takes over what other ranks have
-        not finished.
+        Seconds without a new shard after which this process takes over unfinished shards of other
+        ranks.
 
     Returns
     -------
@@ -126,23 +105,23 @@ def prepare(
     Raises
     ------
     DataError
-        If a sample cannot be read or featurized; it is named.
+        If a sample cannot be read or featurized; the message names it.
     StoreError
-        If ``out`` holds something else or a store of other inputs, a worker died, or the folder
-        cannot be written.
+        If ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
+        writable.
     """
     rank, world = place(rank, world)
-    task = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
-    if task.is_complete():
-        task.tidy()
-        return Store.open(task.out)
-    job = ShardJob(task, reader, featurize, summarise)
+    writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
+    if writer.is_complete():
+        writer.tidy()
+        return Store.open(writer.out)
+    job = ShardJob(writer, reader, featurize, summarise)
     progress = rank == 0 if progress is None else progress
     _do_share(job, rank, world, workers, progress)
     _take_over_rest(job, rank, workers, progress, patience)
-    if not task.is_complete():
-        task.finish()
-    return Store.open(task.out)
+    if not writer.is_complete():
+        writer.finish()
+    return Store.open(writer.out)
 
 
 def prepare_share(
@@ -159,20 +138,20 @@ def prepare_share(
     progress: bool = False,
     summarise: Summarise | None = None,
 ) -> bool:
-    """Do one share of `prepare` without waiting for the others, as in a Slurm array.
+    """Run one share of `prepare` without waiting for the others, as in a Slurm array.
 
     Returns
     -------
     bool
-        Whether the store is finished; the share that finds it so writes the manifest.
+        Whether the store is finished; the share that completes it writes the manifest.
     """
     rank, world = place(rank, world)
-    task = _begin(reader, out, fields, settings, samples_per_shard, overwrite=False)
-    if not task.is_complete():
-        _do_share(ShardJob(task, reader, featurize, summarise), rank, world, workers, progress)
-        if task.missing():
+    writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite=False)
+    if not writer.is_complete():
+        _do_share(ShardJob(writer, reader, featurize, summarise), rank, world, workers, progress)
+        if writer.missing():
             return False
-        task.finish()
+        writer.finish()
     return True
 
 
@@ -185,7 +164,7 @@ def write_store(
     sources: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Store:
-    """Write a store from flat arrays, one `Columns` per shard, without any reader.
+    """Write a store from flat arrays, one `Columns` per shard, without a reader.
 
     Parameters
     ----------
@@ -194,56 +173,56 @@ def write_store(
     fields
         Type and shape of every column.
     shards
-        All of the same number of samples but the last, which may have fewer.
+        Equal numbers of samples, except that the last may have fewer.
     settings, sources
-        Kept in the manifest.
+        Stored in the manifest.
     overwrite
         Whether a store in ``out`` may be replaced.
 
     Raises
     ------
     StoreError
-        If ``out`` holds something else.
+        If ``out`` holds other files.
     ValueError
-        If a shard in the middle has another number of samples.
+        If a shard before the last has another number of samples.
     """
     remaining = iter(shards)
     first = next(remaining, None)
     size = first.num_samples if first is not None else 1
-    # What the arrays hold is known only at the end, so this store is like no other.
+    # The content is known only at the end, so the fingerprint is a random one.
     inputs = _inputs(f"arrays {secrets.token_hex(8)}", sources, fields, settings or {})
-    task = Preparation(Path(out), tuple(fields), inputs, 0, max(size, 1))
-    task.begin(overwrite)
+    writer = StoreWriter(Path(out), tuple(fields), inputs, 0, max(size, 1))
+    writer.begin(overwrite)
     for number, columns in enumerate(chain([] if first is None else [first], remaining)):
-        if task.num_samples != number * size or not 0 < columns.num_samples <= size:
+        if writer.num_samples != number * size or not 0 < columns.num_samples <= size:
             raise ValueError("all shards but the last must hold the same number of samples, not 0")
-        task.write(number, columns, {})
-        task.num_samples += columns.num_samples
-    task.finish()
-    return Store.open(task.out)
+        writer.write(number, columns, {})
+        writer.num_samples += columns.num_samples
+    writer.finish()
+    return Store.open(writer.out)
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Reads, featurizes and writes one shard; runs in worker processes."""
+    """Read, featurize and write one shard; runs in worker processes."""
 
-    task: Preparation
+    writer: StoreWriter
     reader: SampleReader
     featurize: Featurize | None
     summarise: Summarise | None
 
     def __call__(self, number: int, advance: Advance) -> None:
-        """Write shard ``number`` unless it is there.
+        """Write shard ``number`` unless it is finished.
 
         Raises
         ------
         DataError
-            If a sample cannot be read or featurized or lacks a field; it is named.
+            If a sample cannot be read or featurized or lacks a field; the message names it.
         StoreError
             If the shard cannot be written.
         """
-        indices = self.task.samples_of(number)
-        if self.task.is_finished(number):
+        indices = self.writer.samples_of(number)
+        if self.writer.is_finished(number):
             advance(len(indices))
             return
         raw = self.reader.read(indices.start, indices.stop)
@@ -254,7 +233,7 @@ class ShardJob:
             samples.append(self._sample(raw, index, self.featurize))
             advance(1)
         part = self.summarise(samples) if self.summarise is not None else {}
-        self.task.write(number, concatenate(samples, self.task.fields), part)
+        self.writer.write(number, concatenate(samples, self.writer.fields), part)
 
     def _at_once(
         self,
@@ -267,7 +246,7 @@ class ShardJob:
             samples = list(many(given))
             for sample in samples:
                 self._check(sample)
-        except Exception:  # noqa: BLE001  whose fault it is comes out one by one
+        except Exception:  # noqa: BLE001  one at a time finds the sample
             again = iter(given)
             samples = [self._sample(again, index, self.featurize) for index in indices]
         return samples
@@ -280,7 +259,7 @@ class ShardJob:
         *,
         stored: bool = True,
     ) -> Arrays:
-        """Read and featurize one sample; what goes wrong is told with its name."""
+        """Read and featurize one sample; errors name it."""
         try:
             sample = next(raw)
             if featurize is not None:
@@ -302,19 +281,19 @@ class ShardJob:
         return sample
 
     def _check(self, sample: Arrays) -> None:
-        for spec in self.task.fields:
+        for spec in self.writer.fields:
             if spec.name not in sample:
                 raise DataError(f"the field '{spec.name}' is missing")
             spec.check(sample[spec.name])
 
 
 def place(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """Rank of this process and number of processes: given, or from the environment, or 0 of 1.
+    """Return rank and number of processes: as given, from the environment, or (0, 1).
 
     Raises
     ------
     ConfigError
-        If only one of both is given or the rank is not below the number of processes.
+        If only one of them is given or the rank is out of range.
     """
     if (rank is None) != (world is None):
         raise ConfigError("rank and world: give both or neither")
@@ -336,7 +315,7 @@ def _begin(
     settings: Mapping[str, Any],
     samples_per_shard: int | None,
     overwrite: bool,
-) -> Preparation:
+) -> StoreWriter:
     num_samples = reader.num_samples
     if num_samples == 0:
         raise DataError(f"{', '.join(reader.sources) or 'the input'}: holds no samples")
@@ -346,7 +325,7 @@ def _begin(
         raise ConfigError(f"samples_per_shard: expected at least 1, got {samples_per_shard}")
     inputs = _inputs(reader.fingerprint, reader.sources, fields, settings)
     report = getattr(reader, "report", None)
-    task = Preparation(
+    writer = StoreWriter(
         out=Path(out),
         fields=tuple(fields),
         inputs=inputs,
@@ -354,8 +333,8 @@ def _begin(
         samples_per_shard=samples_per_shard,
         report=list(report()) if callable(report) else [],
     )
-    task.begin(overwrite)
-    return task
+    writer.begin(overwrite)
+    return writer
 
 
 def _inputs(
@@ -369,31 +348,31 @@ def _inputs(
         "settings": dict(settings),
     }
     try:
-        # As it will be read again: tuples are lists.
+        # As JSON reads it back: tuples are lists.
         return dict(json.loads(json.dumps(values, allow_nan=False)))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"settings: expected plain values ({error})") from None
 
 
 def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progress: bool) -> None:
-    task = job.task
-    share = range(rank, task.num_shards, world)
-    todo = [number for number in share if not task.is_finished(number)]
-    total = sum(len(task.samples_of(number)) for number in share)
-    done = total - sum(len(task.samples_of(number)) for number in todo)
+    writer = job.writer
+    share = range(rank, writer.num_shards, world)
+    todo = [number for number in share if not writer.is_finished(number)]
+    total = sum(len(writer.samples_of(number)) for number in share)
+    done = total - sum(len(writer.samples_of(number)) for number in todo)
     title = "prepare" if world == 1 else f"prepare (share {rank + 1} of {world})"
     with show_progress(title, total, done, enabled=progress) as advance:
         if workers is None:
             todo = _begin_here(job, todo, advance)
-        run_jobs(job, todo, _crew(workers, todo), advance)
+        run_jobs(job, todo, _num_workers(workers, todo), advance)
 
 
-def _crew(workers: int | None, todo: Sequence[int]) -> int:
+def _num_workers(workers: int | None, todo: Sequence[int]) -> int:
     return min(own_cpus() if workers is None else workers, len(todo))
 
 
 def _begin_here(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:
-    """Do what other processes would not have begun with yet, and return the rest."""
+    """Run jobs here for as long as workers would take to start, and return the rest."""
     begun = time.monotonic()
     while todo and time.monotonic() - begun < _SECONDS_TO_START:
         run_jobs(job, todo[:1], 0, advance)
@@ -404,23 +383,23 @@ def _begin_here(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:
 def _take_over_rest(
     job: ShardJob, rank: int, workers: int | None, progress: bool, patience: float
 ) -> None:
-    """Wait for other ranks, and do their shards when nothing new appears for too long."""
-    task = job.task
-    missing = task.missing()
+    """Wait for other ranks, and take over their shards when no new shard appears for too long."""
+    writer = job.writer
+    missing = writer.missing()
     if missing and progress:
         sys.stderr.write(f"prepare: waiting for {len(missing)} shards of other processes\n")
     last_change = time.monotonic()
-    while missing and not task.is_complete():
+    while missing and not writer.is_complete():
         ours: list[int] = []
         if time.monotonic() - last_change > patience:
-            # Different ranks begin at different places.
-            crew = max(_crew(workers, missing), 1)
-            first = (rank * crew) % len(missing)
-            ours = (missing + missing)[first : first + crew]
-            run_jobs(job, ours, _crew(workers, ours), lambda _count: None)
+            # Ranks start at different shards.
+            count = max(_num_workers(workers, missing), 1)
+            first = (rank * count) % len(missing)
+            ours = (missing + missing)[first : first + count]
+            run_jobs(job, ours, _num_workers(workers, ours), lambda _count: None)
         else:
             time.sleep(min(1.0, patience / 4))
-        still = task.missing()
+        still = writer.missing()
         if set(missing) - set(still) - set(ours):
             last_change = time.monotonic()
         missing = still

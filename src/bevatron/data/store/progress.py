@@ -1,4 +1,4 @@
-"""Progress of long work on data: a bar with rate and time left, or a line now and then."""
+"""Progress on standard error: a bar with rate and time left, or a line every ten seconds."""
 
 import sys
 import time
@@ -17,18 +17,18 @@ def progress(
     Parameters
     ----------
     title
-        What is being done.
+        Name of the task.
     total, done
-        How much there is and how much was done before.
+        Number of items in all, and those already done.
     unit
-        What is counted.
+        Name of the items.
     enabled
         False shows nothing.
 
     Yields
     ------
     Callable[[int], None]
-        To be called with the amount done since the last call.
+        Call it with the number of items done since the last call.
     """
     if not enabled or total == 0:
         yield lambda _count: None
@@ -74,7 +74,7 @@ def _bar(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int
 
 def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[int], None]]:
     begin = last = time.monotonic()
-    now, said = done, -1
+    now, printed = done, -1
 
     def line() -> str:
         seconds = max(time.monotonic() - begin, 1e-9)
@@ -86,14 +86,14 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
         )
 
     def advance(count: int) -> None:
-        nonlocal now, said, last
+        nonlocal now, printed, last
         now += count
         if time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-            said, last = now, time.monotonic()
+            printed, last = now, time.monotonic()
             sys.stderr.write(line())
 
     yield advance
-    if said != now:
+    if printed != now:
         sys.stderr.write(line())
 
 

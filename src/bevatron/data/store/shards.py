@@ -3,7 +3,7 @@
 A ragged field is a column of large lists, a fixed field a column of (nested) fixed-size lists or
 plain numbers, so any tool that reads Arrow can open a shard. The column ``checksum`` holds one
 xxh3_64 per sample over the lengths of its ragged fields and the bytes of all fields. The schema's
-metadata says to which preparation the shard belongs and holds a digest of every whole column.
+metadata holds the fingerprint of the store's inputs and a digest of every column.
 """
 
 import json
@@ -38,9 +38,9 @@ class Columns:
     num_samples
         Number of samples.
     arrays
-        By field: all rows of all samples one after another (ragged) or one entry per sample.
+        By field: the rows of all samples concatenated (ragged), or one entry per sample.
     offsets
-        By ragged field: int64 [num_samples + 1], where the rows of each sample begin.
+        By ragged field: int64 [num_samples + 1], where the rows of each sample start.
     """
 
     num_samples: int
@@ -49,12 +49,12 @@ class Columns:
 
 
 def concatenate(samples: Sequence[Arrays], fields: Sequence[Field]) -> Columns:
-    """Put samples together into flat columns.
+    """Concatenate samples into flat columns.
 
     Raises
     ------
     ValueError
-        If a sample lacks a field or holds one of another type or shape.
+        If a field is missing or has the wrong type or shape.
     """
     arrays: dict[str, Array] = {}
     offsets: dict[str, IntArray] = {}
@@ -75,7 +75,7 @@ def concatenate(samples: Sequence[Arrays], fields: Sequence[Field]) -> Columns:
 def write_shard(
     path: Path, fields: Sequence[Field], columns: Columns, metadata: Mapping[str, Any]
 ) -> None:
-    """Write one shard from flat arrays; it appears under ``path`` only when it is whole.
+    """Write one shard from flat arrays; it appears under ``path`` only when complete.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def write_shard(
     columns
         The samples.
     metadata
-        Plain values to keep in the file, see `read_metadata`.
+        Plain values stored in the file; see `read_metadata`.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def write_shard(
 
 
 def _nested(values: Array, spec: Field) -> pa.Array:
-    """Arrow column of the rows of ``values``; bool as uint8, since Arrow packs bits."""
+    """Return ``values`` as an Arrow column; bool as uint8, since Arrow packs bits."""
     flat = values.reshape(-1)
     column = pa.array(flat.view(np.uint8) if flat.dtype == np.bool_ else flat)
     for length in reversed(spec.shape):
@@ -135,9 +135,9 @@ def _checksums(fields: Sequence[Field], columns: Columns) -> Array:
 
 
 class _Rows:
-    """Views of single samples in flat arrays, prepared so that one view costs little.
+    """Cheap views of single samples in flat arrays.
 
-    A memoryview of the offsets gives Python integers several times faster than numpy does.
+    Indexing a memoryview of the offsets is several times faster than indexing a numpy array.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class _Rows:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read what `write_shard` was given as metadata, without reading data.
+    """Read the metadata passed to `write_shard`, without reading data.
 
     Raises
     ------
     StoreError
-        If the file is missing or not a whole shard.
+        If the file is missing or not a complete shard.
     """
     try:
         with pa.OSFile(str(path)) as source:
@@ -202,7 +202,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass
 class Shard:
-    """A shard, mapped into memory; its buffers are viewed once, here.
+    """A memory-mapped shard; its buffers are viewed once, when it is opened.
 
     Attributes
     ----------
@@ -233,20 +233,20 @@ class Shard:
         path
             The file.
         size
-            Its size in bytes when it was written; another size is refused before mapping, because
-            touching a map beyond the end of its file ends the process.
+            Size in bytes when it was written. It is checked before mapping, because access beyond
+            the end of a mapped file kills the process (SIGBUS).
         fields
             The fields to view.
 
         Raises
         ------
         StoreError
-            If the file is missing, of another size or not what was written.
+            If the file is missing, of another size or damaged.
         """
         check_size(path, size)
         try:
             with pa.memory_map(str(path)) as source:
-                # The map outlives the file descriptor: thousands of shards need none.
+                # The map outlives the file descriptor, so thousands of shards hold none open.
                 whole = source.read_buffer(size)
             reader = pa.ipc.open_file(pa.BufferReader(whole))
             batch = reader.get_batch(0)
@@ -285,9 +285,9 @@ class Shard:
         self.verified.add(name)
 
     def release_pages(self) -> None:
-        """Let the system forget which pages of the map this process has touched.
+        """Release the resident pages of the map.
 
-        Views stay valid; pages come back from the page cache when touched again.
+        Views stay valid; pages are read from the page cache when accessed again.
         """
         _dont_need(*self.mapping)
 
@@ -296,12 +296,12 @@ REBUILD = "delete that file and run prepare again, which rebuilds only what is m
 
 
 def check_size(path: Path, size: int) -> None:
-    """Refuse a shard that is missing or of another size than the manifest says.
+    """Check that a shard exists and has the size in the manifest.
 
     Raises
     ------
     StoreError
-        With the sizes.
+        If it is missing or of another size; the message gives both sizes.
     """
     try:
         found = path.stat().st_size

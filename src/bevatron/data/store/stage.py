@@ -1,4 +1,4 @@
-"""Copying a store to a node's own disk, once per machine."""
+"""Copying a store to a node-local disk, once per machine."""
 
 import fcntl
 import shutil
@@ -14,23 +14,23 @@ from bevatron.files import atomic_folder, explained
 
 
 def stage(store: Path, folder: Path) -> Path:
-    """Copy a store into a node-local folder and return where it is there.
+    """Copy a store into a node-local folder and return the path of the copy.
 
-    The processes of a machine may all call this together: one copies, the others wait. The copy is
-    named after the store and the content of its manifest, so a copy that is there already is used
-    and one of an older store never is. It appears under its name only when all of it is on disk.
+    All processes of a machine may call this at once: one copies, the others wait. The copy is named
+    after the store and a hash of its manifest, so an existing copy is reused and one of an older
+    store never is. It appears under its name only when complete.
 
     Parameters
     ----------
     store
-        The store's folder.
+        Folder of the store.
     folder
-        On a fast local disk; made if it does not exist.
+        Folder on a fast local disk; created if missing.
 
     Raises
     ------
     StoreError
-        If ``store`` is none, or the disk is full or cannot be written.
+        If ``store`` is not a store, or the disk is full or not writable.
     """
     try:
         manifest = (store / MANIFEST).read_bytes()
@@ -48,7 +48,7 @@ def stage(store: Path, folder: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let one process of this machine at a time into the ``with`` block; a kill unlocks."""
+    """Hold a lock among the processes of this machine; it is released when a process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""The store: prepared samples in shards on disk, any of them within microseconds.
+"""The store: prepared samples in shards on disk, with random access in microseconds.
 
 A store is a folder of `shards` and a ``manifest.json`` that is written last. ``store[i]`` gives
 read-only numpy views of the memory-mapped file, after their checksum has been verified.
@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 """The file that makes a folder a store."""
 
 PREPARATION = "preparation.json"
-"""The file that says what an unfinished folder is to become."""
+"""The file with the inputs of a store that is not finished yet."""
 
 STORE_KIND = "bevatron store"
 STORE_FORMAT = 1
@@ -38,8 +38,8 @@ class Store:
     path
         Folder that `bevatron.data.store.prepare.prepare` wrote.
     resident_limit
-        Bytes of the store that may be mapped into this process at once before the pages are given
-        back (they stay in the system's page cache); None for no limit.
+        Upper bound of resident bytes of the memory map; above it, pages are released (they stay in
+        the page cache). None for no limit.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Store:
     Raises
     ------
     StoreError
-        If the folder is missing, no store, not finished, or a shard has another size than written.
+        If the folder is missing, not a store or not finished, or the size of a shard is wrong.
 
     Examples
     --------
@@ -85,14 +85,14 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> "Store":
-        """Open a store with the usual limits."""
+        """Open a store with the default limits."""
         return cls(path)
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Array]:
-        """One sample: read-only views, verified.
+        """Return a sample as read-only views, after verifying its checksum.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Store:
             yield self[index]
 
     def describe(self, index: SupportsIndex) -> str:
-        """Name where a sample comes from: ``train.xyz, frame 12``."""
+        """Return the origin of a sample: ``train.xyz, frame 12``."""
         number, row = self._locate(index)
         shard = self._shards[number] or self._open_shard(number)
         sources = self.manifest["sources"]
@@ -132,7 +132,7 @@ class Store:
         return f"sample {operator.index(index)} of {self.path}"
 
     def lengths(self, field: str) -> IntArray:
-        """Rows of a ragged field in every sample, [n], without touching the data itself.
+        """Return the number of rows of a ragged field in every sample, [n], without reading data.
 
         Raises
         ------
@@ -153,13 +153,13 @@ class Store:
         return result
 
     def flat(self, field: str) -> Iterator[tuple[Array, IntArray]]:
-        """Go through a field shard by shard as one flat array, for vectorised statistics.
+        """Iterate over a field shard by shard as flat arrays, for vectorised statistics.
 
         Yields
         ------
         flat, offsets
-            All rows of a shard's samples and where each sample begins, int64 [n + 1]; for a field
-            of fixed shape one row per sample. Verified, read-only.
+            All rows of the samples of a shard and their offsets, int64 [n + 1]; for a field of
+            fixed shape one row per sample. Verified, read-only.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Store:
         return shard
 
     def _bound_pages(self) -> None:
-        """Give mapped pages back when there are too many, so that memory stays flat."""
+        """Release mapped pages above the limit, so that resident memory stays bounded."""
         self._until_page_count = _SAMPLES_BETWEEN_PAGE_COUNTS
         if self._resident_limit is None:
             return
@@ -226,7 +226,7 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _file_pages() -> int:
-    """Pages of files that are mapped into this process now (0 where the system does not say)."""
+    """Return the number of resident file-backed pages (0 where the system does not report it)."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123  called often
             return int(file.read().split()[2])
@@ -247,7 +247,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     Raises
     ------
     StoreError
-        If ``path`` is missing, no store, or its preparation did not finish.
+        If ``path`` is missing, not a store, or not finished.
     """
     manifest = path / MANIFEST
     try:

@@ -1,8 +1,7 @@
-"""Numbered jobs over worker processes: who dies or fails is noticed, and nobody is left behind.
+"""A pool of worker processes for numbered jobs; dead and failed workers are detected at once.
 
-A job is a number; doing it twice is harmless. Workers are started without inheriting anything
-(forkserver or spawn), so the work must be picklable. A worker whose parent was killed finishes
-its job and leaves.
+A job is a number and idempotent. Workers start in fresh processes (forkserver or spawn), so the
+work must be picklable. A worker whose parent was killed finishes its job and exits.
 """
 
 import multiprocessing
@@ -25,29 +24,29 @@ Advance = Callable[[int], None]
 """Called with the number of samples done since the last call."""
 
 Work = Callable[[int, Advance], None]
-"""(number of the job, advance)."""
+"""Called with the number of the job and `Advance`."""
 
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 def run_jobs(work: Work, jobs: Sequence[int], workers: int, advance: Advance) -> None:
-    """Do all jobs, in this process (``workers=0``) or in others.
+    """Run all jobs, in this process (``workers=0``) or in worker processes.
 
     Parameters
     ----------
     work
-        What to do; picklable unless ``workers`` is 0.
+        The function to run; picklable unless ``workers`` is 0.
     jobs
-        Numbers of the jobs, begun in this order.
+        Numbers of the jobs, started in this order.
     workers
-        Number of processes; no more than there are jobs are started.
+        Number of processes, at most one per job.
     advance
-        Told about progress, in this process.
+        Called in this process with the progress.
 
     Raises
     ------
     BevatronError
-        What a job raised (anything else becomes a DataError); the other jobs are stopped.
+        Raised by a job (any other exception becomes a DataError); the other jobs are stopped.
     StoreError
         If a worker died.
     """
@@ -55,16 +54,16 @@ def run_jobs(work: Work, jobs: Sequence[int], workers: int, advance: Advance) ->
         for job in jobs:
             work(job, advance)
         return
-    crew = [_Worker(work) for _ in range(min(workers, len(jobs)))]
+    pool = [_Worker(work) for _ in range(min(workers, len(jobs)))]
     try:
-        _distribute(crew, deque(jobs), advance)
+        _distribute(pool, deque(jobs), advance)
     finally:
-        for worker in crew:
+        for worker in pool:
             worker.stop()
 
 
 class _Worker:
-    """A process and the pipe to it; ``job`` is what it is doing now."""
+    """A process and the pipe to it; ``job`` is its current job."""
 
     def __init__(self, work: Work) -> None:
         method = "forkserver" if sys.platform.startswith("linux") else "spawn"
@@ -79,13 +78,13 @@ class _Worker:
         self.job: int | None = None
 
     def begin(self, job: int | None) -> None:
-        """Send a job; None ends the worker."""
+        """Send a job; None stops the worker."""
         self.job = job
-        with suppress(BrokenPipeError):  # its death is noticed by the receiver
+        with suppress(BrokenPipeError):  # the receiver detects that it died
             self.connection.send(job)
 
     def stop(self) -> None:
-        """End the process, at once if it is busy."""
+        """Stop the process, at once if it is busy."""
         if self.job is not None:
             self.process.terminate()
         self.process.join(5)
@@ -95,9 +94,9 @@ class _Worker:
         self.connection.close()
 
 
-def _distribute(crew: Sequence[_Worker], jobs: deque[int], advance: Advance) -> None:
-    by_connection: dict[Any, _Worker] = {worker.connection: worker for worker in crew}
-    for worker in crew:
+def _distribute(pool: Sequence[_Worker], jobs: deque[int], advance: Advance) -> None:
+    by_connection: dict[Any, _Worker] = {worker.connection: worker for worker in pool}
+    for worker in pool:
         worker.begin(jobs.popleft() if jobs else None)
     while by_connection:
         for connection in wait(list(by_connection)):
@@ -126,8 +125,8 @@ def _death(worker: _Worker) -> str:
     elif code is None:
         how = "no exit code"
     return (
-        f"a preparation worker died ({how}) while it wrote shard {worker.job}, perhaps for want "
-        "of memory; run again with fewer workers, which continues with what is finished"
+        f"a preparation worker died ({how}) while it wrote shard {worker.job}, perhaps out of "
+        "memory; run again with fewer workers, which keeps the finished shards"
     )
 
 
@@ -136,7 +135,7 @@ def _raise(kind: type[BevatronError], sentence: str, trace: str) -> None:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """Run in the worker: do jobs until told to stop or left alone."""
+    """Run jobs in the worker until the parent sends None or exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -149,14 +148,14 @@ def _serve(connection: Connection, work: Work) -> None:
                 message: tuple[str, Any] = ("done", job)
             except BevatronError as error:
                 message = ("failed", (type(error), str(error), traceback.format_exc()))
-            except Exception as error:  # noqa: BLE001  whatever it is, the parent tells the user
+            except Exception as error:  # noqa: BLE001  the parent reports any exception
                 sentence = f"shard {job}: {type(error).__name__}: {error}"
                 message = ("failed", (DataError, sentence, traceback.format_exc()))
             connection.send(message)
 
 
 class _Reporter:
-    """Sends progress now and then; a parent that is gone does not stop the job."""
+    """Sends progress at intervals; the job continues if the parent has exited."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -169,7 +168,7 @@ class _Reporter:
             self.flush()
 
     def flush(self) -> None:
-        """Send what has not been sent."""
+        """Send the pending count."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(("advance", self.count))
         self.count = 0

@@ -1,1 +1,1 @@
-"""What a data set contains."""
+"""Statistics of data sets."""

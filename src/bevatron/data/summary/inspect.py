@@ -1,7 +1,7 @@
-"""What is in a store and how batches would fill ranks, as plain tables.
+"""The content of a store, and how batches would fill ranks, as plain tables.
 
-Everything comes from the manifest and from the lengths of samples, so that a store of a million
-structures is described within seconds.
+Only the manifest and the sample lengths are read, so a store of a million structures is described
+within seconds.
 """
 
 import os
@@ -20,12 +20,12 @@ from bevatron.errors import StoreError
 from bevatron.typing import IntArray
 
 MOST_ROWS = 40
-"""Rows of a table of files or groups; the rest is summed up in one."""
+"""Maximum number of rows for files or groups; the others share one row."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table to print or to put into a report; numbers as numbers, None where there is none."""
+    """A table to print or to put into a report; None is an empty cell."""
 
     title: str
     headers: tuple[str, ...]
@@ -33,7 +33,7 @@ class Table:
 
 
 def describe(store: Store) -> list[Table]:
-    """Describe a store of structures: whole, files, labels, sizes, elements, groups.
+    """Describe a store of structures: overview, files, labels, sizes, elements, groups.
 
     Raises
     ------
@@ -47,11 +47,11 @@ def describe(store: Store) -> list[Table]:
 
 
 def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return how many atoms have how many neighbours, by the name of the file.
+    """Return the histogram of neighbours per atom for each file.
 
     Returns
     -------
-    For each file the numbers of neighbours that occur and the atoms that have them.
+    By name of the file: numbers of neighbours that occur, and the number of atoms with each.
     """
     result = {}
     for number, part in _summary(store)["files"].items():
@@ -64,12 +64,12 @@ def neighbours_by_file(store: Store) -> dict[str, tuple[IntArray, IntArray]]:
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """One way to fill the ranks and what came of it.
+    """The plan of one algorithm and the time to compute it.
 
     Attributes
     ----------
     name
-        Of the algorithm, as for a reader.
+        Name of the algorithm for display.
     plan
         The epoch.
     seconds
@@ -92,8 +92,8 @@ def compare_plans(
 ) -> list[PlanStatistics]:
     """Plan an epoch with a fixed number of structures, with Algorithm 1 and with ours.
 
-    The fixed number is the mean number of structures in one of our batches, so that all plans have
-    about as many steps; its batches then keep to no capacity. A structure above capacity is a batch
+    The fixed number is the mean number of structures in our batches, so that all plans have about
+    the same number of steps; its batches obey no capacity. A structure above capacity gets a batch
     of its own.
 
     Parameters
@@ -101,15 +101,15 @@ def compare_plans(
     atoms, edges : [n]
         Sizes of the structures.
     capacity
-        Atoms of a batch at most.
+        Maximum number of atoms in a batch.
     num_ranks
-        Processes that share the epoch.
+        Number of processes that share the epoch.
     cost
-        What ranks shall have equal amounts of; atoms by default.
+        The cost to balance over ranks; atoms by default.
     seed
-        Of the epoch.
+        Seed of the epoch.
     names
-        Tells a structure's name for messages.
+        Returns the name of a structure for messages.
     """
     balance = (cost or CostModel())(atoms, edges)
 
@@ -135,7 +135,7 @@ def compare_plans(
 
 
 def plan_table(plans: Sequence[PlanStatistics], capacity: int, num_ranks: int) -> Table:
-    """Put the figures of several plans side by side."""
+    """Tabulate the figures of several plans."""
     rows: list[tuple[str | int | float | None, ...]] = []
     for each in plans:
         plan = each.plan
@@ -174,7 +174,7 @@ def _summary(store: Store) -> Mapping[str, Any]:
 
 
 def _file_name(sources: Sequence[str], number: str) -> str:
-    """Return the name of a file without the folders that all files share."""
+    """Return the path of a file relative to the common folder of all files."""
     if int(number) >= len(sources):
         return f"file {number}"
     shared = os.path.commonpath([str(Path(source).parent) for source in sources])
@@ -292,7 +292,7 @@ def _range(part: Mapping[str, Any], mean: float) -> str:
 
 
 def _percent(part: float, whole: float) -> str:
-    """Write a share; never 100 % or 0 % unless it is exactly that."""
+    """Format a share; 0 % and 100 % only if exact."""
     if not whole:
         return ""
     value = 100 * part / whole
@@ -304,6 +304,6 @@ def _percent(part: float, whole: float) -> str:
 
 
 def counted(lengths: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the different values and how often each occurs."""
+    """Return the distinct values and their counts."""
     values, counts = np.unique(lengths, return_counts=True)
     return values.astype(np.int64), counts.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a data set of molecules contains, counted shard by shard while it is prepared."""
+"""Statistics of a data set of molecules, computed shard by shard by `prepare`."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bevatron.typing import Arrays
 
 
 def summarise_molecules(samples: Sequence[Arrays]) -> dict[str, Any]:
-    """Count what a list of prepared molecules contains.
+    """Summarise a list of prepared molecules.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def summarise_molecules(samples: Sequence[Arrays]) -> dict[str, Any]:
     -------
     dict
         ``molecules``, ``unusable``, ``atoms``, ``bonds``, ``with_3d``, ``disconnected``,
-        ``single_atoms``; ``reasons`` (rows by why something was left out, numbers replaced by #);
+        ``single_atoms``; ``reasons`` (rows by reason of exclusion, numbers replaced by #);
         ``elements`` (atoms by atomic number); ``sizes`` (atoms and bonds per molecule: min, max
         and histogram by the lower bound of the bin); ``targets`` (by position: known, sum,
         sum_squares, min, max).

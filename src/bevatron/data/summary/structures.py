@@ -1,7 +1,7 @@
-"""What a data set of structures contains, counted shard by shard while it is prepared.
+"""Statistics of a data set of structures, computed shard by shard by `prepare`.
 
-A summary is a tree of plain numbers that adds up: numbers are added, except under the keys ``min``
-and ``max``. It goes into the manifest, for `bevatron inspect` and for checks before training.
+A summary is a tree of numbers; merging adds them, except under the keys ``min`` and ``max``. It
+goes into the manifest, for `bevatron inspect` and for checks before training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ import numpy as np
 from bevatron.typing import Array, Arrays
 
 BINS_PER_OCTAVE = 4
-"""Histograms of sizes have four bins for each doubling of the size."""
+"""Number of histogram bins for each doubling of the size."""
 
 
 def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
-    """Count what a list of structures with neighbours contains.
+    """Summarise a list of structures with neighbours.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
 
 
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up summaries; the order of keys is that of their first appearance.
+    """Merge summaries; keys keep the order of their first appearance.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def _merge_into(result: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def histogram_bin(size: int) -> int:
-    """Lower bound of the histogram's bin that holds ``size``.
+    """Return the lower bound of the histogram bin of ``size``.
 
     Examples
     --------

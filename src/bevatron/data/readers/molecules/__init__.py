@@ -1,7 +1,7 @@
 """Readers of molecules: SMILES and targets, with 3D structures or without, as raw samples.
 
-Nothing is understood here: SMILES are bytes, structures are text. What cannot be understood is
-found out by whoever computes the features, and comes out by row.
+Nothing is parsed here: SMILES are bytes, structures are text. Featurization finds what cannot be
+parsed and reports it by row.
 """
 
 from bevatron.data.readers.molecules.base import (

@@ -1,4 +1,4 @@
-"""What the readers of molecules share: their options and what one file is asked for."""
+"""Options and protocols shared by the readers of molecules."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ RAW_MOLECULE_FIELDS: tuple[Field, ...] = (
     Field("split", "int8", (), False, "0 train, 1 valid, 2 test, -1 = the file does not say"),
     Field("source", "int64", (2,), False, "(file, row), from 0"),
 )
-"""What a reader of molecules yields, besides ``targets`` (float32 [T], NaN = no label)."""
+"""Fields of a raw molecule, in addition to ``targets`` (float32 [T], NaN = no label)."""
 
 SPLITS = ("train", "valid", "test")
-"""Names of the parts of a given division, in the order of their numbers."""
+"""Names of the splits, in the order of their numbers."""
 
 NO_BYTES = np.zeros(0, dtype=np.uint8)
 NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
@@ -28,22 +28,22 @@ NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
 
 @dataclass(frozen=True)
 class MoleculeOptions:
-    """Where a file of molecules has its SMILES, its targets and its 3D structures.
+    """Where to find SMILES, targets and 3D structures in a file of molecules.
 
     Attributes
     ----------
     smiles
-        Column of the SMILES; found by itself if left out (smiles, canonical_smiles, ...).
+        Column of the SMILES; detected by default (smiles, canonical_smiles, ...).
     targets
-        Columns of what is to be predicted, or names of data in an SDF; found by itself where just
-        one column of numbers could be meant.
+        Columns to predict, or names of data items in an SDF; detected if only one numeric column is
+        a candidate.
     geometry
-        File of 3D structures, row for row those of the table: an SDF, or an npz of positions.
-        Coordinates inside a CXSMILES are taken without it.
+        File of 3D structures in the order of the table: an SDF, or an npz of positions. Coordinates
+        in a CXSMILES are used without it.
     split
-        Column that says train, valid or test; found by itself if it is called ``split``.
+        Column with train, valid or test; detected if its name is ``split``.
     unlabelled
-        Look for no targets: the molecules are to be predicted.
+        Read no targets, for prediction.
     """
 
     smiles: str | None = None

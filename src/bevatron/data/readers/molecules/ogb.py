@@ -26,15 +26,15 @@ def is_ogb_folder(path: Path) -> bool:
 class OgbFolder(TableFile):
     """PCQM4Mv2: 3.7 million SMILES, gaps of the training and validation part.
 
-    ``pcqm4m-v2-train.sdf`` is looked for in the folder, in ``raw`` and beside the folder; without
-    it there are no structures. Its entry k is the k-th molecule of the training part.
+    ``pcqm4m-v2-train.sdf`` is looked for in the folder, in ``raw`` and in the parent folder;
+    without it there are no structures. Its entry k is the k-th molecule of the training part.
 
     Parameters
     ----------
     path
         The folder with ``raw/data.csv.gz`` and ``split_dict.pt``.
     options
-        ``targets`` is the gap unless given; ``geometry`` names the SDF if it lies elsewhere.
+        ``targets`` is the gap unless given; ``geometry`` is the path of the SDF if it is elsewhere.
 
     Raises
     ------

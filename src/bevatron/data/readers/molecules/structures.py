@@ -1,4 +1,4 @@
-"""3D structures beside a table of SMILES: SDF files and positions in an npz."""
+"""3D structures for a table of SMILES: SDF files and positions in an npz."""
 
 import gzip
 import mmap
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.readers.base import FileState, content_hash
+from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecules.base import text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
@@ -34,11 +34,7 @@ class SdfEntries:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.state = FileState.of(path)
-            self.content = content_hash(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self.state, self.content = state_and_hash(path)
         if not len(self):
             raise DataError(f"{path}: the file holds no structure")
 
@@ -152,11 +148,7 @@ class NpzGeometry:
 
     def __init__(self, path: Path, num_rows: int, identifiers: Array | None = None) -> None:
         self.path = path
-        try:
-            self.state = FileState.of(path)
-            self.content = content_hash(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self.state, self.content = state_and_hash(path)
         found = len(self._arrays["n_atoms"])
         if found != num_rows:
             raise DataError(f"{path}: holds {found} molecules for {num_rows} rows of the table")
@@ -302,7 +294,7 @@ class SdfFile:
 def _items(entry: bytes) -> dict[str, str]:
     """Find the data items that follow the structure: ``> <name>``, then lines up to an empty one.
 
-    Behind the name may stand the number of the entry, ``> <name>  (7)``.
+    The number of the entry may follow the name, ``> <name>  (7)``.
     """
     items: dict[str, list[str]] = {}
     own: list[str] | None = None

@@ -13,7 +13,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from bevatron.data.readers.base import FileState, content_hash
+from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
@@ -52,11 +52,7 @@ class TableFile:
         self, path: Path, options: MoleculeOptions, geometry: Geometry | None = None
     ) -> None:
         self.path, self.name, self.geometry = path, str(path), geometry
-        try:
-            self.state = FileState.of(path)
-            self._hash = content_hash(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self.state, self._hash = state_and_hash(path)
         if not self.state.size:
             raise DataError(f"{path}: the file is empty")
         names = _column_names(path)
@@ -305,7 +301,7 @@ def _read_table(path: Path, columns: list[str]) -> Any:
             return pa.parquet.read_table(path, columns=columns)
         if kind == ".smi":
             return pa.table({"smiles": _list_of_smiles(path)})
-        # All as text: what is no number is then named by its row.
+        # All columns as text, so that errors can name the row of a value that is not a number.
         convert = pa.csv.ConvertOptions(
             include_columns=columns,
             column_types=dict.fromkeys(columns, pa.string()),
@@ -327,7 +323,7 @@ def _list_of_smiles(path: Path) -> list[str]:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    """Say what is wrong with a table, in words of ours where the first line tells."""
+    """Explain why a table cannot be read, from its first line if possible."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     opener: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
     try:

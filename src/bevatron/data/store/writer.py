@@ -1,8 +1,8 @@
-"""The state of a folder that is becoming a store: what is there and what is missing.
+"""Writing a store: which shards exist, which are missing, and the manifest at the end.
 
-``preparation.json`` says from what the store is made; each shard carries the fingerprint of that;
-``manifest.json`` comes last. All of it is decided from the folder alone, so any process may stop at
-any moment and any other may go on, also several at once.
+``preparation.json`` holds the inputs of the store, every shard their fingerprint, and
+``manifest.json`` is written last. The folder is the only state, so a process may stop at any moment
+and others may continue, also several at once.
 """
 
 import json
@@ -28,22 +28,22 @@ from bevatron.errors import StoreError
 
 
 @dataclass
-class Preparation:
-    """One store in the making.
+class StoreWriter:
+    """Writes the shards and the manifest of one store.
 
     Attributes
     ----------
     out
-        Its folder.
+        Folder of the store.
     fields
         Fields of every sample.
     inputs
-        Plain values that decide the content: the reader's fingerprint and sources, the settings,
+        Plain values that determine the content: the reader's fingerprint and sources, the settings,
         the fields, the format. Their hash is the store's fingerprint.
     num_samples, samples_per_shard
         The layout; a folder begun with another ``samples_per_shard`` keeps its own.
     report
-        Lines that the reader says about its files.
+        What the reader reports about its files, line by line.
     """
 
     out: Path
@@ -56,7 +56,7 @@ class Preparation:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that decides the content."""
+        """Hash of everything that determines the content."""
         return config.fingerprint(self.inputs)
 
     @property
@@ -65,22 +65,22 @@ class Preparation:
         return -(-self.num_samples // self.samples_per_shard)
 
     def samples_of(self, number: int) -> range:
-        """Which samples a shard holds."""
+        """Return the indices of the samples in a shard."""
         start = number * self.samples_per_shard
         return range(start, min(start + self.samples_per_shard, self.num_samples))
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard is."""
+        """Path of a shard."""
         return self.out / f"shard-{number:06d}.arrow"
 
     def begin(self, overwrite: bool = False) -> None:
-        """Make or take over the folder.
+        """Create the folder, or continue an unfinished store in it.
 
         Raises
         ------
         StoreError
-            If the folder holds something else, or a store of other inputs and not ``overwrite``;
-            the sentence says what differs.
+            If the folder holds other files, or a store of other inputs and ``overwrite`` is False;
+            the message says what differs.
         """
         with files.explained(self.out, StoreError):
             self.out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Preparation:
             self.samples_per_shard = int(agreed["samples_per_shard"])
         else:
             self._announce()
-        # Neither file may speak of other inputs from here on; the manifest least of all.
+        # From here on neither file may describe other inputs.
         with files.explained(self.out, StoreError):
             for name, values in ((MANIFEST, finished), (PREPARATION, found)):
                 current = self._read(name) if values is not None else None
@@ -119,7 +119,7 @@ class Preparation:
         }
         with self._unless_complete():
             files.write_json_atomically(self.out / PREPARATION, values, StoreError)
-        # Of several processes that begin at once the last one has written; agree with it.
+        # If several processes start at once, the file of the last one counts.
         agreed: Mapping[str, Any] = self._read(PREPARATION) or self._read(MANIFEST) or values
         if agreed["fingerprint"] != self.fingerprint:
             raise StoreError(self._difference(agreed))
@@ -138,7 +138,7 @@ class Preparation:
         return values
 
     def _refuse_foreign(self) -> None:
-        # What a kill leaves before preparation.json is there: only its temporary file.
+        # A process killed early leaves only the temporary file of preparation.json.
         strangers = sorted(
             path.name for path in self.out.iterdir() if not path.name.startswith(PREPARATION)
         )
@@ -162,7 +162,7 @@ class Preparation:
         )
 
     def is_finished(self, number: int) -> bool:
-        """Whether a shard of this very preparation is wholly there."""
+        """Whether a shard is complete and was written from the same inputs."""
         if number in self._finished:
             return True
         path = self.shard_path(number)
@@ -179,7 +179,7 @@ class Preparation:
         return True
 
     def missing(self) -> list[int]:
-        """Shards that are still to be written."""
+        """Numbers of the shards still to be written."""
         return [number for number in range(self.num_shards) if not self.is_finished(number)]
 
     def write(self, number: int, columns: Columns, part: Mapping[str, Any]) -> None:
@@ -195,7 +195,7 @@ class Preparation:
             write_shard(self.shard_path(number), self.fields, columns, metadata)
 
     def is_complete(self) -> bool:
-        """Whether the finished store is there, every shard of the size that was written."""
+        """Whether the store is finished and every shard has the size in the manifest."""
         try:
             manifest = read_manifest(self.out)
             if manifest["fingerprint"] != self.fingerprint:
@@ -207,7 +207,7 @@ class Preparation:
         return True
 
     def finish(self) -> None:
-        """Write the manifest of shards that are all there, and tidy up; harmless when repeated."""
+        """Write the manifest once all shards exist, and tidy up; may be repeated."""
         described = [read_metadata(self.shard_path(n)) for n in range(self.num_shards)]
         shards = [
             {
@@ -238,9 +238,9 @@ class Preparation:
 
     @contextmanager
     def _unless_complete(self) -> Iterator[None]:
-        """Let a failed write pass if another process has meanwhile finished the store.
+        """Ignore a failed write if another process has finished the store in the meantime.
 
-        Tidying up after itself, that process removes all unfinished files, ours too.
+        When that process tidies up, it removes all unfinished files, including ours.
         """
         try:
             yield
@@ -249,9 +249,9 @@ class Preparation:
                 raise
 
     def tidy(self) -> None:
-        """Remove what is of no use to anybody once the manifest is in place."""
+        """Remove files that are no longer needed once the manifest exists."""
         known = {self.shard_path(number).name for number in range(self.num_shards)}
-        with suppress(OSError):  # a store that one may only read is as good
+        with suppress(OSError):  # a read-only store is fine
             (self.out / PREPARATION).unlink(missing_ok=True)
             for path in self.out.glob("shard-*.arrow"):
                 if path.name not in known:
