@@ -506,7 +506,7 @@ def test_a_folder_that_cannot_be_written_is_named(train, shelf, tmp_path, refuse
 
 def shell(*arguments, before=""):
     command = " ".join(map(str, arguments))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         ["bash", "-c", f"{before} {sys.executable} -m bevatron {command}"],
         capture_output=True,

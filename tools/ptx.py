@@ -281,7 +281,15 @@ def record(out, root, tests, like, processes, most):
     launches = Launches()
     launches.patch()
     options = ["-q", "--no-header", "--tb=no", "-W", "ignore", f"--rootdir={root}", "-r", "N"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
+    options += [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:benchmark",
+        "--hypothesis-seed=0",
+    ]
     done = subprocess.CompletedProcess((), 0, "", "")
     with mock.patch("subprocess.run", return_value=done):  # Their launches would not be seen.
         status = pytest.main([*options, *tests], plugins=[Plugin()])

@@ -24,14 +24,14 @@ FEATURES, CLASSES = 5, 6
 
 def run_ranks(world: int, work, folder: Path, timeout: float = 100.0) -> list:
     """Call ``work(mesh)`` in forked processes and return what each returned, as JSON gives it."""
-    if torch.cuda.is_available():
-        pytest.skip("torch with CUDA cannot go on after a fork")
     codes, output = fork_ranks(world, work, folder, timeout)
     assert codes == [0] * world, output
     return [json.loads((folder / f"found{rank}").read_text()) for rank in range(world)]
 
 
 def fork_ranks(world: int, work, folder: Path, timeout: float = 100.0) -> tuple[list[int], str]:
+    if torch.cuda.is_available():
+        pytest.skip("torch with CUDA cannot go on after a fork")
     port, children = free_port(), []
     for rank in range(world):
         child = os.fork()

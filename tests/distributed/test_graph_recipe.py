@@ -28,7 +28,8 @@ def losses(folder):
 
 def parts_of(report):
     """The table rows of a report: what the model reaches on each part."""
-    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", report, re.DOTALL)
+    result = report.partition(">Learning curves</h2>")[0]
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", result, re.DOTALL)
     found = [row for row in rows if re.search(r">(training|validation|test)<", row)]
     assert len(found) == 3
     return found

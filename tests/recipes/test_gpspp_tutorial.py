@@ -63,7 +63,7 @@ def test_commands_of_the_page_run_in_their_order(place, monkeypatch, capsys):
     pytest.importorskip("rdkit.Chem")
     monkeypatch.chdir(place)
     assert {words[0] for words in commands()} >= {
-        *("train", "prepare", "predict", "evaluate", "embed", "bench"),
+        *("train", "prepare", "predict", "evaluate", "embed"),
     }
     for words in commands():
         small = list(words)
@@ -73,11 +73,6 @@ def test_commands_of_the_page_run_in_their_order(place, monkeypatch, capsys):
             small += [] if "molecules-store" in words else WITH_FILES["train"]
         elif words[0] == "prepare":
             small += WITH_FILES["prepare"]
-        elif words[0] == "bench":
-            (place / "base.yaml").write_text(
-                "recipe: gpspp\nmodel: {num_layers: 1, node_width: 16, edge_width: 8, num_heads: 2}"
-            )
-            small += ["--base", "base.yaml", "--device", "cpu", "--molecules", "16"]
         assert cli.main(small) == 0, (words, capsys.readouterr().err)
     with (place / "ensemble.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

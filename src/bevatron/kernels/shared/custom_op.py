@@ -50,7 +50,7 @@ def custom_op(
     >>> @custom_op("doctest_twice", fake="x")
     ... def twice(x: Tensor) -> Tensor:
     ...     return 2 * x
-    >>> @twice.backward()
+    >>> @twice.backward(fake="dy")
     ... def twice_backward(dy: Tensor) -> Tensor:
     ...     return 2 * dy
     >>> x = torch.ones(2, requires_grad=True)
