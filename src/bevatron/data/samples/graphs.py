@@ -144,7 +144,7 @@ class Graph:
     def derived(self, key: Hashable, build: Callable[["Graph"], T]) -> T:
         """Return what ``build`` made of this graph the first time ``key`` was asked for."""
         if key not in self._derived:
-            # What is remembered must serve training too, whoever asks first.
+            # What is remembered must serve training too, even if an evaluation asks first.
             with torch.inference_mode(mode=False):
                 self._derived[key] = build(self)
         found: T = self._derived[key]

@@ -20,7 +20,7 @@ from bevatron.data.readers import LabelOptions, open_reader
 from bevatron.data.samples import STRUCTURE_FIELDS
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.stage import stage
-from bevatron.data.store.store import MANIFEST, Store
+from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace import MaceConfig
@@ -177,7 +177,7 @@ def open_structures(
     """
     stores, files = [], []
     for path in map(Path, paths):
-        if path.is_dir() and ((path / MANIFEST).exists() or (path / "preparation.json").exists()):
+        if path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists()):
             store = Store.open(path)
             found = store.manifest["settings"].get("cutoff")
             if found != cutoff:

@@ -93,7 +93,7 @@ def new_axes(
 
 
 def colours(number: int) -> list[str]:
-    """Return colours for so many curves, from the beginning again after seven."""
+    """Return the colours of a number of curves, from the beginning again after seven."""
     return [PALETTE[k % len(PALETTE)] for k in range(number)]
 
 
