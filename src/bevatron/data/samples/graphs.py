@@ -26,9 +26,6 @@ Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = ("train", "valid", "test")
 """Parts of a graph's nodes: the columns of ``masks``."""
 
-NO_LABEL = -1
-"""Label of a node without a class; among floating-point labels NaN says so too."""
-
 
 def graph_fields(
     num_features: int, label_columns: int = 0, *, sparse: bool = False
