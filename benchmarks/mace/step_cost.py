@@ -21,11 +21,11 @@ from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.recipes.bench import capacity_picture, saturated_from, step_meter
+from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,
     StepMeter,
-    find_capacity,
     fit_cost,
     saturation,
 )

@@ -24,12 +24,12 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.parallel.mesh import choose_device
+from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,
     StepMeter,
-    find_capacity,
     fit_cost,
     saturation,
     smallest_measured,

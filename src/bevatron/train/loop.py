@@ -34,12 +34,15 @@ from bevatron.train.evaluate import (
 from bevatron.train.logger import Logger
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
-from bevatron.train.step import LaunchedStep, note_loss, train_step
+from bevatron.train.step import LaunchedStep, note_loss, size_of_batches, train_step
+
+FEW_STEPS = 20
+"""An epoch of fewer steps is warned of."""
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
@@ -187,6 +190,16 @@ class Trainer:
             return result
         return self.saver.finish(result)
 
+    def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
+        """Warn of batches so large that the weights hardly ever change."""
+        steps = -(-epoch.num_batches // self.run.settings.optim.accumulate)
+        if steps < FEW_STEPS and not one_unchanging_batch(self.run):
+            self.logger.console.say(
+                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, and the weights "
+                f"change once a step; more is learned with a lower {size_of_batches(self.run)} or "
+                "with more epochs"
+            )
+
     def _is_over(self) -> bool:
         progress, settings = self.state.progress, self.run.settings
         stage_two = settings.schedule.stage_two_start
@@ -210,6 +223,8 @@ class Trainer:
         run, progress = self.run, self.state.progress
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
+        if not progress.step:
+            self._warn_of_few_steps(epoch)
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
         self.logger.console.begin_epoch(
             progress.epoch,

@@ -245,19 +245,23 @@ def divergence(
 def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
     """Say at which batch memory ran out and which setting to lower."""
     sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
-    config, optim = run.settings.batch, run.settings.optim
     if len(batch.sample_indices) == 1:
         return OutOfMemoryError(
             f"{mesh.device} ran out of memory at a single sample of {sizes}; make the model "
             "smaller, set train.dtype to a shorter type, or share the sample among several "
             "processes where the recipe can"
         )
-    key, now = "batch.size", f"now {config.size} samples"
-    if config.algorithm != "fixed_count":
-        limits = config.capacities(run.sizes)
-        now = "now " + ", ".join(f"{value} {name}" for name, value in limits.items())
-        key = "batch.capacity"
     return OutOfMemoryError(
-        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {key} ({now}) and raise "
-        f"optim.accumulate (now {optim.accumulate}) by as much, or set train.dtype to float32"
+        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {size_of_batches(run)} and "
+        f"raise optim.accumulate (now {run.settings.optim.accumulate}) by as much, or set "
+        "train.dtype to float32"
     )
+
+
+def size_of_batches(run: Run) -> str:
+    """Name the setting that makes batches smaller, and its value."""
+    config = run.settings.batch
+    if config.algorithm == "fixed_count":
+        return f"batch.size (now {config.size} samples)"
+    limits = config.capacities(run.sizes).items()
+    return f"batch.capacity (now {', '.join(f'{value} {name}' for name, value in limits)})"

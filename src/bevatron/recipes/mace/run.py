@@ -23,6 +23,7 @@ from bevatron.models.mace import (
 )
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.mace import SYSTEM
+from bevatron.recipes.mace.capacity import ON_CPU, capacity_of_run
 from bevatron.recipes.mace.data import (
     DataConfig,
     StructureData,
@@ -32,11 +33,11 @@ from bevatron.recipes.mace.data import (
 )
 from bevatron.recipes.mace.finetune import FinetuneConfig, initialise, old_energies
 from bevatron.recipes.mace.potential import trained_model
-from bevatron.recipes.mace.step_cost import StepMeter, capacity_of_run
+from bevatron.recipes.mace.step_cost import StepMeter
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
-from bevatron.train.settings import Settings
+from bevatron.train.settings import BatchConfig, Settings
 
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """Metrics that the console shows after an epoch, in eV and eV/Å."""
@@ -89,6 +90,7 @@ class MaceRun(RunConfig):
     data: DataConfig = field(default_factory=DataConfig)
     model: MaceConfig = field(default_factory=MaceConfig)
     scaling: Literal["rms_forces", "rms_forces_only", "none"] = "rms_forces_only"
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
     loss: LossConfig = field(default_factory=LossConfig)
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
@@ -163,7 +165,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)
     task = MaceTask(config.loss, model.config.heads)
-    config = _with_capacity(config, model, task, train)
+    config = _with_capacity(config, model, task, train, notes)
     notes.append(_in_short(model, train, data))
     return Run(
         model=model,
@@ -224,17 +226,24 @@ def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
     return f"{counts}; {parameters:,} parameters; errors in eV per atom, eV/Å and eV/Å³"
 
 
-def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
-    """Measure ``batch.capacity: auto``, once for the run's folder."""
-    if config.batch.capacity != "auto":
+def _with_capacity(
+    config: MaceRun, model: MACE, task: MaceTask, train: Dataset, notes: list[str]
+) -> MaceRun:
+    """Choose ``batch.capacity: auto``, once for the run's folder, and note why."""
+    batch = config.batch
+    if batch.capacity != "auto":
         return config
+    if batch.algorithm == "fixed_count":
+        return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=ON_CPU))
 
     def meter(device: torch.device) -> StepMeter:
         dtype = dtype_of(config.train.dtype)
         return StepMeter(copy.deepcopy(model), task, train, device, dtype)
 
-    capacity = capacity_of_run(config.output / "capacity.json", config.train, meter)
-    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
+    path = config.output / "capacity.json"
+    capacity, note = capacity_of_run(path, config.train, meter, config.optim.accumulate)
+    notes.append(note)
+    return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity))
 
 
 def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
