@@ -7,9 +7,11 @@ fixed memory, never ask the device for a number and always do the same.
 
 import contextlib
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 
+from bevatron.data.processes import own_cpus
 from bevatron.errors import BevatronError
 
 Work = Callable[[], None]
@@ -22,6 +24,14 @@ class NotCapturableError(BevatronError):
 def same_draws(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Restore the random state after what is only a warm-up: a resumed run warms up elsewhere."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def compile_ahead(work: Work, device: torch.device, say: Callable[[str], None]) -> None:
+    """Compile the kernels of some work in parallel, where it runs on a GPU; nothing is launched."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from bevatron.kernels.shared import triton_compile
+
+        triton_compile.compile_ahead(work, own_cpus(), say)
 
 
 class GraphPool:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding import Paddable, PaddingRule
+from bevatron.data.padding import BatchShape, Paddable, PaddingRule, pad
 from bevatron.data.padding.size_buckets import (
     SizeBuckets,
     choose_shapes,
@@ -114,7 +114,7 @@ def captured_step(
         longest = max(int(counts.sum()) for counts in run.sizes.values())
         why = "the batch is large" if longest > LARGE_BATCH else None
     if why is None:
-        return CapturedStep(run, state, mesh)
+        return CapturedStep(run, state, mesh, say)
     if wanted:
         raise ConfigError(f"train.cuda_graphs: steps cannot be captured, {why}; leave it out")
     if mesh.device.type == "cuda":
@@ -132,6 +132,8 @@ class CapturedStep:
     ----------
     run, state, mesh
         As in `bevatron.train.step.train_step`.
+    say
+        Takes lines for the log.
 
     Attributes
     ----------
@@ -141,8 +143,14 @@ class CapturedStep:
         The task's predictions; for one unchanging batch captured too.
     """
 
-    def __init__(self, run: Run, state: TrainState, mesh: Mesh) -> None:
-        self.run, self.state, self.mesh = run, state, mesh
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        mesh: Mesh,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.run, self.state, self.mesh, self._say = run, state, mesh, say
         self.buckets = SizeBuckets(())
         self._sizes: IntArray | None = None
         optim = run.settings.optim
@@ -276,6 +284,8 @@ class CapturedStep:
         if self._graphs is None or self._graphs.constants != constants:
             self._graphs = None  # frees its memory first
             self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update)
-            self._graphs.begin(constants, batch, counts)
+            key = self._key_of(batch)
+            padded = pad(batch, key) if isinstance(key, BatchShape) else batch
+            self._graphs.begin(constants, padded, counts, self._say)
         self._graphs.counts.send(torch.stack(list(counts.values())))
         return self._graphs
