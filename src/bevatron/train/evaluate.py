@@ -169,14 +169,16 @@ def make_loader(
     config: LoaderConfig | None,
     mesh: Mesh,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says."""
-    config = config or LoaderConfig()
-    pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
+    """Make a loader as a `LoaderConfig` says; without one it has no workers."""
+    config = config or LoaderConfig(workers=0)
+    on_gpu = mesh.device.type == "cuda"
+    pin = config.pin if config.pin is not None else on_gpu
     return Loader(
         dataset,
         batches,
         collate,
-        workers=config.workers,
+        # On a CPU, workers would compete with training for the cores.
+        workers=config.workers if on_gpu or config.workers is not None else 0,
         window=config.window,
         prefetch=config.prefetch,
         sample_timeout=config.sample_timeout,

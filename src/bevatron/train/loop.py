@@ -8,7 +8,7 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +156,7 @@ class Trainer:
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
         self.loader = make_loader(run.train, [], collate, loader, mesh)
+        self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
@@ -236,7 +237,6 @@ class Trainer:
         group: list[Any] = []
         places: list[int] = []
         in_flight: list[StepInFlight] = []
-        self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
             places.append(loaded.position)
@@ -265,6 +265,8 @@ class Trainer:
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
         self.logger.console.end_epoch()
+        if self.stopped_by is None and progress.epoch + 1 < run.settings.train.epochs:
+            self._prefetch(progress.epoch + 1)
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
         """Launch a step; one that is not captured is over when this returns."""
@@ -302,18 +304,28 @@ class Trainer:
         self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
         self._collect_garbage()
 
-    def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was repacked."""
-        run, progress = self.run, self.state.progress
+    def _prefetch(self, number: int, segments: Sequence[Segment] = ()) -> EpochPlan:
+        """Plan what is left of an epoch; workers load it, if need be while this one validates."""
+        run = self.run
         epoch = plan_epoch(
             run.sizes,
             run.settings.batch,
             self.planner,
             seed=run.settings.train.seed,
-            epoch=progress.epoch,
-            segments=progress.segments,
+            epoch=number,
+            segments=segments,
             describe=run.train.describe,
         )
+        self.loader.set_batches(epoch.batches)
+        self.prefetched = number, epoch
+        return epoch
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Plan what is left of the epoch, and say so if it was repacked."""
+        progress = self.state.progress
+        number, epoch = self.prefetched
+        if epoch is None or number != progress.epoch:
+            epoch = self._prefetch(progress.epoch, progress.segments)
         progress.segments = epoch.segments
         if epoch.changed:
             note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}

@@ -262,8 +262,8 @@ class LoaderConfig:
     Attributes
     ----------
     workers
-        Processes that read and collate; 0 = in the training process, None = as many as the CPUs
-        allow.
+        Processes that read and collate; 0 = in the training process, None = on a GPU as many as
+        the CPUs allow, on a CPU 0.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
@@ -277,7 +277,7 @@ class LoaderConfig:
         Node-local folder to copy the store to first, once per machine.
     """
 
-    workers: int | None = 0
+    workers: int | None = None
     window: int = 1
     prefetch: int | None = None
     sample_timeout: float | None = 120.0

@@ -149,6 +149,6 @@ def _is_new(one: Compilation, target: Any) -> bool:
     try:
         source = one.kernel.ASTSource(one.kernel, one.signature, one.constants, one.attributes)
         triton.compile(source, target=target, options=one.options)
-    except Exception:  # noqa: BLE001  the launch raises it again, where it can be reported
+    except Exception:
         log.debug("%s was not compiled ahead", one.kernel, exc_info=True)
     return hits == [False]

@@ -37,7 +37,6 @@ from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    LoaderConfig,
     OptimConfig,
     ScheduleConfig,
     Settings,
@@ -82,8 +81,7 @@ class GpsppRun(RunConfig):
         float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
         or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
-        See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
-        a CPU unless their number is given.
+        See there. A warm-up takes a tenth of a run's epochs at most.
     start_from
         A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
@@ -107,7 +105,6 @@ class GpsppRun(RunConfig):
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
     )
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
-    loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
     targets: TargetConfig = field(default_factory=TargetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -272,11 +269,8 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
     device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
-    train, loader, schedule = settings.train, settings.loader, settings.schedule
+    train, schedule = settings.train, settings.schedule
     on_gpu = device.type == "cuda"
-    if loader.workers is None and not on_gpu:
-        # On a CPU, workers would compete with training for the cores.
-        loader = dataclasses.replace(loader, workers=0)
     train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
@@ -287,9 +281,7 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     if schedule.warmup_epochs > longest:
         schedule = dataclasses.replace(schedule, warmup_epochs=longest)
         notes.append(f"warm-up of {longest:g} epochs, a tenth of the run")
-    complete = dataclasses.replace(
-        settings, train=train, batch=batch, loader=loader, schedule=schedule
-    )
+    complete = dataclasses.replace(settings, train=train, batch=batch, schedule=schedule)
     return complete, notes
 
 
