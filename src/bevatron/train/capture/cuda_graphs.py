@@ -26,14 +26,6 @@ def same_draws(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def compile_ahead(work: Work, device: torch.device, say: Callable[[str], None]) -> None:
-    """Compile the kernels of some work in parallel, where it runs on a GPU; nothing is launched."""
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from bevatron.kernels.shared import triton_compile
-
-        triton_compile.compile_ahead(work, own_cpus(), say)
-
-
 class GraphPool:
     """Captures work as CUDA graphs that share one memory pool.
 
@@ -59,6 +51,16 @@ class GraphPool:
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
+
+    def compile_ahead(self, work: Work, say: Callable[[str], None]) -> None:
+        """Compile the kernels of some work in parallel, if on a GPU; none of them is launched."""
+        if not self._on_gpu or find_spec("triton") is None:
+            return
+        from bevatron.kernels.shared import triton_compile
+
+        # Nodes of autograd that outlive the work keep the stream that they were made on.
+        with torch.cuda.stream(self._stream), same_draws(self.device):
+            triton_compile.compile_ahead(work, own_cpus(), say)
 
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
         """Warm up twice, then capture some work without running it; no random number is used up.

@@ -9,7 +9,7 @@ from torch import Tensor
 from bevatron.data.padding import BatchShape, Paddable
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
-from bevatron.train.capture.cuda_graphs import GraphPool, Work, compile_ahead, same_draws
+from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
 from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
 from bevatron.train.precision import autocast_context, dtype_of
@@ -64,7 +64,7 @@ class StepGraphs:
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
-        compile_ahead(lambda: self._rehearse(moved), self._device, say)
+        self._pool.compile_ahead(lambda: self._rehearse(moved), say)
         with autocast_context(self._config, self._device), same_draws(self._device):
             self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
         width, rows = 1 + len(self._names), self._rows
@@ -81,7 +81,7 @@ class StepGraphs:
 
     def _rehearse(self, batch: Batch) -> None:
         """Launch the kernels of a step without changing anything."""
-        with autocast_context(self._config, self._device), same_draws(self._device):
+        with autocast_context(self._config, self._device):
             loss = self._task.loss(self._model, batch, self._normalisers).total
         if loss.requires_grad:
             torch.autograd.grad(loss, self._update.parameters, allow_unused=True)

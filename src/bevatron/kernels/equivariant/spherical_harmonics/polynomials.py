@@ -102,7 +102,7 @@ def write_source(l_max: int, kind: str) -> str:
         ]
     if kind == "double_backward":
         lines += _second_source(l_max)
-    return "\n    ".join(["@jit\n" + lines[0], *lines[1:]]) + "\n"
+    return "\n    ".join(["@jit(do_not_specialize=['count'])\n" + lines[0], *lines[1:]]) + "\n"
 
 
 def _gradient_source(l_max: int) -> list[str]:
