@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
-from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, text_bytes
+from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, suffix_of, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
@@ -270,19 +270,12 @@ def _split_column(path: Path, names: Sequence[str], wanted: str | None) -> str |
     return wanted
 
 
-def _kind(path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
-
-
 def _column_names(path: Path) -> list[str]:
-    kind = _kind(path)
+    suffix = suffix_of(path)
     try:
-        if kind == ".parquet":
+        if suffix == ".parquet":
             return list(pa.parquet.read_schema(path).names)
-        if kind == ".smi":
+        if suffix == ".smi":
             return ["smiles"]
         with pa.csv.open_csv(path, parse_options=_parsing(path)) as reader:
             names = list(reader.schema.names)
@@ -295,11 +288,11 @@ def _column_names(path: Path) -> list[str]:
 
 
 def _read_table(path: Path, columns: list[str]) -> Any:
-    kind = _kind(path)
+    suffix = suffix_of(path)
     try:
-        if kind == ".parquet":
+        if suffix == ".parquet":
             return pa.parquet.read_table(path, columns=columns)
-        if kind == ".smi":
+        if suffix == ".smi":
             return pa.table({"smiles": _list_of_smiles(path)})
         # All columns as text, so that errors can name the row of a value that is not a number.
         convert = pa.csv.ConvertOptions(
@@ -313,7 +306,7 @@ def _read_table(path: Path, columns: list[str]) -> Any:
 
 
 def _parsing(path: Path) -> Any:
-    return pa.csv.ParseOptions(delimiter="\t" if _kind(path) in {".tsv", ".tab"} else ",")
+    return pa.csv.ParseOptions(delimiter="\t" if suffix_of(path) in {".tsv", ".tab"} else ",")
 
 
 def _list_of_smiles(path: Path) -> list[str]:

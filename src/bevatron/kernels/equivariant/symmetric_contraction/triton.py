@@ -30,6 +30,7 @@ from bevatron.kernels.equivariant.symmetric_contraction.triton_source import (
 )
 from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 
@@ -53,7 +54,7 @@ def symmetric_contraction(
     """Evaluate all degrees at once, atoms sorted by element."""
     key = polynomial_key(couplings, layout)
     flat = torch.cat([weight for orders in weights for weight in orders], dim=1)
-    c = fold(flat.to(_accumulator(a.dtype)), key)
+    c = fold(flat.to(wide_type(a)), key)
     groups = ElementOrder.of(elements, c.shape[0])
     result: Tensor = forward(_dense(a), c, groups.order, groups.ptr, key)
     return result
@@ -105,7 +106,7 @@ def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: s
 
 def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     num_terms = len(known_polynomial(key).terms)
-    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=_accumulator(a.dtype))
+    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=wide_type(a))
 
 
 @custom_op(
@@ -200,7 +201,7 @@ def _launch(
     kind: str, key: str, pointers: tuple[Tensor, ...], a: Tensor, order: Tensor, table: Tensor
 ) -> None:
     _, num_channels, size = a.shape
-    dtype = _accumulator(a.dtype)
+    dtype = wide_type(a)
     lanes = LANES if a.is_cuda else triton.next_power_of_2(num_channels)
     chunk = CHUNK[dtype] if a.is_cuda else 10**9
     chunks = num_chunks(known_polynomial(key), chunk) if kind.startswith("weights") else 1
@@ -225,7 +226,7 @@ def _launch(
 def _rows(kind: str, a: Tensor) -> int:
     if not a.is_cuda:
         return 8  # Interpreted: few, large programs.
-    return ROWS[kind] if _accumulator(a.dtype) == torch.float32 else max(1, ROWS[kind] // 2)
+    return ROWS[kind] if wide_type(a) == torch.float32 else max(1, ROWS[kind] // 2)
 
 
 @cache
@@ -245,10 +246,6 @@ def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
         namespace |= {"jit": triton.jit, "tl": tl}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
     return namespace[f"contraction_{kind}"]
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _is_component_major(a: Tensor) -> bool:
