@@ -323,7 +323,7 @@ def train(trainings: Sequence[Training], recipe: Recipe) -> list[dict[str, float
             "epochs": epoch if recipe.heterophilous else stop.seen,
             "seconds": seconds,
             "together": len(trainings),
-            "recorded": epochs.captured,
+            "captured": epochs.captured,
         }
         for stop in stops
     ]

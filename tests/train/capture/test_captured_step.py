@@ -104,7 +104,7 @@ def test_padded_steps_equal_plain_ones(tmp_path, accumulate, clip_norm):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_of_one_batch_is_one_recording(tmp_path, monkeypatch, accumulate):
+def test_a_step_of_one_batch_is_captured_once(tmp_path, monkeypatch, accumulate):
     made = []
 
     class Counting(step_graphs.GraphPool):
@@ -197,7 +197,7 @@ def test_shapes_are_kept_while_they_fit(tmp_path):
     step([collate(run, list(range(10)) * 12)], lr=0.01).result()
 
 
-def test_all_shapes_are_recorded_by_the_first_step_so_that_no_later_one_stalls(tmp_path):
+def test_all_shapes_are_captured_by_the_first_step_so_that_no_later_one_stalls(tmp_path):
     run, state = prepared(tmp_path)
     step = CapturedStep(run, state, MESH)
     small, large = np.array([0]), np.tile(np.arange(10), 12)
@@ -209,7 +209,7 @@ def test_all_shapes_are_recorded_by_the_first_step_so_that_no_later_one_stalls(t
     step([collate(run, large)], lr=1e-9).result()
 
 
-def test_the_time_that_recording_takes_is_told_apart(tmp_path, monkeypatch, on_a_cpu):
+def test_the_time_of_a_capture_is_counted_apart(tmp_path, monkeypatch, on_a_cpu):
     def slowly(self, work, warm_up=None):
         time.sleep(0.05)
         return work

@@ -1,4 +1,4 @@
-"""Recorded steps on a GPU give what launched ones give."""
+"""Captured steps on a GPU give what launched ones give."""
 
 import pytest
 import tiny
@@ -55,7 +55,7 @@ ONE = {"one_element": True}
 
 @pytest.mark.parametrize(("dtype", "rel"), [("float64", 1e-10), ("float32", 1e-5)])
 @pytest.mark.parametrize("implementation", ["reference", "auto"])
-def test_recorded_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
+def test_captured_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
     settings = {"train": {"dtype": dtype}, **(ONE if implementation == "reference" else {})}
     with kernels.use(implementation):
         expected = stepped(tmp_path, "plain", MESH, **settings)
@@ -64,7 +64,7 @@ def test_recorded_steps_equal_launched_ones(tmp_path, dtype, rel, implementation
 
 
 @pytest.mark.parametrize("kind", ["weighted", "universal"])
-def test_stress_and_all_losses_can_be_recorded(tmp_path, kind):
+def test_stress_and_all_losses_can_be_captured(tmp_path, kind):
     loss = LossConfig(kind=kind, stress_weight=1.0)
     with kernels.use("reference"):
         figures, _ = stepped(tmp_path, "captured", MESH, task=MaceTask(loss), **ONE)
