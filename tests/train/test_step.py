@@ -109,7 +109,7 @@ def test_products_in_16_bits_are_for_tasks_that_allow_them(tmp_path):
     Halved.halved.clear()
     step(run, [[0, 1, 2]])
     assert Halved.halved == [True]
-    with pytest.raises(ConfigError, match=r"goes with train\.dtype float32, not float64"):
+    with pytest.raises(ConfigError, match=r"needs train\.dtype float32, not float64"):
         tiny.make_run(tmp_path, train={"dtype": "float64", "autocast": "bfloat16"})
 
 

@@ -35,7 +35,7 @@ def train(arguments: list[str]) -> int:
     recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(
-            f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
+            f"`bevatron train` needs a recipe ({recipes}) or a YAML file; "
             "`bevatron train --help` says more"
         )
     if arguments[0] in {"-h", "--help"}:

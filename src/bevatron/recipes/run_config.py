@@ -88,7 +88,7 @@ class RunConfig:
 
     @classmethod
     def _own_defaults(cls) -> dict[str, Any]:
-        """Return the groups of keys of which this system has other defaults."""
+        """Return the groups of keys for which this system has its own defaults."""
         groups: dict[str, Any] = {}
         for each in dataclasses.fields(cls):
             if each.default_factory is not dataclasses.MISSING:

@@ -37,9 +37,9 @@ class Logger:
     Parameters
     ----------
     run, mesh, console
-        Whose and where.
+        The run, its ranks and console.
     checkpoint
-        What the run resumes from; what metrics.jsonl holds beyond it is cut off.
+        Checkpoint to resume from; later records of metrics.jsonl are cut off.
     """
 
     def __init__(

@@ -95,9 +95,9 @@ def clip_gradients(
     parameters
         With their gradients.
     largest
-        None = as large as they are.
+        None = no limit.
     per_tensor
-        Limit every parameter's norm by itself, not that of all together.
+        Limit the norm of each parameter separately, not the global norm.
     """
     parameters = list(parameters)
     if largest is not None and not per_tensor:
@@ -125,7 +125,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` returned.
+    """Restore the state that `optimizer_tensors` returned.
 
     Raises
     ------

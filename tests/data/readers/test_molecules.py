@@ -110,7 +110,7 @@ def test_several_targets_must_be_named(table):
         ("", {}, "empty"),
         ("smiles,y\n", {}, "no rows|no column of numbers"),
         ("a,b\n1,2\n", {}, "no column is called 'smiles'"),
-        ("smiles;y\nC;1\n", {}, "divided by semicolons; write it with commas"),
+        ("smiles;y\nC;1\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,1\n", {"smiles": "mol"}, "no column 'mol'"),
         ("smiles,y\nC,1\n", {"targets": ("z",)}, "no column 'z'"),
         ("smiles,y\nC,1\nC,abc\n", {"targets": ("y",)}, "row 1: 'y' is 'abc'"),
@@ -123,7 +123,7 @@ def test_several_targets_must_be_named(table):
         ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
         (b"smiles,y\n\xff\xfe,1\n", {}, "not written in UTF-8"),
         ("smiles,y\nC,1\n".encode("utf-16"), {}, "is written in UTF-16; save it in UTF-8"),
-        ("smiles;y\nC;1,5\n", {}, "divided by semicolons; write it with commas"),
+        ("smiles;y\nC;1,5\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,no\n", {}, "classes are numbers too"),
     ],
 )

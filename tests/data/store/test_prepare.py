@@ -352,7 +352,7 @@ def test_manifest_of_another_program_is_left_alone(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_named_and_finished_shards_are_kept(tmp_path, workers, expected):
     name = r"salt.xyz, frame 11"
-    with pytest.raises(DataError, match=f"^{name}: two atoms stand on one spot$"):
+    with pytest.raises(DataError, match=f"^{name}: two atoms coincide$"):
         run(tmp_path / "s", featurize=fake.refuse_sample_23, workers=workers)
     with pytest.raises(DataError, match=f"^{name}: ZeroDivisionError: division by zero$"):
         run(tmp_path / "s", featurize=fake.crash_at_sample_23, workers=workers)

@@ -147,18 +147,18 @@ def _compressed(file: NpzFile, prefix: str) -> tuple[Array, Array, Array | None,
 
 
 def check_indptr(indptr: npt.NDArray[Any], num_entries: int, name: str, key: str) -> None:
-    """Refuse row pointers that do not rise from 0 to the number of entries.
+    """Refuse row pointers that do not increase from 0 to the number of entries.
 
     Raises
     ------
     DataError
-        Naming the first place that is wrong.
+        Naming the first wrong entry.
     """
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != num_entries:
         raise DataError(f"{name}: '{key}' must begin with 0 and end with {num_entries:,}")
-    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falling):
-        raise DataError(f"{name}: '{key}' falls at place {falling[0] + 1}, it must rise")
+    decreasing = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(decreasing):
+        raise DataError(f"{name}: '{key}' decreases at index {decreasing[0] + 1}, it must increase")
 
 
 def _square(file: NpzFile, key: str) -> int | None:

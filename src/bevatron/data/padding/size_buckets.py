@@ -61,7 +61,7 @@ def choose_shapes(
     max_shapes
         Upper bound of their number.
     headroom
-        Share by which shapes are larger than need be, so that the batches of another epoch,
+        Fraction by which shapes are larger than necessary, so that the batches of another epoch,
         which are much alike, fit too.
 
     Returns

@@ -27,7 +27,7 @@ class EdgeOrder:
     Raises
     ------
     RuntimeError
-        If the edges were said to be sorted and are not (on a GPU: at the next synchronisation).
+        If the edges were declared sorted and are not (on a GPU: at the next synchronisation).
 
     Examples
     --------

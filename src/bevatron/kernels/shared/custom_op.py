@@ -208,7 +208,7 @@ def _is_needed(ctx: Any, position: int, tensor: int) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        # A leaf, of which the engine does not tell, or a torch that does not offer this.
+        # A leaf, which the engine does not report, or a torch without this feature.
         return True
 
 

@@ -31,7 +31,7 @@ class MoleculeReader:
     Parameters
     ----------
     files
-        With the same targets each.
+        Files with the same targets.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class MoleculeReader:
             if file.targets != self.targets:
                 raise DataError(
                     f"{file.name}: its targets are {_listed(file.targets)}, those of "
-                    f"{self.files[0].name} are {_listed(self.targets)}; name the same for all"
+                    f"{self.files[0].name} are {_listed(self.targets)}; choose the same for all"
                 )
         self._starts: IntArray = np.cumsum([0, *(file.num_rows for file in self.files)])
 
@@ -94,7 +94,7 @@ class MoleculeReader:
 
     @cached_property
     def _parts(self) -> Array:
-        """For each row the number of its part, as the files say."""
+        """Split of each row as given in the files, see `SPLITS`."""
         found = [(file.num_rows, file.splits()) for file in self.files]
         return np.concatenate(
             [np.full(rows, -1, dtype=np.int8) if part is None else part for rows, part in found]
@@ -116,7 +116,7 @@ def open_molecules(
         Tables (.csv, .tsv, .smi, .parquet; the text ones also .gz), structures (.sdf), OGB's
         PCQM4Mv2 folder, and patterns such as ``data/*.csv``.
     options
-        Which columns; found by themselves if left out.
+        Which columns; detected by default.
 
     Raises
     ------

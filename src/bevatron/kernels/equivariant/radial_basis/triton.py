@@ -49,7 +49,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
 
 @forward.backward("r")
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    """Gradient of g . R by r."""
+    """Gradient of g . R with respect to r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
     _launch(radial_basis_backward, (g.contiguous(), r.contiguous(), w, c, r_max, by_r), order)
     return by_r

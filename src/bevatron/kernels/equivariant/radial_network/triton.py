@@ -102,7 +102,7 @@ def forward(
     order: int,
     sloped: bool,
 ) -> tuple[Tensor, Tensor]:
-    """H [E, H] and, if wanted, its derivative by r; else that has no rows."""
+    """H [E, H] and, if requested, its derivative with respect to r (else without rows)."""
     h = r.new_empty(r.shape[0], w3.shape[1])
     slope = r.new_empty(r.shape[0] if sloped else 0, w3.shape[1])
     tensors = [t.contiguous() for t in (r, w, c, r_max, w1, w2, w3)]
@@ -149,7 +149,7 @@ def backward(
     order: int,
     by_r: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by r, without elements if it is not wanted, and by the weights."""
+    """Gradients with respect to r (empty if not requested) and the weights."""
     p, q, r, w, c, r_max, w1, w2, w3 = (t.contiguous() for t in (p, q, r, w, c, r_max, w1, w2, w3))
     found = r.new_zeros(r.shape[0] if by_r else 0)
     top, bottom = _programs("top", r), _programs("bottom", r)

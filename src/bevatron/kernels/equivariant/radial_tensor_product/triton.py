@@ -272,7 +272,7 @@ class _Weights:
         return w
 
     def of(self, chunk: Chunk) -> Tensor:
-        """Return the weights of a chunk, made again unless they are kept."""
+        """Return the weights of a chunk, recomputed unless they are kept."""
         if chunk.stop <= len(self.kept):
             return self.kept[chunk.first : chunk.stop]
         return self.make(chunk)

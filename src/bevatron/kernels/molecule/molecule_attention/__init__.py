@@ -59,7 +59,7 @@ def molecule_attention(
     dropout
         p, the probability that a weight is dropped.
     seed
-        One integer on the device, to be drawn anew for every call; needed with dropout. The mask
+        One integer on the device, drawn for every call; needed with dropout. The mask
         is a hash of it, the two atoms' places in the batch and the head, the same for every
         implementation and in the backward pass.
 

@@ -216,7 +216,7 @@ def _obstacle(form: Form, aggregate: Aggregate, weighted: bool) -> str:
         return ""
     softmax = not isinstance(form, DotForm) or form.softmax
     if form.weights_inside and weighted:
-        return "edge values stand inside of the softmax and the kernels have them outside"
+        return "edge values are inside the softmax and the kernels have them outside"
     if aggregate in {"max", "min"}:
         return f"the fused kernels have no {aggregate}"
     if aggregate == "mean" and (not softmax or form.dropout or (form.weights_outside and weighted)):
