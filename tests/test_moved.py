@@ -64,5 +64,7 @@ def test_old_names_are_accepted_with_a_warning(operator):
 def test_a_name_that_moved_to_another_module_is_found_there():
     from bevatron.data import dataset, loader
 
-    with pytest.warns(DeprecationWarning, match=r"loader\.Dataset is deprecated; use .*SampleSource"):
+    with pytest.warns(
+        DeprecationWarning, match=r"loader\.Dataset is deprecated; use .*SampleSource"
+    ):
         assert loader.Dataset is dataset.SampleSource

@@ -195,7 +195,9 @@ class Kept:
         return self.graph
 
 
-def measure(case: ScalingCase, mesh: Mesh, kept: Kept, args: argparse.Namespace) -> dict[str, object]:
+def measure(
+    case: ScalingCase, mesh: Mesh, kept: Kept, args: argparse.Namespace
+) -> dict[str, object]:
     """Cut, check, time one case; every rank returns the row."""
     if mesh.device.type == "cuda":
         torch.cuda.empty_cache()

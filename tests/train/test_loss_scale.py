@@ -60,13 +60,8 @@ def make_run(folder, steepness=1.0, autocast="float16", **changes):
     return dataclasses.replace(run, task=Narrow(steepness), settings=settings)
 
 
-def batch_of(run, indices):
-    samples = [run.train[i] for i in indices]
-    return run.task.collate(samples, np.array(indices), [1.0] * len(indices))
-
-
 def step(run, state):
-    return train_step(run, state, run.model, [batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
+    return train_step(run, state, run.model, [tiny.batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
 
 
 def weights(run):

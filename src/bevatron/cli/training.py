@@ -61,7 +61,7 @@ def _written_out(argument: str) -> str:
 
 
 def _train_command(config: type) -> Any:
-    """Make the class from which tyro parses a configuration and how to start."""
+    """Create the class from which tyro parses a configuration and how to start."""
 
     @dataclass(frozen=True)
     class Command:

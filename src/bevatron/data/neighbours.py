@@ -18,7 +18,7 @@ from bevatron.typing import Arrays
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
-COINCIDING = 1e-3
+MIN_DISTANCE = 1e-3
 """Two atoms closer than this, in Å, coincide: the energy of such a structure is meaningless."""
 
 
@@ -107,7 +107,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
 def span_volume(
     cell: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_], thinnest: float = 0.1
 ) -> bool:
-    """Say whether the periodic lattice vectors span a volume (or an area, or a length).
+    """Whether the periodic lattice vectors span a volume (or an area, or a length).
 
     Heights are compared, not the volume: every periodic vector must extend at least ``thinnest`` Å
     out of the plane of the other periodic ones, so the result does not depend on the other lengths.
@@ -131,7 +131,7 @@ def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
 
 
 def _refuse_coinciding_atoms(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
-    if len(distances) and distances.min() < COINCIDING:
+    if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = (int(atom) for atom in pairs[int(distances.argmin())])
         raise DataError(
             f"atoms {min(i, j)} and {max(i, j)} coincide "

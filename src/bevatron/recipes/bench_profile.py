@@ -198,7 +198,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> Report:
-    """Put a profile into tables for the terminal."""
+    """Format a profile as tables for the terminal."""
     ranks, first = found["ranks"], found["ranks"][0]
     kind = "GPU" if found["on_gpu"] else "CPU"
     how = "replayed CUDA graphs" if found["captured"] else "launched one by one"

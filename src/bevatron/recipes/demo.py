@@ -94,7 +94,7 @@ def bundled(name: str, out: Path) -> Path:
 
 
 def claim(out: Path) -> None:
-    """Make the folder, or check that it is one of the demo.
+    """Create the folder, or check that it is one of the demo.
 
     Raises
     ------

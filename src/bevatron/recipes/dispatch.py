@@ -69,7 +69,7 @@ def of_samples(samples: str) -> System:
 
 
 def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]]:
-    """Take the name of a system from the arguments, or the former option --kind of prepare."""
+    """Remove the name of a system from the arguments, or the former option --kind of prepare."""
     if arguments and arguments[0] in SYSTEMS and not holds_model(Path(arguments[0])):
         return system(arguments[0]), arguments[1:]
     for i, argument in enumerate(arguments if command == "prepare" else ()):

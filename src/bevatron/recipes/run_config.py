@@ -1,4 +1,4 @@
-"""What the runs of all systems share: their settings, presets, and what they write."""
+"""The common part of all runs: settings, presets, model folder and report."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""What a user sees during a run: a progress bar on a terminal, plain lines otherwise.
+"""Output during a run: a progress bar on a terminal, plain lines otherwise.
 
 Every line also goes to log.txt with the time. Only rank 0 prints.
 """

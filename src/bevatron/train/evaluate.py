@@ -169,7 +169,7 @@ def make_loader(
     config: LoaderConfig | None,
     mesh: Mesh,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says."""
+    """Build a loader as a `LoaderConfig` says."""
     config = config or LoaderConfig()
     pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
     return Loader(
@@ -186,7 +186,7 @@ def make_loader(
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for the length of a ``with`` block."""
+    """Set a model to eval mode for the length of a ``with`` block."""
     was_training = model.training
     model.eval()
     try:

@@ -34,7 +34,7 @@ class HasParameterGroups(Protocol):
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Make Adam, AMSGrad or AdamW over the parameters that are trained.
+    """Build Adam, AMSGrad or AdamW over the parameters that are trained.
 
     Weight decay acts on all of them unless the model has a method ``parameter_groups``.
 
@@ -194,7 +194,7 @@ class AveragedWeights:
 
 @contextmanager
 def averaged(model: nn.Module, ema: AveragedWeights | None) -> Iterator[None]:
-    """Give the model its averaged weights for the length of a ``with`` block."""
+    """Load the averaged weights into the model for the length of a ``with`` block."""
     if ema is None:
         yield
         return

@@ -18,7 +18,7 @@ from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
 
 NAMED_SAMPLES = 6
-"""How many samples of a bad batch a message names."""
+"""Maximum number of samples of a bad batch in a message."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import tiny
 import torch
 from test_captured_step import (
     assert_same_steps,
-    collate,
     equal,
     of_one_element,
     prepared,
@@ -75,12 +74,12 @@ def test_a_gradient_that_is_no_number_spoils_nothing(tmp_path):
     with kernels.use("reference"):
         run, state = prepared(tmp_path, MESH, **ONE)
         step = CapturedStep(run, state, MESH)
-        step([collate(run, [0, 1, 2])], lr=0.01).result()
+        step([tiny.batch_of(run, [0, 1, 2])], lr=0.01).result()
         before = weights_of(state)
-        bad = collate(run, [3, 4])
+        bad = tiny.batch_of(run, [3, 4])
         bad.energy[0] = float("inf")
         launched = step([bad], lr=0.01)
-        later = step([collate(run, [5, 6])], lr=0.01)
+        later = step([tiny.batch_of(run, [5, 6])], lr=0.01)
         torch.cuda.synchronize()
         assert equal(weights_of(state), before)
         with pytest.raises(DivergenceError, match="molecule 3; molecule 4"):

@@ -68,7 +68,7 @@ def read_splits(file: NpzFile) -> dict[str, Array]:
 
 
 def sparse_format(file: NpzFile, prefix: str = "") -> str | None:
-    """Say which of scipy's formats the arrays with a prefix are: csr, csc, coo; None if none."""
+    """Return which of scipy's formats the arrays with a prefix are: csr, csc, coo; None if none."""
     if f"{prefix}indptr" in file and f"{prefix}indices" in file:
         return _stated_format(file, prefix) or "csr"
     if not prefix and "format" in file and "row" in file:

@@ -1,4 +1,4 @@
-"""Which few shapes the batches of an epoch are padded to, so that least is wasted.
+"""Chooses the few padded shapes for the batches of an epoch that waste least.
 
 A captured step works on one shape. With shapes s_1 .. s_k and every batch padded to the cheapest
 that holds it, the work of an epoch grows from the sum of the batches' costs to the sum of their

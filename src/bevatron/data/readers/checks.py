@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bevatron.data.neighbours import ONE_SPOT, span_volume
+from bevatron.data.neighbours import MIN_DISTANCE, span_volume
 from bevatron.data.readers.base import RawFrame
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray
@@ -49,7 +49,7 @@ _OPEN = np.array([0.6143, 0.5381, 0.5771])
 
 
 def coinciding_atoms(
-    positions: FloatArray, cell: FloatArray, pbc: BoolArray, nearest: float = ONE_SPOT
+    positions: FloatArray, cell: FloatArray, pbc: BoolArray, nearest: float = MIN_DISTANCE
 ) -> tuple[int, int] | None:
     """Find two atoms closer than ``nearest``, periodic images included, in O(N log N).
 

@@ -141,7 +141,7 @@ class _Scan:
         }
 
     def _scan_block(self, data: bytes, offset: int, first_line: int) -> tuple[int, int]:
-        """Take all whole frames from ``data``; return how many bytes and lines they are."""
+        """Parse all complete frames of ``data``; return how many bytes and lines they are."""
         buffer = np.frombuffer(data, dtype=np.uint8)
         ends_array = np.flatnonzero(buffer == 10)
         ends: list[int] = ends_array.tolist()

@@ -323,7 +323,9 @@ def _inputs(
         raise ConfigError(f"settings: expected plain values ({error})") from None
 
 
-def _prepare_own_shards(job: ShardJob, rank: int, world: int, workers: int | None, progress: bool) -> None:
+def _prepare_own_shards(
+    job: ShardJob, rank: int, world: int, workers: int | None, progress: bool
+) -> None:
     writer = job.writer
     share = range(rank, writer.num_shards, world)
     todo = [number for number in share if not writer.is_finished(number)]

@@ -46,7 +46,7 @@ class EdgeOrder:
 
     @classmethod
     def of(cls, edges: "Tensor | EdgeOrder", num_nodes: int) -> "EdgeOrder":
-        """Take what an operator was given."""
+        """Wrap the argument of an operator."""
         return edges if isinstance(edges, EdgeOrder) else cls(edges, num_nodes)
 
     @property

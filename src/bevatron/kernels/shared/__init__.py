@@ -1,4 +1,4 @@
-"""What operators share, each thing once; none of it imports an operator.
+"""Shared by all operators; nothing here imports an operator.
 
 =====================  ==========================================================================
 support                types and devices a kernel takes, why Triton cannot run

@@ -1,4 +1,4 @@
-"""How well scores rank what is true before what is not: ROC curve and average precision.
+"""Ranking quality of scores: ROC curve and average precision.
 
 Ranking measures need all scores: a process alone keeps them and computes exactly; several add up
 counts in fine bins of the score.

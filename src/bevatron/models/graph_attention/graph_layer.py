@@ -1,4 +1,4 @@
-"""What all graph layers share: Phi, heads, biases and activation.
+"""The base class of graph layers: Phi, heads, biases and activation.
 
 H' = sigma(Phi(sum over the edges of Psi times H)), Besta et al., SC 2023, equation 1. A layer
 defines the sum over the edges; everything else is here.

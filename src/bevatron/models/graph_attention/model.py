@@ -288,7 +288,7 @@ def _plain_stack(config: GraphAttentionConfig) -> type[nn.Module]:
 
 
 def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: bool) -> GraphLayer:
-    """Make a layer of the configured kind."""
+    """Build a layer of the configured kind."""
     if config.layer in {"gat", "gatv2"}:
         options: dict[str, Any] = {
             "heads": config.out_heads if last else config.heads,

@@ -55,7 +55,7 @@ def started_from(
     config: FinetuneConfig,
     targets: Sequence[Target],
 ) -> tuple[GPSPlusPlus, list[str]]:
-    """Make the model to fine-tune.
+    """Build the model to fine-tune.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ class GpsppRun(RunConfig):
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
-    """Make a complete run: molecules read or prepared, labels normalised, model, task.
+    """Build a complete run: molecules read or prepared, labels normalised, model, task.
 
     Parameters
     ----------

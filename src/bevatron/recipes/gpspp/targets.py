@@ -1,4 +1,4 @@
-"""What a run on molecules predicts: kinds of targets, and mean and spread of their labels."""
+"""The targets of a run on molecules: kinds, and mean and standard deviation of labels."""
 
 from dataclasses import dataclass, field
 

@@ -245,7 +245,7 @@ def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSe
 
 
 def _whole_set(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
-    """Make a data set of graphs, with all labelled vertices."""
+    """Build a data set of graphs, with all labelled vertices."""
     if not graphs:
         return None
     samples = []

@@ -140,7 +140,7 @@ class PartedGraph:
         return self._graph
 
     def batch(self, column: int) -> GraphBatch:
-        """Make the batch of this process's vertices, with the labels of one split."""
+        """Build the batch of this process's vertices, with the labels of one split."""
         if column not in self._batches:
             graph = self.graph()
             own = _rows(self.vertices, graph.vertices.cpu().numpy())

@@ -149,7 +149,7 @@ class GraphRun(RunConfig):
 
 
 def build(config: GraphRun, *, resume: bool = False) -> Run:
-    """Make a complete run: graphs read and checked, model, task.
+    """Build a complete run: graphs read and checked, model, task.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Make data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
+    """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
     Raises
     ------

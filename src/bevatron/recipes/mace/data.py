@@ -27,7 +27,7 @@ from bevatron.models.mace import MaceConfig
 from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
-"""Where the energies of isolated atoms come from; given ones are by chemical symbol, in eV."""
+"""Source of the energies of isolated atoms; explicit ones are by chemical symbol, in eV."""
 
 ISOLATED_GROUP = "IsolatedAtom"
 

@@ -188,7 +188,7 @@ def evaluate_dataset(
 def summarise(
     rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
 ) -> Evaluation:
-    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+    """Build tables of the errors of single structures (rows of `error_rows` by quantity).
 
     ``name_head`` adds a table by head even if all structures used the same one: users may not
     expect which, if the structures name none.

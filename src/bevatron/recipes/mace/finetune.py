@@ -54,7 +54,7 @@ class FinetuneConfig:
 def initialise(
     source: MACE, config: FinetuneConfig, data: StructureData, found: Statistics
 ) -> tuple[MACE, list[str]]:
-    """Make the model to fine-tune.
+    """Build the model to fine-tune.
 
     Parameters
     ----------

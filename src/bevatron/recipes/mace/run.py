@@ -123,7 +123,7 @@ class MaceRun(RunConfig):
 
 
 def build(config: MaceRun, *, resume: bool = False) -> Run:
-    """Make a complete run: data read or prepared, statistics, model, task.
+    """Build a complete run: data read or prepared, statistics, model, task.
 
     Parameters
     ----------

@@ -99,7 +99,7 @@ def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
 def captured_step(
     run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None]
 ) -> "CapturedStep | None":
-    """Make a captured step if ``train.cuda_graphs`` wants one, else log why not and return None.
+    """Build a captured step if ``train.cuda_graphs`` wants one, else log why not and return None.
 
     Raises
     ------
@@ -245,7 +245,7 @@ class CapturedStep:
         self._update.set(lr, largest_loss(self.state.progress, explode_factor))
 
     def _smallest_batch(self) -> Paddable:
-        """Make a batch that fits into every shape: the sample with the shortest first axis."""
+        """Build a batch that fits into every shape: the sample with the shortest first axis."""
         rule: PaddingRule = example_batch(self.run).padding
         counts = [self.run.sizes[name] for name in rule.names if name in self.run.sizes]
         smallest = int(np.lexsort(counts[::-1])[0])

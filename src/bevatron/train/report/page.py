@@ -134,7 +134,7 @@ class Report:
         return self.table(["", "version"], rows)
 
     def html(self) -> str:
-        """Put the page together."""
+        """Assemble the page."""
         links = "".join(
             f'<a href="#s{k}">{html.escape(title)}</a>'
             for k, title in enumerate(self._sections, start=1)

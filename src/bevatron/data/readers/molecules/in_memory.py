@@ -88,7 +88,7 @@ class GivenMolecules:
 def molecules_in_memory(
     molecules: Sequence[Any], targets: Any = None, names: Sequence[str] | None = None
 ) -> MoleculeReader:
-    """Make a reader of SMILES or RDKit molecules; see `GivenMolecules`.
+    """Build a reader of SMILES or RDKit molecules; see `GivenMolecules`.
 
     Examples
     --------

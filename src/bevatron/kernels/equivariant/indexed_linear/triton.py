@@ -45,7 +45,7 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     num_atoms, num_in, num_components = x.shape
     num_out = weights.shape[2]
     y = _result(x, num_out)
-    # What no element's atoms write stays NaN.
+    # Rows of atoms without a matrix stay NaN.
     y.fill_(float("nan"))
     table = tile_table(ptr, num_atoms * num_components, ROWS, num_components)
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
@@ -135,7 +135,7 @@ def _is_component_major(x: Tensor) -> bool:
 
 
 def _result(x: Tensor, num_out: int) -> Tensor:
-    """Make room for [N, J, M] in the layout of x."""
+    """Allocate [N, J, M] in the layout of x."""
     num_atoms, _, num_components = x.shape
     if _is_component_major(x):
         return x.new_empty(num_atoms, num_components, num_out).transpose(1, 2)

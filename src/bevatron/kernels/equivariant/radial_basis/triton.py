@@ -31,7 +31,7 @@ def radial_basis(
     constants = (frequencies, prefactor, r_max)
     if any(tensor.requires_grad for tensor in constants):
         raise KernelError(
-            "radial_basis: Triton gives derivatives by the lengths alone; "
+            "radial_basis: Triton differentiates with respect to the lengths only; "
             "use(radial_basis='reference') gives those by frequencies, prefactor and r_max"
         )
     dtype = lengths.dtype

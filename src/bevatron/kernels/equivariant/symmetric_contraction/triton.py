@@ -39,7 +39,7 @@ ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weight
 LANES = 32
 """Channels of a program, one per thread: one warp, so that threads never exchange anything."""
 SUMMED_ROWS = 64
-"""Atoms of a tile over which the gradient by the coefficients is summed at first."""
+"""Atoms of a tile over which the gradient with respect to the coefficients is summed at first."""
 CHUNK = {torch.float32: 64, torch.float64: 32}
 """Terms whose sums a program keeps in registers."""
 
@@ -76,7 +76,7 @@ def fold(weights: Tensor, key: str) -> Tensor:
     fake=lambda c, key: c.new_empty(c.shape[0], known_polynomial(key).mixing.shape[1], c.shape[2]),
 )
 def unfold(c: Tensor, key: str) -> Tensor:
-    """Gradient by the weights from that by C."""
+    """Gradient with respect to the weights from that of C."""
     return known_polynomial(key).matrix(c.dtype, c.device).T @ c
 
 
@@ -87,7 +87,7 @@ def unfold(c: Tensor, key: str) -> Tensor:
 def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """B [N, M * K] from A [N, K, S], C [Z, T, K] and the atoms by element."""
     num_m = known_polynomial(key).num_m
-    # What no element's atoms write stays NaN.
+    # Rows of atoms without weights stay NaN.
     b = a.new_full((a.shape[0], a.shape[1] * num_m), float("nan"))
     _tile_by_tile("forward", (b, a, c), a, order, ptr, key)
     return b
@@ -98,7 +98,7 @@ def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tenso
     fake=lambda a: torch.empty_like(a),  # noqa: PLW0108  which has another name for a
 )
 def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    """Gradient by A."""
+    """Gradient with respect to A."""
     e = torch.empty_like(a)
     _tile_by_tile("backward", (e, g, a, c), a, order, ptr, key)
     return e
@@ -114,7 +114,7 @@ def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     fake=_empty_coefficients,
 )
 def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    """Gradient by C."""
+    """Gradient with respect to C."""
     return _summed("weights", (g, a), order, ptr, key)
 
 
@@ -231,7 +231,7 @@ def _rows(kind: str, a: Tensor) -> int:
 
 @cache
 def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
-    """Make the kernel of one kind for a polynomial, and its source known to tracebacks."""
+    """Build the kernel of one kind for a polynomial, and its source known to tracebacks."""
     source = write_source(known_polynomial(key), kind, chunk, layouts=compiled)
     name = f"<bevatron symmetric_contraction {kind} {len(linecache.cache)}>"
     # Without a time of change, nobody looks for the file.

@@ -43,7 +43,7 @@ def sampled(csr: Csr, formula: Formula, leaves: Sequence[Leaf], heads: int) -> T
 
 
 def _split(kinds: Sequence[str], tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Give every leaf its tensors."""
+    """Bind tensors to the leaves."""
     remaining = iter(tensors)
     return [
         (next(remaining), next(remaining)) if kind == "dot" else (next(remaining),)
@@ -151,5 +151,3 @@ def _reduce(
         dy = weighted_sum(csr.transpose(), grad[csr.position], x.to(grad.dtype))
         return [sum_over_heads(dx, x), sum_over_heads(dy, y)]
     return [grad.to(held[0].dtype)]
-
-

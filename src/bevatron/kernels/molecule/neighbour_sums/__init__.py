@@ -119,7 +119,7 @@ def neighbour_sums_with_inputs(
 
 
 def _checked(messages: Tensor | None, nodes: Tensor | None, bonds: Bonds) -> Tensor:
-    """Return what is given, if it fits."""
+    """Check the shapes; return a tensor that chooses the implementation."""
     given = messages if messages is not None else nodes
     if given is None:
         raise ValueError("neighbour_sums: neither messages nor nodes are given")

@@ -19,7 +19,7 @@ BLOCK = 1024
 
 
 def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.scaled_residual`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.scaled_residual`."""
     scale = None if scale is None else scale.detach()
     wide, narrow = add(stream.contiguous(), update.contiguous(), contiguous(scale))
     return wide, wide if stream.dtype == update.dtype else narrow

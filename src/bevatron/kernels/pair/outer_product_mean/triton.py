@@ -68,7 +68,7 @@ def outer_product_mean(
     eps: float,
     mask_eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.outer_product_mean`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.outer_product_mean`."""
     joint = torch.cat([a_weight, b_weight])
     joint_bias = None
     if a_bias is not None or b_bias is not None:

@@ -211,7 +211,7 @@ def regions(psi: Expression) -> tuple[Expression, ...]:
 
 
 def _obstacle(form: Form, aggregate: Aggregate, weighted: bool) -> str:
-    """Say why no kernel can be used although Psi has its form, or nothing."""
+    """Return why no kernel can be used although Psi has its form, or nothing."""
     if isinstance(form, ComposedForm | FixedForm):
         return ""
     softmax = not isinstance(form, DotForm) or form.softmax

@@ -7,7 +7,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bevatron.train.report.plots.style import FAINT, INK, colours, legend_below, new_axes, write_centred
+from bevatron.train.report.plots.style import (
+    FAINT,
+    INK,
+    colours,
+    legend_below,
+    new_axes,
+    write_centred,
+)
 
 
 @dataclass(frozen=True)
