@@ -140,7 +140,7 @@ def test_a_run_in_float16_learns(tmp_path):
 
 def test_it_is_not_captured(tmp_path):
     run = make_run(tmp_path, cuda_graphs=True)
-    with pytest.raises(ConfigError, match="float16 may have to be left out"):
+    with pytest.raises(ConfigError, match="float16 may have to be skipped"):
         captured_step(run, begin_state(run, Mesh(), None), Mesh(), print)
 
 

@@ -172,7 +172,7 @@ STRESS = 'stress="1 1 1 0 0 0"'
             "frame 1: has 'energy' where other frames have 'REF_energy'; set energy_key",
         ),
         (frame("E0=-1 spin=2"), r"no frame has an energy \(the names found are 'E0', 'spin'\)"),
-        (frame("xtb_energy=-1"), "set energy_key='xtb_energy' if that is it"),
+        (frame("xtb_energy=-1"), "set energy_key='xtb_energy' if that is the energy"),
         (
             frame("energy=-1", ":xtb_forces:R:3", WITH_FORCES),
             "no forces under a common name, but 'xtb_forces' looks like one; set forces_key='xtb",

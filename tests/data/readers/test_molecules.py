@@ -121,7 +121,7 @@ def test_several_targets_must_be_named(table):
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"row 2: 'y' is 'abc'.*columns\.targets"),
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "row 2: 'y' is infinite"),
         ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
-        (b"smiles,y\n\xff\xfe,1\n", {}, "not written in UTF-8"),
+        (b"smiles,y\n\xff\xfe,1\n", {}, "not UTF-8; save it in UTF-8"),
         ("smiles,y\nC,1\n".encode("utf-16"), {}, "is written in UTF-16; save it in UTF-8"),
         ("smiles;y\nC;1,5\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,no\n", {}, "classes are numbers too"),

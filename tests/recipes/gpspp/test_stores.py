@@ -154,7 +154,7 @@ def test_the_files_own_division_is_kept(tmp_path):
     data = loaded(prepared([path], tmp_path / "store"))
     assert [names(p) for p in (data.train, data.valid, data.test)] == [["CC"], ["CCC"], ["CCCC"]]
     assert "split as given in the files" in data.report
-    with pytest.raises(ConfigError, match="no molecule to train on"):
+    with pytest.raises(ConfigError, match="no molecule to train"):
         loaded(prepared([write(tmp_path / "n.csv", ROWS)], tmp_path / "other"), split="given")
 
 
@@ -173,8 +173,8 @@ def test_molecules_in_two_parts_are_reported(tmp_path):
     ("options", "sentence"),
     [
         ({"valid_size": 0.6, "test_size": 0.5}, "nothing to train on"),
-        ({"valid_size": -1}, "shares below 1 or whole numbers"),
-        ({"valid_size": 10.5}, "shares below 1 or whole numbers"),
+        ({"valid_size": -1}, "fractions below 1 or whole numbers"),
+        ({"valid_size": 10.5}, "fractions below 1 or whole numbers"),
         ({"feature_set": "set9"}, "expected one of"),
     ],
 )

@@ -165,7 +165,7 @@ def test_several_graphs_are_packed_by_their_vertices(tmp_path):
         ({"data": {"valid": ["{file}"], "splits": "s.npz"}}, ConfigError,
          "data.splits: belongs to one"),
         ({"data": {"valid": ["{file}"], "read": {"random_split": [1, 0, 0]}}}, ConfigError,
-         "data.read.random_split: divides one graph"),
+         "data.read.random_split: splits one graph"),
         ({"write": {"x": None}}, DataError, "has no features; give them with data.features"),
         ({"write": {"y": None, "train": None, "val": None, "test": None}}, DataError,
          "has no labels; give them with data.labels"),
