@@ -22,7 +22,12 @@ def own_cpus() -> int:
     return max(usable_cpus() // ranks, 1)
 
 
-PRELOADED = ("torch", "bevatron.data.loader.worker", "bevatron.data.samples")
+PRELOADED = (
+    "torch",
+    "bevatron.data.loader.worker",
+    "bevatron.data.samples",
+    "bevatron.data.store.prepare",
+)
 """Modules that the fork server imports, once for all processes it starts."""
 
 

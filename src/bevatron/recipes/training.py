@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bevatron.config import load_yaml
+from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import SYSTEMS, recipe
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
+WORTH_A_FORK_SERVER = 4
+"""CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
+
 
 def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
-    """Make the configuration that command-line arguments then change.
+    """Build the configuration that command-line arguments then override.
 
     Parameters
     ----------
@@ -70,9 +74,11 @@ def start(
         raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
     if resume == "never" and begun and not dry_run:
         raise ConfigError(
-            f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
+            f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
             "begins a new one"
         )
+    if own_cpus() >= WORTH_A_FORK_SERVER:
+        start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
     if dry_run:
@@ -99,7 +105,7 @@ def _print_what_next(result: FitResult) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        print("the same command with --resume auto goes on")  # noqa: T201
+        print("the same command with --resume auto resumes")  # noqa: T201
         return
     if (folder / "report.html").is_file():
         print(f"report: {folder / 'report.html'}")  # noqa: T201
@@ -110,7 +116,7 @@ def _print_what_next(result: FitResult) -> None:
 
 
 def _print_description(run: Run) -> None:
-    """Print what a run would be."""
+    """Print a summary of a run without training."""
     with open_mesh(run.settings.train.device) as mesh:
         if not mesh.is_main:
             return
