@@ -24,6 +24,9 @@ from triton.runtime.jit import JITFunction
 
 log = logging.getLogger(__name__)
 
+QUIET_SECONDS = 2.0
+"""After which a wait is told of; kernels that are in the cache take less."""
+
 MOST_SECONDS = 300.0
 """After which the launches compile what is left."""
 
@@ -65,11 +68,9 @@ def compile_ahead(
     found = rehearse(work)
     if len(found) < 2:
         return 0
-    processes = min(processes, len(found))
-    say(f"compiling {len(found)} kernels with {processes} processes; later runs find them compiled")
     # The longest sources first: one of them may take as long as all others together.
     found.sort(key=lambda one: len(one.kernel.src), reverse=True)
-    return _compile_all(found, processes)
+    return _compile_all(found, min(processes, len(found)), say)
 
 
 def rehearse(work: Callable[[], object]) -> list[Compilation]:
@@ -107,7 +108,7 @@ def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
         JITFunction.run, triton.knobs.runtime.jit_cache_hook = run, hook
 
 
-def _compile_all(found: Sequence[Compilation], processes: int) -> int:
+def _compile_all(found: Sequence[Compilation], processes: int, say: Callable[[str], None]) -> int:
     target = triton.runtime.driver.active.get_current_target()
     fork = multiprocessing.get_context("fork")
     following, compiled = fork.Value("i", 0), fork.Value("i", 0)
@@ -115,15 +116,22 @@ def _compile_all(found: Sequence[Compilation], processes: int) -> int:
         fork.Process(target=_compile_some, args=(found, target, following, compiled), daemon=True)
         for _ in range(processes)
     ]
-    ends = time.monotonic() + MOST_SECONDS
+    began = time.monotonic()
     for process in started:
         process.start()
+    _join(started, began + QUIET_SECONDS)
+    if any(process.is_alive() for process in started):
+        say(f"compiling {len(found)} kernels with {processes} processes, for later runs too")
+    _join(started, began + MOST_SECONDS)
     for process in started:
-        process.join(max(ends - time.monotonic(), 0.0))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        process.kill()
+        process.join()
     return int(compiled.value)
+
+
+def _join(processes: Sequence[Any], until: float) -> None:
+    for process in processes:
+        process.join(max(until - time.monotonic(), 0.0))
 
 
 def _compile_some(found: Sequence[Compilation], target: Any, following: Any, compiled: Any) -> None:
