@@ -10,6 +10,7 @@ class PackagePage(MetadataHookInterface):
     """Makes the page when the package is built."""
 
     def update(self, metadata):
+        """Put it into the metadata."""
         text = page((Path(self.root) / "README.md").read_text())
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
