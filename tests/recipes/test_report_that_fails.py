@@ -1,8 +1,10 @@
 """A report that fails does not fail the run, which took hours and is saved."""
 
 import csv
+import gzip
 import sys
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from graph_data_sets import write as write_graph
 
 from bevatron.cli import main
-from conftest import first_frames
 
 STRUCTURES = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
 CHANGES = {
@@ -26,7 +27,9 @@ CHANGES = {
 
 def data(system, folder):
     if system == "mace":
-        return first_frames(STRUCTURES, folder / "data.xyz", 14)
+        with gzip.open(str(STRUCTURES), "rt") as file:
+            (folder / "data.xyz").write_text("".join(islice(file, 14 * 8)))  # of six atoms each
+        return folder / "data.xyz"
     if system == "graph":
         return write_graph(folder / "g.npz")
     pytest.importorskip("rdkit")
