@@ -119,16 +119,16 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
 
 
 def picture(rows: list[dict[str, Any]]) -> Any:
-    """Draw the error of the first seed over time, a curve for each setting."""
+    """Draw the error of the first seed over time: atoms of a batch, factor of the rate."""
     curves = [
         plots.Curve(
-            f"{row['atoms of a batch']} atoms, rate x {row['x rate']:g}",
+            f"{row['atoms of a batch']}, x {row['x rate']:g}",
             [seconds for seconds, _ in row["curves"][0][1:]],
             [error for _, error in row["curves"][0][1:]],
         )
         for row in rows
     ]
-    return plots.curves([plots.Panel("Wall time", "force RMSE (meV/Å)", curves)], "seconds")
+    return plots.curves([plots.Panel("Batches of few and of many atoms", "force RMSE (meV/Å)", curves)], "seconds")
 
 
 def main() -> None:
