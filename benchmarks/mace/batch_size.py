@@ -128,7 +128,9 @@ def picture(rows: list[dict[str, Any]]) -> Any:
         )
         for row in rows
     ]
-    return plots.curves([plots.Panel("Batches of few and of many atoms", "force RMSE (meV/Å)", curves)], "seconds")
+    return plots.curves(
+        [plots.Panel("Batches of few and of many atoms", "force RMSE (meV/Å)", curves)], "seconds"
+    )
 
 
 def main() -> None:

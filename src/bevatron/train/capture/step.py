@@ -285,7 +285,8 @@ class CapturedStep:
             self._graphs = None  # frees its memory first
             self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update)
             key = self._key_of(batch)
-            padded = pad(batch, key) if isinstance(key, BatchShape) else batch
-            self._graphs.begin(constants, padded, counts, self._say)
+            if isinstance(key, BatchShape) and isinstance(batch, Paddable):
+                batch = pad(batch, key)
+            self._graphs.begin(constants, batch, counts, self._say)
         self._graphs.counts.send(torch.stack(list(counts.values())))
         return self._graphs
