@@ -17,7 +17,7 @@ import torch
 
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.mace import MACE, load_model
+from bevatron.models.mace import MACE, MaceConfig, load_model
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -51,7 +51,7 @@ class Potential:
     dtype
         ``"float64"`` or ``"float32"``.
     head
-        Which readout of a multi-head model; not needed if there is one.
+        Which readout of a multi-head model; its default head if not given.
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
         some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
@@ -85,7 +85,7 @@ class Potential:
         self.cutoff = float(config.r_max)
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
         self.heads: tuple[str, ...] = tuple(config.heads)
-        self.head = _head_index(self.heads, head)
+        self.head = config.head_index(head)
         self._insists = bool(capture)
         self._captured = None if capture is False else self._capturing()
 
@@ -224,15 +224,26 @@ def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arra
         yield batch
 
 
-def _head_index(heads: tuple[str, ...], head: str | None) -> int:
-    names = ", ".join(heads)
-    if head is None:
-        if len(heads) > 1:
-            raise ConfigError(f"head: the model has several ({names}); say which is meant")
-        return 0
-    if head not in heads:
-        raise ConfigError(f"head: the model has no '{head}' (it has {names})")
-    return heads.index(head)
+def head_of_unnamed(config: MaceConfig, choose: str) -> str:
+    """Return the head for structures that name none: the default or, told once, the first.
+
+    Parameters
+    ----------
+    config
+        Of the model. Folders of bevatron 0.1 with several heads have no default.
+    choose
+        The option that chooses another.
+    """
+    first = config.heads[0]
+    if config.default_head is None and config.num_heads > 1 and first not in _said:
+        _said.add(first)
+        log.warning(
+            "the model has several heads (%s) and none is its default: the first is used, %s "
+            "chooses another",
+            ", ".join(config.heads),
+            choose,
+        )
+    return config.default_head or first
 
 
 def _symbols(atomic_numbers: Collection[int]) -> list[str]:
