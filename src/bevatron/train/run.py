@@ -151,6 +151,8 @@ class Run:
         Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the start of the log: what was found in the data.
+    model_options
+        What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
         What the ranks divide among themselves: samples, or the parts of each sample.
     before_end
@@ -175,6 +177,7 @@ class Run:
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
+    model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], None] | None = None

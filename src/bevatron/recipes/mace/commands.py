@@ -67,7 +67,8 @@ def evaluate(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -119,7 +120,8 @@ def predict(
     prefix
         Prefix of the names of the results.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -170,7 +172,8 @@ def relax(
     cell
         Relax the cells too.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype

@@ -6,8 +6,8 @@ the head, errors for unknown elements, batching, and splitting the results by st
 
 import copy
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bevatron.data.readers.labels import LabelOptions
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, MaceConfig, load_model
@@ -85,7 +86,9 @@ class Potential:
         self.cutoff = float(config.r_max)
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
         self.heads: tuple[str, ...] = tuple(config.heads)
-        self.head = config.head_index(head)
+        self.head: int = config.head_index(head)
+        self._chosen = head is not None
+        self._unused: Counter[str] = Counter()
         self._insists = bool(capture)
         self._captured = None if capture is False else self._capturing()
 
@@ -93,6 +96,46 @@ class Potential:
     def captured(self) -> bool:
         """Whether evaluations are captured and replayed, as far as is known by now."""
         return self._captured is not None
+
+    def head_of(self, info: Mapping[str, Any], where: str) -> int:
+        """Return the head for a structure: the one chosen for all, the one it names, the default.
+
+        Parameters
+        ----------
+        info
+            Of the structure, as ASE has it; it may name a ``head``.
+        where
+            What the structure is called in messages.
+
+        Raises
+        ------
+        DataError
+            If the model has several heads and none of that name.
+        """
+        name = info.get(LabelOptions.head_key)
+        if self._chosen or name is None or str(name) == self.heads[self.head]:
+            return self.head
+        if len(self.heads) == 1:
+            self._unused[str(name)] += 1
+            return self.head
+        if str(name) not in self.heads:
+            raise DataError(
+                f"{where} names the head '{name}', the model has {', '.join(self.heads)}; correct "
+                "it or choose one for all with --head"
+            )
+        return self.heads.index(str(name))
+
+    def warn_of_unused_heads(self, source: Path | str) -> None:
+        """Warn of structures that named heads of a model that has one only."""
+        if self._unused:
+            names = ", ".join(f"'{name}' in {count:,}" for name, count in self._unused.items())
+            log.warning(
+                "%s: structures name heads (%s) but the model has the one head '%s', which is used",
+                source,
+                names,
+                self.heads[0],
+            )
+            self._unused.clear()
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
         """Reject an element that the model was not trained on.

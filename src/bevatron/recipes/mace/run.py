@@ -192,6 +192,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         save_model=SaveModel(SYSTEM.kind, model.config),
         on_end=WriteReport(REPORT, data, config.batch) if config.report else None,
         notes=notes,
+        model_options=f" --head {model.config.default_head}" if len(data.heads) > 1 else "",
     )
 
 
