@@ -77,7 +77,8 @@ class MaceRun(RunConfig):
     loss
         The loss and its weights.
     start_from
-        A run or a model folder whose weights this run starts from; see `finetune`.
+        A run or a model folder whose weights this run starts from, or the name of one in
+        $BEVATRON_MODELS (~/.cache/bevatron without it), such as mace-mp-0-small; see `finetune`.
     finetune
         What is kept of `start_from`.
     """
