@@ -189,9 +189,7 @@ def configuration(acac_store, tmp_path):
     return make
 
 
-def test_a_run_stores_the_head_that_it_fine_tuned_and_names_it(
-    converted, configuration, capsys
-):
+def test_a_run_stores_the_head_that_it_fine_tuned_and_names_it(converted, configuration, capsys):
     config = configuration(converted, finetune={"keep_heads": True})
     assert start(config) == 0
     folder, last = config.output, capsys.readouterr().out.strip().splitlines()[-1]
@@ -203,8 +201,11 @@ def test_a_run_stores_the_head_that_it_fine_tuned_and_names_it(
 def test_replayed_heads_are_not_the_default(converted, acac_store, configuration):
     heads = {name: {"train": [str(acac_store)]} for name in ("default", "fine")}
     data = {"heads": heads}
-    made = build(configuration(converted, data, finetune={"keep_heads": True})).model
+    run = build(configuration(converted, data, finetune={"keep_heads": True}))
+    made = run.model
     assert (made.config.heads, made.config.default_head) == (("default", "fine"), "fine")
+    told = "heads: 'default' continues, 'fine' starts from 'default'; 'fine' is the default"
+    assert told in run.notes
     made = build(configuration(None, data, preset="small", model={"r_max": 3.0})).model
     assert made.config.default_head == "default"
     made = build(configuration(converted)).model

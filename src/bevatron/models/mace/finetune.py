@@ -124,7 +124,7 @@ def load_matching(
         if name == "atomic_numbers":
             continue
         if name not in source_state or (name == "atomic_energies" and keep_energies):
-            note = "kept" if name in source_state else ""
+            note = "the model's own" if name in source_state else ""
             rows.append(TransferRow(name, "new", tuple(target.shape), note))
             continue
         rows.append(plan.transfer(name, target, source_state[name].to(target)))

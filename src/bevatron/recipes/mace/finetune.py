@@ -19,6 +19,9 @@ from bevatron.typing import Arrays
 REFIT_STRUCTURES = 2000
 """Structures whose energies are computed to refit E0, a few more where an element is rare."""
 
+LARGE_CHANGE = 0.1
+"""eV; a larger change of E0 that the data do not determine is told as such."""
+
 REFIT_PER_ELEMENT = 50
 """Structures with an element that are used at least, if there are so many."""
 
@@ -90,6 +93,15 @@ class FineTuning:
         new = [head for head in data.e0 if head not in continued]
         old = source.config.default_head
         self.default_head = next(iter([*new, *(h for h in data.e0 if h == old), *data.e0]))
+
+    @property
+    def heads(self) -> str:
+        """Say on one line what each head continues or starts from."""
+        parts = []
+        for head, old in self.start.items():
+            role = "continues" if head in self.data.e0 else "has no data"
+            parts.append(f"'{head}' {role if head == old else f'starts from {old!r}'}")
+        return f"heads: {', '.join(parts)}; '{self.default_head}' is the default"
 
     def e0_choices(self) -> dict[str, Any]:
         """Return how E0 of each head is found before any are refitted, for `statistics`."""
@@ -214,6 +226,8 @@ class FineTuning:
         )
         if change.rank < len(present):
             origin += f", {_symbols(present[~change.separate].tolist())} only in combinations"
+        if change.rank < len(present) and abs(changes[largest]) > LARGE_CHANGE:
+            origin += ": energies of other compositions shift too, unless data.e0 gives values"
         values = {z: energy + changes.get(z, 0.0) for z, energy in old.items()}
         return AtomicEnergies(values, origin)
 

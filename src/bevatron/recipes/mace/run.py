@@ -30,7 +30,7 @@ from bevatron.recipes.mace.data import (
     check_elements,
     load_structures,
 )
-from bevatron.recipes.mace.finetune import FineTuning, FinetuneConfig, transfer_table
+from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_table
 from bevatron.recipes.mace.potential import trained_model
 from bevatron.recipes.mace.step_cost import StepMeter, capacity_of_run
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
@@ -158,7 +158,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         model = MACE(complete, torch.float64)
     else:
         model, e0, rows = start.initialise(found)
-        table = transfer_table(rows)
+        table = [start.heads, *transfer_table(rows)]
     origins = [f"E0 of head '{h}': {e.origin}" for h, e in zip(data.heads, e0, strict=True)]
     notes = [*data.report, *origins, *_suspect_forces(data.train, found), *table]
     for dataset, what in ((data.valid, "validation"), (data.test, "test")):
