@@ -1,4 +1,4 @@
-"""Where in a folder the model is, and of which kind, for commands that work with any."""
+"""Finds the model in a folder and its kind, for commands that take any model."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from bevatron.recipes.named_models import models_folder, named_model
 
 
 def kind_of_model(arguments: Sequence[str]) -> str | None:
-    """Find the first run or model folder among a command's arguments and say what it holds.
+    """Find the first run or model folder among a command's arguments and return its kind.
 
     Returns
     -------
-    The kind in its model.json; of a run under way that of its best model; None if no argument is
+    The kind in its model.json; of an unfinished run that of its best model; None if no argument is
     such a folder: the command itself says so.
 
     Raises

@@ -129,7 +129,9 @@ def test_a_segment_with_an_unknown_key_is_refused():
 
 @pytest.mark.parametrize("name", ["PlanSegment", "remaining", "replan"])
 def test_deprecated_names_still_work_with_a_warning(name):
-    with pytest.warns(DeprecationWarning, match=name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"{name} is deprecated; use bevatron\.train\.epochs"
+    ):
         assert getattr(packing, name) is globals()[name]
 
 

@@ -25,8 +25,8 @@ BLOCK = 2048
 """Samples per block where a data set has no flat columns."""
 
 
-class Dataset(Protocol):
-    """Samples by number."""
+class Samples(Protocol):
+    """Samples by index; `bevatron.data.dataset.Dataset` is more than that."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Arrays: ...
@@ -80,7 +80,7 @@ class Statistics:
 
 
 def statistics(
-    dataset: Dataset,
+    dataset: Samples,
     indices: Sequence[int] | IntArray | None = None,
     *,
     heads: Sequence[str] = ("default",),

@@ -28,8 +28,7 @@ def prepare(
 ) -> None:
     """Check labels and find neighbours once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -115,7 +114,7 @@ def predict(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     committee
@@ -165,7 +164,7 @@ def relax(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     fmax

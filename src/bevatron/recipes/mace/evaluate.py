@@ -193,10 +193,10 @@ def evaluate_dataset(
 def summarise(
     rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
 ) -> Evaluation:
-    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+    """Build tables of the errors of single structures (rows of `error_rows` by quantity).
 
-    With ``name_head`` there is a table by head even if all structures used one, because which
-    one that is may surprise for structures that name none.
+    ``name_head`` adds a table by head even if all structures used the same one: users may not
+    expect which, if the structures name none.
     """
     total = ErrorSums(list(rows))
     total.add(rows)
@@ -214,7 +214,7 @@ def summarise(
 
 
 def print_tables(evaluation: Evaluation, width: int = 120) -> None:
-    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` counts where there is no terminal."""
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` applies without a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -270,7 +270,7 @@ class _Names:
 
 
 def _names(dataset: Dataset) -> _Names:
-    """Read elements, groups and files, which a batch does not carry."""
+    """Read elements, groups and files, which batches do not contain."""
     numbers, groups, files = [], [], []
     for index, sample in _samples(dataset):
         numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))

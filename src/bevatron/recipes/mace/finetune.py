@@ -28,7 +28,7 @@ REFIT_PER_ELEMENT = 50
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run takes over from the model it starts from.
+    """What a run keeps of the model it starts from.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ class FineTuning:
 
 
 _FITTED = ("auto", "least_squares")
-"""Values of data.e0 with which E0 may be refitted; otherwise it is given."""
+"""Values of data.e0 for which E0 may be refitted; others fix it."""
 
 
 def _start_heads(

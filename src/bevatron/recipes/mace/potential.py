@@ -46,7 +46,7 @@ class Potential:
     ----------
     model
         A model object (copied, so that later training or conversion does not touch it), a model
-        folder or a run folder (of a run that is not over, its best model so far).
+        folder or a run folder (of an unfinished run, its best model so far).
     device
         Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     dtype
@@ -55,14 +55,14 @@ class Potential:
         Which readout of a multi-head model; its default head if not given.
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
-        some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
-        possible the log says why; True = at once, and it is an error if it is not possible. The
+        some hundreds of kernels: None = on a GPU, shapes that recur; the log says why if it is
+        not possible; True = at once, and an error if it is not possible. The
         numbers are the same. Weights must then stay where they are.
 
     Raises
     ------
     BevatronError
-        If there is no model at that place, dtype or head are unknown, or the device is not there;
+        If there is no such model, dtype, head or device;
         with ``capture=True`` also, here or on evaluation, if nothing can be captured.
     """
 
@@ -94,7 +94,7 @@ class Potential:
 
     @property
     def captured(self) -> bool:
-        """Whether evaluations are captured and replayed, as far as is known by now."""
+        """Whether evaluations are captured and replayed, as far as known yet."""
         return self._captured is not None
 
     def head_of(self, info: Mapping[str, Any], where: str) -> int:
@@ -187,7 +187,7 @@ class Potential:
             yield from _results(*last)
 
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
-        """Return what gives the outputs: of a replayed graph, or of the model called then."""
+        """Return a function that gives the outputs: of a replayed graph or of the model itself."""
         if self._captured is not None and batch.num_atoms:
             try:
                 return self._captured.launch(batch, compute=tuple(sorted({*compute})))
@@ -224,7 +224,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
         raise OutOfMemoryError(
             f"the device ran out of memory at a batch of {batch.num_atoms} atoms with "
             f"{batch.num_edges} edges in {batch.num_graphs} structures; allow a batch fewer atoms "
-            "(--capacity, max_atoms in Python) or take float32"
+            "(--capacity, max_atoms in Python) or choose float32"
         ) from error
     arrays = {
         name: outputs[name].detach().to("cpu", torch.float64).numpy()
@@ -241,7 +241,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
 
 
 def trained_model(path: Path | str) -> MACE:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+    """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
     Raises
     ------
