@@ -51,7 +51,7 @@ def holds_model(path: Path) -> bool:
 
 
 def newest_model(path: Path, of_a_file: str = "") -> Path:
-    """Return the folder of a model; of a run under way, that of its best model so far.
+    """Return the folder of a model; of an unfinished run, that of its best model.
 
     Parameters
     ----------

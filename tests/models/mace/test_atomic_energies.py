@@ -36,7 +36,7 @@ def test_one_composition_changes_its_energy_and_no_more():
     assert not change.separate.any()
 
 
-def test_an_element_of_fixed_share_and_one_by_itself_are_told_apart():
+def test_an_element_that_varies_by_itself_is_separate():
     """Water and gold: gold is determined, hydrogen and oxygen only together."""
     counts = np.array([[2.0, 1.0, 0.0], [4.0, 2.0, 3.0], [2.0, 1.0, 5.0]])
     change = least_change(counts, counts @ [0.1, 0.2, 7.0], known(3))

@@ -148,7 +148,7 @@ def test_models_of_earlier_versions_keep_their_rule(before_defaults, files, tmp_
     assert len(told) == 1
 
 
-def test_heads_that_a_model_of_one_head_does_not_use_are_told(converted, files, tmp_path, caplog):
+def test_heads_that_a_model_of_one_head_does_not_use_are_reported(converted, files, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         predict_file([converted], files["named"], tmp_path / "out.xyz", device="cpu")
     assert "('old' in 1, 'new' in 1) but the model has the one head 'default'" in caplog.text
@@ -158,7 +158,7 @@ def test_heads_that_a_model_of_one_head_does_not_use_are_told(converted, files, 
     assert "'head' ('old' in 1, 'new' in 1 frames) is not used" in caplog.text
 
 
-def test_columns_that_nothing_reads_are_told_by_name_and_count(files, tmp_path):
+def test_columns_that_nothing_reads_are_reported_by_name_and_count(files, tmp_path):
     (told,) = open_reader(files["named"]).report()[1:]
     assert told.startswith(f"warning: {files['named']}: 'head' ('old' in 1, 'new' in 1 frames)")
     (told,) = open_reader(files["named"], LabelOptions(heads=("old", "new"))).report()[1:]

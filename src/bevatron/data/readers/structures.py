@@ -225,11 +225,11 @@ def _report_file(file: FileReader, keys: LabelKeys) -> str:
 
 
 def _report_classes(file: FileReader, options: LabelOptions) -> list[str]:
-    """Tell of heads and groups that a file names and nothing reads, and of missing heads."""
+    """Report heads and groups that a file names and nothing reads, and missing heads."""
     lines = []
     used = {options.group_key, *([options.head_key] if options.heads else ())}
     hints = {
-        "head": "all structures belong to one head; set labels.heads to tell them apart",
+        "head": "all structures belong to one head; set labels.heads to separate them",
         "group": f"groups are read from '{options.group_key}'; set labels.group_key='group' to "
         "read it",
     }

@@ -19,7 +19,7 @@ ISOLATED_GROUP = "IsolatedAtom"
 """Group (config_type) of single atoms whose energies are E0, as mace names them."""
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float] | AtomicEnergies
-"""How E0 is found: from isolated atoms, by least squares, the first that works, or given."""
+"""Source of E0: from isolated atoms, by least squares, the first that works, or given."""
 
 BLOCK = 2048
 """Samples per block where a data set has no flat columns."""

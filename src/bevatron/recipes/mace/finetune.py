@@ -20,7 +20,7 @@ REFIT_STRUCTURES = 2000
 """Structures whose energies are computed to refit E0, a few more where an element is rare."""
 
 LARGE_CHANGE = 0.1
-"""eV; a larger change of E0 that the data do not determine is told as such."""
+"""eV; the log warns of a larger change of E0 that the data do not determine."""
 
 REFIT_PER_ELEMENT = 50
 """Structures with an element that are used at least, if there are so many."""
@@ -40,9 +40,9 @@ class FinetuneConfig:
         (always so with `keep_heads`).
     e0
         ``refit``: the old model's, plus the smallest change with which its energies fit the level
-        of theory of the new data (where data.e0 gives numbers, ``isolated``, or ``auto`` finds an
-        isolated atom of every element, those are taken); ``keep``: the old model's; ``data``: as
-        data.e0 says. Elements that the data do not have keep the old model's.
+        of theory of the new data (if data.e0 gives numbers or ``isolated``, or ``auto`` finds an
+        isolated atom of every element, those are used); ``keep``: the old model's; ``data``: as
+        data.e0 says. Elements missing from the data keep the old model's.
     keep_heads
         Keep the old heads, with their E0, in addition to those of the data. Data without heads
         train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
@@ -63,16 +63,16 @@ class FinetuneConfig:
 
 
 class FineTuning:
-    """A model to start from, and what becomes of its heads, elements and E0.
+    """Heads, elements and E0 of a model that starts from another.
 
     Parameters
     ----------
     source
         The model to start from.
     config
-        What is taken over.
+        What is kept.
     data_config
-        Where the new data are.
+        Paths of the new data.
     data
         The new data; the heads of the new model are `StructureData.heads`.
 

@@ -268,7 +268,7 @@ def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arra
 
 
 def head_of_unnamed(config: MaceConfig, choose: str) -> str:
-    """Return the head for structures that name none: the default or, told once, the first.
+    """Return the head for structures that name none: the default or, logged once, the first.
 
     Parameters
     ----------
@@ -277,16 +277,16 @@ def head_of_unnamed(config: MaceConfig, choose: str) -> str:
     choose
         The option that chooses another.
     """
-    first = config.heads[0]
-    if config.default_head is None and config.num_heads > 1 and first not in _said:
-        _said.add(first)
+    names = ", ".join(config.heads)
+    if config.default_head is None and config.num_heads > 1 and names not in _said:
+        _said.add(names)
         log.warning(
             "the model has several heads (%s) and none is its default: the first is used, %s "
             "chooses another",
-            ", ".join(config.heads),
+            names,
             choose,
         )
-    return config.default_head or first
+    return config.default_head or config.heads[0]
 
 
 def _symbols(atomic_numbers: Collection[int]) -> list[str]:

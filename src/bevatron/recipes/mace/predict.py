@@ -236,7 +236,7 @@ def _drop_labels(atoms: Any) -> None:
 
 
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
-    """Make a sample; an error names the frame."""
+    """Build a sample; an error names the frame."""
     head = potential.head_of(atoms.info, where)
     raw = unlabelled_structure(
         atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, head
