@@ -148,7 +148,9 @@ def test_models_of_earlier_versions_keep_their_rule(before_defaults, files, tmp_
     assert len(told) == 1
 
 
-def test_heads_that_a_model_of_one_head_does_not_use_are_reported(converted, files, tmp_path, caplog):
+def test_heads_that_a_model_of_one_head_does_not_use_are_reported(
+    converted, files, tmp_path, caplog
+):
     with caplog.at_level(logging.WARNING):
         predict_file([converted], files["named"], tmp_path / "out.xyz", device="cpu")
     assert "('old' in 1, 'new' in 1) but the model has the one head 'default'" in caplog.text
