@@ -133,6 +133,8 @@ class SaveModel:
 class WriteReport:
     """Writes a system's report at the end of a run; plotting is imported only then.
 
+    A report that fails does not fail the run, whose model and metrics are on disk by then.
+
     Parameters
     ----------
     module
@@ -144,6 +146,13 @@ class WriteReport:
     def __init__(self, module: str, *values: Any) -> None:
         self.module, self.values = module, values
 
-    def __call__(self, result: FitResult, folder: Path) -> None:
-        """Write the report."""
-        importlib.import_module(self.module).report_of_run(folder, *self.values, result)
+    def __call__(self, result: FitResult, folder: Path) -> str | None:
+        """Write the report; return a warning where that failed."""
+        try:
+            importlib.import_module(self.module).report_of_run(folder, *self.values, result)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run is over and saved
+            path = folder / "report.html"
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            older = ", the report there is older" if path.exists() else ""
+            return f"warning: {path} could not be written ({cause}); the model is saved{older}"
+        return None

@@ -158,7 +158,8 @@ class Run:
     before_end
         Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
-        Called on rank 0 when the run is over and its weights are written, e.g. for the report.
+        Called on rank 0 when the run is over and its weights are written, e.g. for the report; a
+        line that it returns is logged.
     """
 
     model: nn.Module
@@ -180,7 +181,7 @@ class Run:
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
     before_end: Callable[[Mesh], None] | None = None
-    on_end: Callable[[FitResult, Path], None] | None = None
+    on_end: Callable[[FitResult, Path], str | None] | None = None
 
 
 def example_batch(run: Run) -> Any:

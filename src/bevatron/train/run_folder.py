@@ -292,7 +292,9 @@ class Saver:
         if self.run.before_end is not None:
             self.run.before_end(self.mesh)
         if self.mesh.is_main and self.run.on_end is not None:
-            self.run.on_end(result, self.run.folder)
+            line = self.run.on_end(result, self.run.folder)
+            if line:
+                self.logger.console.say(line)
         barrier(self.mesh)
         return result
 

@@ -58,6 +58,19 @@ def test_float64_and_strided_inputs_are_right():
     check(make(9, 24, 2, (0, 1)), strided=True)
 
 
+def test_an_in_place_change_of_one_gradient_reaches_no_other():
+    """Gradients are clipped and scaled in place, and both biases have the same one."""
+    leaves = {name: leaf.requires_grad_() for name, leaf in make(4, 16, 2).items()}
+    with use("triton"):
+        run(**leaves).square().sum().backward()
+    assert_close(leaves["bias_0"].grad, leaves["bias_1"].grad, 0.0)
+    for name, leaf in leaves.items():
+        others = {other: leaves[other].grad.clone() for other in leaves if other != name}
+        leaf.grad.mul_(0.5)
+        for other, before in others.items():
+            assert torch.equal(leaves[other].grad, before), (name, other)
+
+
 def test_a_dropped_branch_leaves_the_norm_of_the_input():
     inputs = make(4, 16, scaled=(0,))
     inputs["scale_0"].zero_()

@@ -29,7 +29,7 @@ from bevatron.train.report.training import (
     summary,
 )
 from bevatron.train.run import FitResult
-from bevatron.train.settings import BatchConfig, Settings
+from bevatron.train.settings import Settings
 from bevatron.typing import IntArray
 
 MOST_CLASSES_DRAWN = 40
@@ -85,9 +85,9 @@ def measure(
 def report_of_run(
     folder: Path,
     model: nn.Module,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, Measured] | None,
     data: GraphData,
-    batch: BatchConfig,
+    settings: Settings,
     result: FitResult,
 ) -> Path:
     """Write report.html and ``plots/`` of a finished run.
@@ -99,11 +99,9 @@ def report_of_run(
     model
         Of the run.
     measured
-        Its metrics, see `measure`.
-    data
+        Its metrics, see `measure`; None = it is evaluated here.
+    data, settings
         Of the run.
-    batch
-        How batches of several graphs were made.
     result
         Result of the training.
 
@@ -114,6 +112,8 @@ def report_of_run(
     """
     history = History.of_run(folder)
     config = history.config
+    if measured is None:
+        measured = measure(model, data, settings)
     metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
     layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
@@ -139,7 +139,7 @@ def report_of_run(
     report.section("Data").details("What was found in the files", "\n".join(data.report))
     if len(data.train) > 1:
         sizes = graph_sizes(data.train)
-        show_balance(report, first_epoch(sizes, batch, history), batch, sizes)
+        show_balance(report, first_epoch(sizes, settings.batch, history), settings.batch, sizes)
     show_timing(report, history)
     report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")

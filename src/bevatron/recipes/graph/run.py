@@ -29,7 +29,7 @@ from bevatron.recipes.graph.data import (
     load_graphs,
 )
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
-from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
 from bevatron.train.settings import (
@@ -44,6 +44,7 @@ from bevatron.train.settings import (
 if TYPE_CHECKING:
     from bevatron.recipes.graph.report import Measured
 
+REPORT = "bevatron.recipes.graph.report"
 READ_FILE = "graph_options.json"
 """Next to a model's weights: how graphs for it are read."""
 
@@ -242,11 +243,9 @@ class _Reporter:
         if self.cut:
             self.measured = measure(self.model, self.data, self.settings, mesh)
 
-    def write(self, result: FitResult, folder: Path) -> None:
-        from bevatron.recipes.graph.report import measure, report_of_run
-
-        measured = self.measured or measure(self.model, self.data, self.settings)
-        report_of_run(folder, self.model, measured, self.data, self.settings.batch, result)
+    def write(self, result: FitResult, folder: Path) -> str | None:
+        report = WriteReport(REPORT, self.model, self.measured, self.data, self.settings)
+        return report(result, folder)
 
 
 class _SaveModel(SaveModel):

@@ -93,10 +93,10 @@ def read_split(path: Path) -> dict[str, IntArray]:
         If it cannot be read.
     """
     import torch
-    from numpy._core.multiarray import _reconstruct
 
+    rebuild = np.zeros(0).__reduce__()[0]  # the module it is in depends on numpy's version
     named = [
-        (_reconstruct, f"{module}._reconstruct")
+        (rebuild, f"{module}._reconstruct")
         for module in ("numpy.core.multiarray", "numpy._core.multiarray")
     ]
     kinds = [type(np.dtype(name)) for name in ("int64", "int32", "uint32", "uint64")]
