@@ -86,7 +86,7 @@ def start(
         return 0
     result = fit(run)
     if ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result)
+        _print_what_next(result, run.model_options)
     return result.exit_code
 
 
@@ -101,7 +101,7 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
     return value
 
 
-def _print_what_next(result: FitResult) -> None:
+def _print_what_next(result: FitResult, options: str) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
@@ -110,8 +110,8 @@ def _print_what_next(result: FitResult) -> None:
     if (folder / "report.html").is_file():
         print(f"report: {folder / 'report.html'}")  # noqa: T201
     print(  # noqa: T201
-        f"errors on other data: bevatron evaluate {folder} FILE; "
-        f"predictions: bevatron predict {folder} FILE OUT"
+        f"errors on other data: bevatron evaluate {folder} FILE{options}; "
+        f"predictions: bevatron predict {folder} FILE OUT{options}"
     )
 
 

@@ -151,6 +151,8 @@ class Run:
         Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the start of the log: what was found in the data.
+    model_options
+        What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
         Whether ranks divide the samples or each sample.
     before_end
@@ -176,6 +178,7 @@ class Run:
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
+    model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], str | None] | None = None

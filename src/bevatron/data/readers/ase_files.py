@@ -163,7 +163,7 @@ def frame_from_atoms(atoms: Any) -> RawFrame:
 
 def survey_frame(survey: Survey, index: int, frame: RawFrame, watched: frozenset[str]) -> None:
     """Add one frame to a survey."""
-    survey.note(index, frame.signature, len(frame.numbers))
+    survey.note(index, frame.signature, len(frame.numbers), frame.info)
     survey.elements |= {int(z) for z in np.unique(frame.numbers)}
     for name, value in frame.info.items():
         if name.lower() in watched and name not in survey.nonzero:

@@ -191,7 +191,7 @@ class _Scan:
             raise DataError(f"{self.name}, frame {frame}: {error}") from None
         names = header.columns.others if header.columns else ()
         signature = Signature(tuple(header.info), names, bool(header.pbc.any()))
-        self.survey.note(frame, signature, num_atoms)
+        self.survey.note(frame, signature, num_atoms, header.info)
         watch = self._watch.get(signature)
         if watch is None:
             watch = [name for name in header.info if name.lower() in self._watched]

@@ -107,7 +107,8 @@ class StructureReader:
         lines = [
             _report_file(file, keys) for file, keys in zip(self._files, self._keys, strict=True)
         ]
-        return lines + self._notes
+        classes = [line for file in self._files for line in _report_classes(file, self._options)]
+        return lines + self._notes + classes
 
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_samples:
@@ -221,6 +222,34 @@ def _report_file(file: FileReader, keys: LabelKeys) -> str:
     frames = f"{file.num_frames:,} frame{'s' if file.num_frames != 1 else ''}"
     sampled = "" if survey.complete else f" ({survey.num_frames:,} of them surveyed)"
     return f"{file.name}: {frames}{sampled}; {'; '.join(parts)}"
+
+
+def _report_classes(file: FileReader, options: LabelOptions) -> list[str]:
+    """Report heads and groups that a file names and nothing reads, and missing heads."""
+    lines = []
+    used = {options.group_key, *([options.head_key] if options.heads else ())}
+    hints = {
+        "head": "all structures belong to one head; set labels.heads to separate them",
+        "group": f"groups are read from '{options.group_key}'; set labels.group_key='group' to "
+        "read it",
+    }
+    for name, texts in sorted(file.survey.texts.items()):
+        if name not in used:
+            first = [f"{text!r} in {count:,}" for text, count in texts.most_common(4)]
+            more = [f"{len(texts) - 4} more"] if len(texts) > 4 else []
+            found = f"'{name}' ({', '.join(first + more)} frames) is not used: {hints[name]}"
+            several = len(texts) > 1 or texts.total() < file.survey.num_frames
+            lines.append(
+                f"warning: {file.name}: {found}" if several else f"{file.name}: note: {found}"
+            )
+    named = sum(n for s, n in file.survey.counts.items() if options.head_key in s.info)
+    if options.heads and named < file.survey.num_frames:
+        lines.append(
+            f"{file.name}: note: {file.survey.num_frames - named:,} of "
+            f"{file.survey.num_frames:,} frames have no '{options.head_key}' and belong to "
+            f"'{options.heads[0]}'"
+        )
+    return lines
 
 
 def _report_label(

@@ -1,6 +1,7 @@
 """MACE: configuration, model, task, statistics of the data, conversion from and to mace-torch."""
 
 from bevatron.models.common.model_folder import ModelKind
+from bevatron.models.mace.atomic_energies import AtomicEnergies
 from bevatron.models.mace.config import PRESETS, MaceConfig
 from bevatron.models.mace.convert import (
     from_mace_torch,
@@ -24,6 +25,7 @@ __all__ = [
     "KIND",
     "MACE",
     "PRESETS",
+    "AtomicEnergies",
     "LossConfig",
     "MaceConfig",
     "MaceMetrics",

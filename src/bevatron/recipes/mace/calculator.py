@@ -43,7 +43,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     dtype
         ``"float64"``, or ``"float32"``, which is faster and enough for most dynamics.
     head
-        Which readout of a multi-head model.
+        Which readout of a multi-head model; its default head if not given. Names of heads in
+        ``atoms.info`` have no effect.
     skin : Å
         The neighbour list extends this far beyond the cutoff and is reused until an atom has moved
         by half of it. It changes only the speed; 0 builds a list for every step.

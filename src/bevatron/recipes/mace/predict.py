@@ -52,6 +52,13 @@ def predict_file(
         Extended XYZ; appears only when it is complete.
     prefix
         Prefix of the names of the results, so that labels in the input are kept.
+    head
+        Readout for all structures; by default the one that a structure names as ``head``, and the
+        model's default head for those that name none.
+    device, dtype
+        Where and in which precision to compute.
+    capacity
+        Maximum number of atoms per batch.
     progress
         Called with the number of structures done.
 
@@ -84,6 +91,8 @@ def predict_file(
                 progress(done)
         if not done:
             raise DataError(f"{source}: holds no structures")
+        for potential in potentials:
+            potential.warn_of_unused_heads(source)
         file.flush()
         file.detach()  # the file below is closed by atomic_write, after fsync
     return done
@@ -122,7 +131,7 @@ def relax_file(
     cell
         Relax the cells too.
     head
-        Readout of a model that has several.
+        Readout for all structures, as in `predict_file`.
     device, dtype
         Where and in which precision to compute.
 
@@ -148,6 +157,7 @@ def relax_file(
         structures.append(atoms)
     if not structures:
         raise DataError(f"{source}: holds no structures")
+    potential.warn_of_unused_heads(source)
     try:
         result = relax(potential, structures, fmax, steps, cell)
     except DataError as error:
@@ -227,8 +237,9 @@ def _drop_labels(atoms: Any) -> None:
 
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
     """Build a sample; an error names the frame."""
+    head = potential.head_of(atoms.info, where)
     raw = unlabelled_structure(
-        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
+        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, head
     )
     try:
         return add_neighbours(raw, potential.cutoff)

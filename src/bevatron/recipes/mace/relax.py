@@ -55,6 +55,7 @@ def relax(
     steps: int = 500,
     cell: bool = False,
     *,
+    head: str | None = None,
     device: torch.device | str = "cpu",
     dtype: str = "float64",
     max_atoms: int = 2048,
@@ -79,8 +80,11 @@ def relax(
         Maximum number of steps; unconverged structures are returned as they are.
     cell
         Whether cells relax too; all structures must then be periodic in three directions.
+    head
+        Readout for all structures; by default the one that a structure names as ``head``, and the
+        model's default head for those that name none.
     device, dtype
-        As for `bevatron.recipes.mace.potential.Potential`.
+        As for `bevatron.recipes.mace.potential.Potential`, which is made with them and `head`.
     max_atoms
         Maximum number of atoms in an evaluation of the model.
     skin : Å
@@ -100,7 +104,7 @@ def relax(
     """
     if not fmax > 0:
         raise ConfigError(f"fmax: expected a force above 0 eV/Å, got {fmax}")
-    potential = model if isinstance(model, Potential) else Potential(model, device, dtype)
+    potential = model if isinstance(model, Potential) else Potential(model, device, dtype, head)
     for number, atoms in enumerate(structures):
         potential.check_elements(atoms.numbers, f"structure {number} ({atoms.symbols})")
         if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
@@ -173,7 +177,7 @@ class _Path:
 
     def __init__(self, atoms: Atoms, potential: Potential, skin: float) -> None:
         self.atoms = atoms.copy()
-        self.head = potential.head
+        self.head = potential.head_of(atoms.info, str(atoms.symbols))
         self.verlet = VerletList(potential.cutoff, skin)
         self.fire = Fire()
         self.num_steps = 0

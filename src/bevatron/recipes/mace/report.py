@@ -76,8 +76,7 @@ def report_of_run(
     history = History.of_run(folder)
     model = load_model(folder)
     dtype = str(history.config["train"].get("dtype", "float64"))
-    # Structures name their heads; the potential's head does not matter here.
-    potential = Potential(model, history.device, dtype, model.config.heads[0])
+    potential = Potential(model, history.device, dtype)
     chosen: dict[str, Dataset] = {}
     if data.test is not None:
         chosen["test"] = data.test

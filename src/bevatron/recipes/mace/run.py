@@ -31,7 +31,7 @@ from bevatron.recipes.mace.data import (
     check_elements,
     load_structures,
 )
-from bevatron.recipes.mace.finetune import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_table
 from bevatron.recipes.mace.potential import trained_model
 from bevatron.recipes.mace.step_cost import StepMeter
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
@@ -43,7 +43,7 @@ SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """Metrics that the console shows after an epoch, in eV and eV/Å."""
 
 FROM_DATA = (
-    *("atomic_numbers", "heads", "atomic_energies"),
+    *("atomic_numbers", "heads", "default_head", "atomic_energies"),
     *("avg_num_neighbors", "scale", "shift"),
 )
 """Hyper-parameters that come from the data unless the configuration gives them."""
@@ -78,7 +78,8 @@ class MaceRun(RunConfig):
     loss
         The loss and its weights.
     start_from
-        A run or a model folder whose weights this run starts from; see `finetune`.
+        A run or a model folder whose weights this run starts from, or the name of one in
+        $BEVATRON_MODELS (~/.cache/bevatron without it), such as mace-mp-0-small; see `finetune`.
     finetune
         What is kept of `start_from`.
     """
@@ -148,17 +149,20 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
     _check_labels(config, data)
     asked = config.model.atomic_numbers if source is None else ()
-    found = statistics(data.train, heads=data.heads, e0=_e0(data, source), elements=asked)
+    start = None if source is None else FineTuning(source, config.finetune, config.data, data)
+    choices = dict(data.e0) if start is None else start.e0_choices()
+    found = statistics(data.train, heads=data.heads, e0=choices, elements=asked)
     _check_elements(asked, found)
     torch.manual_seed(config.train.seed)
-    notes = [*data.report, *found.notes, *_suspect_forces(data.train, found)]
-    if source is None:
+    e0, table = found.e0, []
+    if start is None:
         complete = _with_statistics(architecture, config.scaling, found, data.heads)
         model = MACE(complete, torch.float64)
     else:
-        model, rows = initialise(source, config.finetune, data, found)
-        fitted = {row.partition(":")[0] for row in rows if row.startswith("E0 of head")}
-        notes = [note for note in notes if note.partition(":")[0] not in fitted] + rows
+        model, e0, rows = start.initialise(found)
+        table = [start.heads, *transfer_table(rows)]
+    origins = [f"E0 of head '{h}': {e.origin}" for h, e in zip(data.heads, e0, strict=True)]
+    notes = [*data.report, *origins, *_suspect_forces(data.train, found), *table]
     for dataset, what in ((data.valid, "validation"), (data.test, "test")):
         check_elements(dataset, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
@@ -180,7 +184,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         identity={
             # First, so that changed data are reported as such and not as a changed E0.
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
-            "model": to_dict(model.config),
+            # Which head is the default changes no number, and runs of 0.1 have none.
+            "model": {k: v for k, v in to_dict(model.config).items() if k != "default_head"},
             "loss": to_dict(config.loss),
             "frozen": list(config.finetune.frozen),
         },
@@ -190,6 +195,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         save_model=SaveModel(SYSTEM.kind, model.config),
         on_end=WriteReport(REPORT, data, config.batch) if config.report else None,
         notes=notes,
+        model_options=f" --head {model.config.default_head}" if len(data.heads) > 1 else "",
     )
 
 
@@ -246,15 +252,6 @@ def _with_capacity(
     return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity))
 
 
-def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
-    """Choose the source of E0 for each head; a kept head without data keeps its own."""
-    choices: dict[str, Any] = dict(data.e0)
-    if source is not None:
-        old = old_energies(source, range(1, 119))
-        choices |= {head: old[head] for head in data.heads if head not in choices}
-    return choices
-
-
 def _with_statistics(
     config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
 ) -> MaceConfig:
@@ -274,12 +271,13 @@ def _with_statistics(
         name: value if given[name] == getattr(plain, name) else given[name]
         for name, value in from_data.items()
     }
-    return config.with_data(
+    complete = config.with_data(
         atomic_numbers=found.atomic_numbers,
         atomic_energies=found.atomic_energies,
         heads=heads,
         **values,
     )
+    return dataclasses.replace(complete, default_head=heads[0])
 
 
 def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
