@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bevatron.errors import CheckpointError, DamagedError
 from bevatron.files import atomic_folder, checksum, remove_folder, step
+from bevatron.models.common.model_folder import misfit
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.identity import flatten
@@ -210,9 +211,8 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     try:
         state.model.load_state_dict(_read(checkpoint, "model.safetensors"))
     except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
         raise CheckpointError(
-            f"{checkpoint.path}: the weights are of another model ({reason})"
+            f"{checkpoint.path}: the weights are of another model ({misfit(error)})"
         ) from None
     load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
     if state.ema is not None:

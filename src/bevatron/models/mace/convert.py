@@ -16,6 +16,7 @@ from torch import Tensor
 from bevatron.errors import CheckpointError, TrustError, require
 from bevatron.files import atomic_write
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
+from bevatron.models.common.model_folder import misfit
 from bevatron.models.mace.config import MaceConfig
 from bevatron.models.mace.layers import coupling_state
 from bevatron.models.mace.mace_torch_config import parse_config, write_config
@@ -74,8 +75,9 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(f"the state dict does not fit its configuration ({first})") from None
+        raise CheckpointError(
+            f"the state dict does not fit its configuration ({misfit(error)})"
+        ) from None
     return model
 
 
