@@ -70,7 +70,7 @@ def read_or_refused(load, folder):
     except BevatronError as error:
         assert str(folder) in str(error)
         assert "\n" not in str(error)
-        assert len(str(error)) < 500
+        assert len(str(error)) < 800
 
 
 def test_a_damaged_description_is_read_or_refused_in_a_sentence(kind, folder):
