@@ -22,19 +22,17 @@ def check_finite(values: Mapping[str, npt.NDArray[Any]], where: Callable[[], str
     Raises
     ------
     DivergenceError
-        Naming sample and prediction.
+        Naming the sample and what is predicted.
 
     Examples
     --------
-    >>> check_finite({"energy": np.array(np.nan)}, lambda: "a.xyz, frame 3")
+    >>> check_finite({"energy": np.array(np.nan)}, lambda: "a.xyz, frame 3")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    bevatron.errors.DivergenceError: a.xyz, frame 3: the model predicts nan as energy; ...
+    bevatron.errors.DivergenceError: a.xyz, frame 3: the model predicts NaN or infinity (energy); ...
     """
-    for name, predicted in values.items():
-        bad = ~np.isfinite(predicted)
-        if bad.any():
-            raise DivergenceError(
-                f"{where()}: the model predicts {predicted[bad].flat[0]} as {name}; look whether "
-                "the input is sensible (atoms on top of each other, huge numbers) and the model "
-                "predicts others, or take a higher precision"
-            )
+    bad = [name for name, predicted in values.items() if not np.isfinite(predicted).all()]
+    if bad:
+        raise DivergenceError(
+            f"{where()}: the model predicts NaN or infinity ({', '.join(bad)}); check the input "
+            "(atoms on top of each other, huge numbers), or predict in a higher precision"
+        )
