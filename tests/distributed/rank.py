@@ -124,7 +124,7 @@ def stop(folder: Path) -> int:
 
 
 def potential(folder: Path, device: str = "cpu", *, captured: bool = True, poison: bool = False):
-    """A run of a small potential; a captured one on a CPU is what is not recorded there."""
+    """A run of a small potential; a captured one on a CPU is what is not captured there."""
     if captured and device == "cpu":
         captured_step.obstacle = lambda *_: None
     run = test_mace.make_run(

@@ -131,7 +131,7 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
 
 
 def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
-    """Make a meter of the training steps of a preset, run or model folder on a store's structures.
+    """Build a meter of the training steps of a preset, run or model folder on a store's structures.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What `bevatron env` prints: versions, devices, and which kernels run here or why not."""
+"""The output of `bevatron env`: versions, devices, and which kernels run here or why not."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""Where in a folder the model is, and of which kind, for commands that work with any."""
+"""Finds the model in a folder and its kind, for commands that take any model."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,11 +9,11 @@ from bevatron.models.common.model_folder import MODEL_FILE, read_description
 
 
 def kind_of_model(arguments: Sequence[str]) -> str | None:
-    """Find the first run or model folder among a command's arguments and say what it holds.
+    """Find the first run or model folder among a command's arguments and return its kind.
 
     Returns
     -------
-    The kind in its model.json; of a run under way that of its best model; None if no argument is
+    The kind in its model.json; of an unfinished run that of its best model; None if no argument is
     such a folder: the command itself says so.
 
     Raises
@@ -53,7 +53,7 @@ def holds_model(path: Path) -> bool:
 
 
 def newest_model(path: Path, of_a_file: str = "") -> Path:
-    """Return the model folder of a run or model folder; of a run under way, that of its best model.
+    """Return the model folder of a path; of an unfinished run, that of its best model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the runs of all systems share: their settings, presets, and what they write."""
+"""The common part of all runs: settings, presets, model folder and report."""
 
 import dataclasses
 import importlib
@@ -88,7 +88,7 @@ class RunConfig:
 
     @classmethod
     def _own_defaults(cls) -> dict[str, Any]:
-        """Return the groups of keys of which this system has other defaults."""
+        """Return the groups of keys for which this system has its own defaults."""
         groups: dict[str, Any] = {}
         for each in dataclasses.fields(cls):
             if each.default_factory is not dataclasses.MISSING:

@@ -16,7 +16,7 @@ from bevatron.train.run import FitResult, Run, describe
 
 
 def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
-    """Make the configuration that command-line arguments then change.
+    """Build the configuration that command-line arguments then override.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def start(
         _check_newest(checkpoints)
     if resume == "never" and begun and not dry_run:
         raise ConfigError(
-            f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
+            f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
             "begins a new one"
         )
     _, build = recipe(config.recipe)
@@ -113,7 +113,7 @@ def _print_what_next(result: FitResult) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        print("the same command with --resume auto goes on")  # noqa: T201
+        print("the same command with --resume auto resumes")  # noqa: T201
         return
     if (folder / "report.html").is_file():
         print(f"report: {folder / 'report.html'}")  # noqa: T201
@@ -124,7 +124,7 @@ def _print_what_next(result: FitResult) -> None:
 
 
 def _print_description(run: Run) -> None:
-    """Print what a run would be."""
+    """Print a summary of a run without training."""
     with open_mesh(run.settings.train.device) as mesh:
         if not mesh.is_main:
             return

@@ -201,7 +201,7 @@ def read_intact(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know is seeded afresh.
+    A rank that the checkpoint does not know gets a new seed.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
         state.model.load_state_dict(_read(checkpoint, "model.safetensors"))
     except RuntimeError as error:
         raise CheckpointError(
-            f"{checkpoint.path}: the weights are of another model ({misfit(error)})"
+            f"{checkpoint.path}: the weights belong to another model ({misfit(error)})"
         ) from None
     load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
     if state.ema is not None:

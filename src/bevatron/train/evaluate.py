@@ -20,7 +20,7 @@ from bevatron.typing import IntArray
 
 
 class Interrupted(Exception):  # noqa: N818  not an error
-    """An evaluation was given up because the run is to stop."""
+    """An evaluation was abandoned because the run must stop."""
 
 
 def evaluate(
@@ -82,12 +82,12 @@ def evaluate_batches(
     interrupted
         Asked before every batch, on all ranks.
     predict
-        In place of the task's.
+        Replaces the task's.
 
     Raises
     ------
     Interrupted
-        If ``interrupted`` said so.
+        If ``interrupted`` returned True.
     """
     metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):
@@ -169,7 +169,7 @@ def make_loader(
     config: LoaderConfig | None,
     mesh: Mesh,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says."""
+    """Build a loader as a `LoaderConfig` says."""
     config = config or LoaderConfig()
     pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
     return Loader(
@@ -186,7 +186,7 @@ def make_loader(
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for the length of a ``with`` block."""
+    """Set a model to eval mode for the length of a ``with`` block."""
     was_training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What makes a run the same run: settings that must match on resume, and those that may differ."""
+"""The identity of a run: settings that must match on resume, and those that may differ."""
 
 import json
 import math

@@ -63,7 +63,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     Raises
     ------
     BevatronError
-        Whatever a user can mend, see `bevatron.errors`.
+        Any error that a user can fix, see `bevatron.errors`.
     """
     config = run.settings.train
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
     check_autocast(run.task, config)
-    # One that was loaded to be trained further may come in eval mode.
+    # A model loaded for further training may be in eval mode.
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
@@ -290,7 +290,7 @@ class Trainer:
         self._collect_garbage()
 
     def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was repacked."""
+        """Plan what is left of the epoch, and log if it was repacked."""
         run, progress = self.run, self.state.progress
         epoch = plan_epoch(
             run.sizes,
@@ -308,7 +308,7 @@ class Trainer:
             self.logger.write({"kind": "repacked", **note})
             self.logger.console.say(
                 f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
-                f"packed anew, {len(epoch.batches)} batches per rank"
+                f"repacked, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
             shapes = self.captured.plan(epoch.of_all_ranks())
@@ -317,7 +317,7 @@ class Trainer:
         return epoch
 
     def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
-        """Note which batches a loader window let overtake others, on all ranks."""
+        """Record which batches overtook others within the loader window, on all ranks."""
         if self.run.settings.loader.window > 1:
             taken = {*range(first), *(first + place for place in places)}
             prefix = set(range(segment.done))
@@ -358,7 +358,7 @@ class Trainer:
             if not math.isfinite(value):
                 self.logger.console.say(
                     f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
-                    f"cannot be the best ones; if that goes on, lower optim.lr"
+                    f"cannot be the best ones; if this persists, lower optim.lr"
                 )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
@@ -423,7 +423,7 @@ def _explained_memory(batch: object) -> Iterator[None]:
 
 @contextmanager
 def _garbage_collection(collect_every: int | None) -> Iterator[None]:
-    """Switch Python's automatic collection off if the loop collects by itself."""
+    """Switch off Python's automatic garbage collection if the loop collects itself."""
     if collect_every is None or not gc.isenabled():
         yield
         return

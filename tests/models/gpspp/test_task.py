@@ -120,7 +120,7 @@ def test_padding_changes_neither_loss_nor_gradients(kernel):
 
 
 class NothingFromTheHost(TorchDispatchMode):
-    """Refuses what a recorded step cannot hold: numbers asked for, and tensors made of numbers."""
+    """Refuses what a captured step cannot hold: numbers asked for, and tensors made of numbers."""
 
     refused = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
 
@@ -134,7 +134,7 @@ class NothingFromTheHost(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": False}, {"edges": False}])
-def test_a_step_can_be_recorded(changes):
+def test_a_step_can_be_captured(changes):
     noisy = {"noisy_edges": False} if "edges" in changes else {}
     model = small_model(denoising=True, dropout=DropoutConfig(ffn=0.1), **changes, **noisy)
     task = task_of(model, CorruptionConfig())

@@ -1,7 +1,6 @@
 """Batches of a plan, prefetched by worker processes."""
 
 import time
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
+from bevatron.moved import old_names
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
@@ -226,12 +226,4 @@ def default_workers() -> int:
     return max(min(own_cpus() - 1, 16), 1)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Dataset":
-        warnings.warn(
-            f"{__name__}.Dataset has been renamed to bevatron.data.dataset.SampleSource",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return SampleSource
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = old_names(__name__, Dataset="bevatron.data.dataset.SampleSource")

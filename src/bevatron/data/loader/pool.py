@@ -133,7 +133,7 @@ class Pool:
         """
         with self._changed:
             if generation != self._generation:
-                raise LoaderError("the loader is being iterated anew; use one loader for each loop")
+                raise LoaderError("another loop restarted this loader; use one loader per loop")
             if self._oldest >= len(self._batches):
                 return None
             while (position := self._due()) is None:

@@ -40,7 +40,7 @@ class StructureReader:
     Raises
     ------
     DataError
-        If a file has no energy, its labels are all zero or it is not clear which name is meant.
+        If a file has no energy, its labels are all zero or the name to use is ambiguous.
     """
 
     def __init__(self, files: Sequence[FileReader], options: LabelOptions) -> None:
@@ -103,7 +103,7 @@ class StructureReader:
                 yield _sample(frame, labels, number, index)
 
     def report(self) -> list[str]:
-        """Say for every file how many frames have which label, from which name; and elements."""
+        """Report for every file the frames with each label, its names, and the elements."""
         lines = [
             _report_file(file, keys) for file, keys in zip(self._files, self._keys, strict=True)
         ]
@@ -123,7 +123,7 @@ class StructureReader:
             raise DataError(f"{file.name}, frame {index}: {error}") from None
 
     def _refuse_unused_options(self) -> None:
-        """Refuse a given name that no file has, or nothing would be trained on."""
+        """Refuse a key that no file has: nothing would be trained on it."""
         if self._options.allow_unlabelled:
             return
         quantities: tuple[Quantity, ...] = ("forces", "stress", "virials")
@@ -134,7 +134,7 @@ class StructureReader:
                 there = sorted({name for s in signatures for name in s.info + s.arrays})
                 raise DataError(
                     f"{self._files[0].name}: no frame of any file has the {quantity} '{key}' (the "
-                    f"names there are {', '.join(map(repr, there))}); correct {quantity}_key"
+                    f"names found are {', '.join(map(repr, there))}); correct {quantity}_key"
                 )
 
     def _check_zeros(self) -> None:
@@ -148,7 +148,7 @@ class StructureReader:
                 if name and several and _all_zero(name, quantity, file.survey):
                     raise DataError(
                         f"{file.name}: the {quantity} '{name}' is zero in every frame; set "
-                        f"{quantity}_key to the right name (or '' to do without), or "
+                        f"{quantity}_key to the right name (or '' to ignore it), or "
                         "allow_zero_labels if that is right"
                     )
         zero = [
@@ -160,7 +160,7 @@ class StructureReader:
         if zero and len(zero) == labelled and not self._options.allow_zero_labels:
             raise DataError(
                 f"{zero[0][0].name}: the forces '{zero[0][1]}' are zero on every atom of every "
-                "frame; set forces_key to the right name (or '' to do without), or "
+                "frame; set forces_key to the right name (or '' to ignore it), or "
                 "allow_zero_labels if that is right"
             )
         self._notes += [
@@ -219,7 +219,7 @@ def _report_file(file: FileReader, keys: LabelKeys) -> str:
     symbols = [SYMBOLS[z] for z in sorted(survey.elements) if 0 < z < len(SYMBOLS)]
     parts.append(f"elements: {' '.join(symbols)}")
     frames = f"{file.num_frames:,} frame{'s' if file.num_frames != 1 else ''}"
-    sampled = "" if survey.complete else f" ({survey.num_frames:,} of them looked at)"
+    sampled = "" if survey.complete else f" ({survey.num_frames:,} of them surveyed)"
     return f"{file.name}: {frames}{sampled}; {'; '.join(parts)}"
 
 

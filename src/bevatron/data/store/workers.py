@@ -136,7 +136,7 @@ def _raise(kind: type[BevatronError], sentence: str, trace: str) -> None:
 
 def _serve(connection: Connection, work: Work) -> None:
     """Run jobs in the worker until the parent sends None or exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     report = _Reporter(connection)

@@ -11,7 +11,7 @@ from bevatron.models.mace.model import MACE, hessian
 from bevatron.models.mace.task import MaceMetrics, MaceTask, per_structure_errors
 
 KIND = "mace"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
 _folder = ModelKind(KIND, MaceConfig, MACE)
 save_model, load_model = _folder.save, _folder.load

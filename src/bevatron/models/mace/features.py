@@ -17,15 +17,15 @@ ISOLATED_GROUP = "IsolatedAtom"
 """Group (config_type) of single atoms whose energies are E0, as mace names them."""
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float]
-"""How E0 is found: from isolated atoms, by least squares, the first that works, or given."""
+"""Source of E0: from isolated atoms, by least squares, the first that works, or given."""
 
 
 BLOCK = 2048
 """Samples per block where a data set has no flat columns."""
 
 
-class Dataset(Protocol):
-    """Samples by number."""
+class Samples(Protocol):
+    """Samples by index; `bevatron.data.dataset.Dataset` is more than that."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Arrays: ...
@@ -68,7 +68,7 @@ class Statistics:
 
 
 def statistics(
-    dataset: Dataset,
+    dataset: Samples,
     indices: Sequence[int] | IntArray | None = None,
     *,
     heads: Sequence[str] = ("default",),

@@ -80,7 +80,7 @@ def load_matching(
     keep_energies: bool = False,
     new_heads: Literal["copy", "random"] = "copy",
 ) -> list[TransferRow]:
-    """Take over the weights of another model as far as they fit.
+    """Copy the weights of another model as far as they fit.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from bevatron.data.samples.graphs import PARTS
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import use
+from bevatron.models.common.hyper_parameters import preset_values
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
@@ -126,9 +127,7 @@ class GraphRun(RunConfig):
         """Return what a published recipe changes."""
         if name is None:
             return {}
-        if name not in PRESETS:
-            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-        chosen: dict[str, Any] = {"model": MODEL_PRESETS[name]}
+        chosen: dict[str, Any] = {"model": preset_values(MODEL_PRESETS, name)}
         for changes in PRESETS[name]:
             chosen = merged(chosen, changes)
         return chosen
@@ -150,7 +149,7 @@ class GraphRun(RunConfig):
 
 
 def build(config: GraphRun, *, resume: bool = False) -> Run:
-    """Make a complete run: graphs read and checked, model, task.
+    """Build a complete run: graphs read and checked, model, task.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Make data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
+    """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
     Raises
     ------

@@ -25,8 +25,7 @@ def prepare(
 ) -> None:
     """Check labels and find neighbours once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ def evaluate(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one named by each structure.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -111,7 +110,7 @@ def predict(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     committee
@@ -160,7 +159,7 @@ def relax(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     fmax

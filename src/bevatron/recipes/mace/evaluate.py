@@ -98,7 +98,7 @@ def evaluate_files(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one named by each structure.
     device, dtype
         Where and in which precision to compute.
     capacity
@@ -205,10 +205,10 @@ def _check_finite(
 def summarise(
     rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
 ) -> Evaluation:
-    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+    """Build tables of the errors of single structures (rows of `error_rows` by quantity).
 
-    With ``name_head`` there is a table by head even if all structures used one, because which
-    one that is may surprise for structures that name none.
+    ``name_head`` adds a table by head even if all structures used the same one: users may not
+    expect which, if the structures name none.
     """
     total = ErrorSums(list(rows))
     total.add(rows)
@@ -226,7 +226,7 @@ def summarise(
 
 
 def print_tables(evaluation: Evaluation, width: int = 120) -> None:
-    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` counts where there is no terminal."""
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` applies without a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -282,7 +282,7 @@ class _Names:
 
 
 def _names(dataset: Dataset) -> _Names:
-    """Read elements, groups and files, which a batch does not carry."""
+    """Read elements, groups and files, which batches do not contain."""
     numbers, groups, files = [], [], []
     for index, sample in _samples(dataset):
         numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))
@@ -309,8 +309,8 @@ def _check_heads(stores: Sequence[Store], heads: tuple[str, ...]) -> None:
         if found != heads:
             names = f"the heads {', '.join(found)}" if found else "no heads"
             raise ConfigError(
-                f"{store.path}: was prepared with {names}, the model has {', '.join(heads)}; say "
-                "with --head which is meant, or give the files themselves"
+                f"{store.path}: was prepared with {names}, the model has {', '.join(heads)}; "
+                "choose one with --head, or give the files themselves"
             )
 
 

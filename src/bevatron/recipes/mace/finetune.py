@@ -21,7 +21,7 @@ REFIT_STRUCTURES = 2000
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run takes over from the model it starts from.
+    """What a run keeps of the model it starts from.
 
     Attributes
     ----------
@@ -30,9 +30,9 @@ class FinetuneConfig:
         (always so with `keep_heads`).
     e0
         ``refit``: least squares of the energies that the old model's interaction does not explain,
-        so that its energies fit the new data's level of theory from the first step (where data.e0
-        gives numbers or ``isolated``, those are taken); ``keep``: the old model's; ``data``: as
-        data.e0 says. Elements that the data do not have keep the old model's.
+        so that its energies fit the new data's level of theory from the first step (if data.e0
+        gives numbers or ``isolated``, those are used); ``keep``: the old model's; ``data``: as
+        data.e0 says. Elements missing from the data keep the old model's.
     keep_heads
         Keep the old heads, with their E0, in addition to those of the data. Data without heads
         train a new head, ``default`` or, if that exists, ``finetuned``; data for an old head, given
@@ -54,14 +54,14 @@ class FinetuneConfig:
 def initialise(
     source: MACE, config: FinetuneConfig, data: StructureData, found: Statistics
 ) -> tuple[MACE, list[str]]:
-    """Make the model to fine-tune.
+    """Build the model to fine-tune.
 
     Parameters
     ----------
     source
         The model to start from.
     config
-        What is taken over.
+        What is kept.
     data
         The new data; the heads of the new model are `StructureData.heads`.
     found
@@ -106,7 +106,7 @@ def initialise(
 
 
 _FITTED = ("auto", "least_squares")
-"""Values of data.e0 with which E0 may be refitted; otherwise it is given."""
+"""Values of data.e0 for which E0 may be refitted; others fix it."""
 
 
 def _check_known(source: MACE, numbers: Collection[int]) -> None:
@@ -151,9 +151,9 @@ def _energies(
     elements: Sequence[int],
     kept: Collection[str],
 ) -> FloatArray:
-    """Put together E0 [heads, elements], eV: the data's, or the old model's where they have none.
+    """Assemble E0 [heads, elements], eV: the data's, or the old model's where they have none.
 
-    A head that the old model has not takes the old ones from its first.
+    A head that the old model lacks uses those of its first head.
     """
     old = old_energies(source, elements)
     rows = np.array([[old.get(h, old[source.config.heads[0]])[z] for z in elements] for h in heads])

@@ -45,7 +45,7 @@ class Potential:
     ----------
     model
         A model object (copied, so that later training or conversion does not touch it), a model
-        folder or a run folder (of a run that is not over, its best model so far).
+        folder or a run folder (of an unfinished run, its best model so far).
     device
         Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     dtype
@@ -54,14 +54,14 @@ class Potential:
         Which readout of a multi-head model; not needed if there is one.
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
-        some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
-        possible the log says why; True = at once, and it is an error if it is not possible. The
+        some hundreds of kernels: None = on a GPU, shapes that recur; the log says why if it is
+        not possible; True = at once, and an error if it is not possible. The
         numbers are the same. Weights must then stay where they are.
 
     Raises
     ------
     BevatronError
-        If there is no model at that place, dtype or head are unknown, or the device is not there;
+        If there is no such model, dtype, head or device;
         with ``capture=True`` also, here or on evaluation, if nothing can be captured.
     """
 
@@ -91,7 +91,7 @@ class Potential:
 
     @property
     def captured(self) -> bool:
-        """Whether evaluations are captured and replayed, as far as is known by now."""
+        """Whether evaluations are captured and replayed, as far as known yet."""
         return self._captured is not None
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
@@ -144,7 +144,7 @@ class Potential:
             yield from _results(*last)
 
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
-        """Return what gives the outputs: of a replayed graph, or of the model called then."""
+        """Return a function that gives the outputs: of a replayed graph or of the model itself."""
         if self._captured is not None and batch.num_atoms:
             try:
                 return self._captured.launch(batch, compute=tuple(sorted({*compute})))
@@ -181,7 +181,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
         raise OutOfMemoryError(
             f"the device ran out of memory at a batch of {batch.num_atoms} atoms with "
             f"{batch.num_edges} edges in {batch.num_graphs} structures; allow a batch fewer atoms "
-            "(--capacity, max_atoms in Python) or take float32"
+            "(--capacity, max_atoms in Python) or choose float32"
         ) from error
     arrays = {
         name: outputs[name].detach().to("cpu", torch.float64).numpy()
@@ -198,7 +198,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
 
 
 def trained_model(path: Path | str) -> MACE:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+    """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def _head_index(heads: tuple[str, ...], head: str | None) -> int:
     names = ", ".join(heads)
     if head is None:
         if len(heads) > 1:
-            raise ConfigError(f"head: the model has several ({names}); say which is meant")
+            raise ConfigError(f"head: the model has several ({names}); choose one")
         return 0
     if head not in heads:
         raise ConfigError(f"head: the model has no '{head}' (it has {names})")

@@ -1,7 +1,7 @@
 """Relaxation of many structures at once: FIRE for each, one model evaluation for all.
 
-Every structure has a state of its own (velocities, time step, mixing), so it moves as with
-`ase.optimize.FIRE` alone; only the evaluations are shared. A structure that has converged
+Every structure has its own state (velocities, time step, mixing), so it moves as it would alone
+in `ase.optimize.FIRE`; only the evaluations are shared. A structure that has converged
 leaves the batch.
 """
 
@@ -73,17 +73,17 @@ def relax(
     model
         A potential, a model, a model folder or a run folder.
     structures
-        Left as they are.
+        Not changed.
     fmax : eV/Å
-        Converged once no atom feels more.
+        Converged when no force is larger.
     steps
-        Steps at most; what has not converged by then is returned as it is.
+        Maximum number of steps; unconverged structures are returned as they are.
     cell
         Whether cells relax too; all structures must then be periodic in three directions.
     device, dtype
-        As for `bevatron.recipes.mace.potential.Potential`, which is made with them.
+        As for `bevatron.recipes.mace.potential.Potential`.
     max_atoms
-        Atoms in one evaluation of the model at most.
+        Maximum number of atoms in an evaluation of the model.
     skin : Å
         Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
     progress
@@ -92,9 +92,9 @@ def relax(
     Raises
     ------
     DataError
-        If the model does not know an element, or a cell is to relax that is not there.
+        If the model does not know an element, or there is no cell to relax.
     DivergenceError
-        If the model predicts what is not finite.
+        If a prediction is not finite.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class Fire:
     Parameters
     ----------
     max_step : Å
-        Length of a step at most, over all atoms.
+        Maximum length of a step, over all atoms.
     """
 
     def __init__(self, max_step: float = 0.2) -> None:
@@ -157,7 +157,7 @@ class Fire:
         self.velocities: FloatArray | None = None
 
     def step(self, forces: FloatArray) -> FloatArray:
-        """Return the displacements that follow from the forces at the present place."""
+        """Return the displacements for the forces at the current positions."""
         if self.velocities is None:
             self.velocities = np.zeros_like(forces)
         elif np.vdot(forces, self.velocities) > 0:
@@ -177,7 +177,7 @@ class Fire:
 
 
 class _Path:
-    """One structure on its way: atoms relax, the cell stays."""
+    """One structure: atoms relax, the cell is fixed."""
 
     def __init__(self, atoms: Atoms, potential: Potential, skin: float) -> None:
         self.atoms = atoms.copy()
@@ -190,7 +190,7 @@ class _Path:
         self.generalised: FloatArray = np.zeros((0, 3))
 
     def sample(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return what the model needs."""
+        """Return the sample for the model."""
         atoms = self.atoms
         sample = unlabelled_structure(
             atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, self.head
@@ -201,7 +201,7 @@ class _Path:
         return sample
 
     def take(self, results: Results) -> None:
-        """Take note of what the model says about the present place."""
+        """Store the results of the model for the current positions."""
         self.results, self.energy = results, float(results["energy"])
         self.generalised = self._generalised_forces()
         norms = np.linalg.norm(self.generalised, axis=1)
@@ -234,7 +234,7 @@ class _Path:
 
 
 class _WithCell(_Path):
-    """One structure on its way: atoms and cell relax together.
+    """One structure: atoms and cell relax together.
 
     The coordinates are the positions pulled back to the first cell, and the deformation gradient F
     (cell = first cell . F^T) times the number of atoms. Their forces are f . F and

@@ -50,7 +50,7 @@ FROM_DATA = (
 REPORT = "bevatron.recipes.mace.report"
 
 SUSPECT_FORCE = 10.0
-"""eV/Å; a larger RMS gives a warning. In kcal/mol/Å numbers are 23 times as large."""
+"""eV/Å; a larger RMS gives a warning. Forces in kcal/mol/Å are 23 times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class MaceRun(RunConfig):
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
-        """Refuse contradictions between the parts."""
+        """Refuse contradictory settings."""
         two, schedule = self.loss.stage_two, self.schedule.stage_two_start
         if two is not None and schedule is not None and two.start_epoch != schedule:
             raise ConfigError(
@@ -114,7 +114,7 @@ class MaceRun(RunConfig):
 
     @property
     def settings(self) -> Settings:
-        """The trainer's settings; the second stage begins when that of the loss does."""
+        """The trainer's settings; stage two begins with that of the loss."""
         if self.loss.stage_two is None:
             return super().settings
         start = self.loss.stage_two.start_epoch
@@ -123,7 +123,7 @@ class MaceRun(RunConfig):
 
 
 def build(config: MaceRun, *, resume: bool = False) -> Run:
-    """Make a complete run: data read or prepared, statistics, model, task.
+    """Build a complete run: data read or prepared, statistics, model, task.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         settings=config.settings,
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
-            # First, so that a change of the data is reported as such and not as one of their E0.
+            # First, so that changed data are reported as such and not as a changed E0.
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
             "model": to_dict(model.config),
             "loss": to_dict(config.loss),
@@ -203,7 +203,7 @@ def _as_set(config: MaceRun) -> dict[str, Any]:
 
 
 def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
-    """Warn of forces as large as those in other units or of a calculation that went wrong."""
+    """Warn of forces so large that units or a calculation must be wrong."""
     rms = max(found.force_rms)
     if rms < SUSPECT_FORCE:
         return []
@@ -211,13 +211,13 @@ def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
     worst = int(np.argmax(largest))
     warning = (
         f"warning: forces have an RMS of {rms:.3g} eV/Å, the largest of {largest[worst]:.3g} in "
-        f"{train.describe(worst)}: are they in eV/Å, and is that structure sound?"
+        f"{train.describe(worst)}: are they in eV/Å, and is that structure physical?"
     )
     return [warning]
 
 
 def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
-    """Return sizes of data and model, and the units of errors, on one line."""
+    """Describe the sizes of data and model, and the units of errors, in one line."""
     parts = (("train", train), ("valid", data.valid), ("test", data.test))
     counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -238,7 +238,7 @@ def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset)
 
 
 def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
-    """Choose how E0 of each head is found; a kept head without data has its own."""
+    """Choose the source of E0 for each head; a kept head without data keeps its own."""
     choices: dict[str, Any] = dict(data.e0)
     if source is not None:
         old = old_energies(source, range(1, 119))
@@ -249,7 +249,7 @@ def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
 def _with_statistics(
     config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
 ) -> MaceConfig:
-    """Fill in what depends on the data, except for what the configuration gives itself."""
+    """Fill in the hyper-parameters that depend on the data, unless the configuration sets them."""
     plain = MaceConfig()
     for name, instead in (("heads", "data.heads"), ("atomic_energies", "data.e0")):
         if getattr(config, name) not in {getattr(plain, name), heads}:
@@ -274,7 +274,7 @@ def _with_statistics(
 
 
 def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
-    """Return the architecture of the model to start from; refuse that of another."""
+    """Return the architecture of the model to start from; refuse changes to it."""
     plain, given, old = to_dict(MaceConfig()), to_dict(config.model), to_dict(architecture)
     for name, value in given.items():
         if value not in (plain[name], old[name]):
@@ -286,7 +286,7 @@ def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
 
 
 def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
-    """Refuse data with elements that a list in the configuration leaves out."""
+    """Refuse data with elements that model.atomic_numbers lacks."""
     further = sorted(set(found.atomic_numbers) - set(asked))
     if asked and further:
         raise ConfigError(
@@ -295,14 +295,14 @@ def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
 
 
 def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
-    """Leave out isolated atoms: they gave E0 and have nothing else to teach."""
+    """Leave out isolated atoms, which only determine E0."""
     if not found.isolated:
         return train
     return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
 
 
 def _check_labels(config: MaceRun, data: StructureData) -> None:
-    """Refuse a loss of which no structure has the label."""
+    """Refuse a loss term whose label no structure has."""
     loss = config.loss
     if loss.forces_weight > 0 and not data.train.lengths("forces").any():
         raise DataError(

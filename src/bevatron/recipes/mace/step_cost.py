@@ -1,4 +1,4 @@
-"""What a training step costs on this device: its time by size, and the largest batch that fits.
+"""The cost of a training step on this device: time by size, and the largest batch that fits.
 
 The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
 balances over ranks (batch.cost); the saturation curve (atoms per second by atoms of a batch, the

@@ -51,7 +51,7 @@ class GraphPool:
             self._stream = torch.cuda.Stream(device)
 
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
-        """Warm up twice, then capture some work without running it; no random number is used up.
+        """Warm up twice, then capture work without running it; the random state does not change.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class GraphPool:
         Raises
         ------
         NotCapturableError
-            If the work waits for the device; the sentence says where.
+            If the work waits for the device; the message says where.
         """
         if not self._on_gpu:
             return work
@@ -106,7 +106,7 @@ class GraphPool:
 
 
 def _place(error: BaseException) -> str:
-    """Say where in the code an error was raised: the innermost function."""
+    """Locate where an error was raised: the innermost function."""
     trace = error.__traceback__
     place = "an operator of torch"
     while trace is not None:

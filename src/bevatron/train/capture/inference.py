@@ -35,7 +35,7 @@ Options = Mapping[str, Hashable]
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Say why inference cannot be captured, None if nothing is known to prevent it."""
+    """Return why inference cannot be captured, None if nothing is known to prevent it."""
     return None if device.type == "cuda" else f"the device is {device.type}"
 
 
@@ -101,7 +101,7 @@ class CapturedInference:
         batch
             What is evaluated.
         **options
-            For the model; each set of options is captured separately.
+            Options of the model; each set of options is captured separately.
 
         Returns
         -------

@@ -11,7 +11,7 @@ exploded loss, is detected on the device: this and all later steps then change n
 host, one step behind, reads the verdict and stops the run with the weights from before the bad
 step.
 
-What a batch consists of is its own affair: one that is `Paddable` is padded to a few shapes, one
+Only the batch knows its content: one that is `Paddable` is padded to a few shapes, one
 that is `Unchanging` stays on the device.
 """
 
@@ -61,15 +61,15 @@ anyway: a graph would only keep the memory of its activations."""
 
 
 def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
-    """Say why the steps of a run cannot be captured, None if nothing is known to prevent it."""
+    """Return why the steps of a run cannot be captured, None if nothing is known to prevent it."""
     if run.settings.train.autocast == "float16":
-        return "a step in float16 may have to be left out (train.autocast bfloat16 can be captured)"
+        return "a step in float16 may have to be skipped (train.autocast bfloat16 can be captured)"
     if mesh.device.type != "cuda":
         return f"the device is {mesh.device.type}"
     if run.settings.train.compile:
         return "train.compile is on"
     if not isinstance(run.task, Capturable):
-        return "this task's loss is not made for it"
+        return "this task's loss does not support it"
     why = _obstacle_of_batches(run, mesh)
     if why is not None:
         return why
@@ -78,7 +78,7 @@ def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
 
 
 def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
-    """Say why the batches of a run cannot be fed to a graph, None if they can."""
+    """Return why the batches of a run cannot be fed to a graph, None if they can."""
     if not len(run.train):
         return "there is nothing to train on"
     if run.sharing.planner(mesh).world < mesh.world:
@@ -99,7 +99,7 @@ def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
 def captured_step(
     run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None]
 ) -> "CapturedStep | None":
-    """Make a captured step if ``train.cuda_graphs`` wants one, else say why not and return None.
+    """Build a captured step if ``train.cuda_graphs`` wants one, else log why not and return None.
 
     Raises
     ------
@@ -245,7 +245,7 @@ class CapturedStep:
         self._update.set(lr, largest_loss(self.state.progress, explode_factor))
 
     def _smallest_batch(self) -> Paddable:
-        """Make a batch that fits into every shape: the sample with the shortest first axis."""
+        """Build a batch that fits into every shape: the sample with the shortest first axis."""
         rule: PaddingRule = example_batch(self.run).padding
         counts = [self.run.sizes[name] for name in rule.names if name in self.run.sizes]
         smallest = int(np.lexsort(counts[::-1])[0])
@@ -255,7 +255,7 @@ class CapturedStep:
         return batch
 
     def release(self) -> None:
-        """Give the optimiser back as it was, for steps that are not captured."""
+        """Restore the optimiser for steps that are not captured."""
         self._graphs = None
         self._update.release()
 

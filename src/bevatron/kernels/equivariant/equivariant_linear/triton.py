@@ -72,7 +72,7 @@ class Side(NamedTuple):
 def equivariant_linear(
     x: Tensor, weights: Sequence[Tensor], blocks: Sequence[int], scale: float
 ) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     flat = torch.cat([weight.flatten() for weight in weights])
     if scale != 1.0:
         flat = flat * scale

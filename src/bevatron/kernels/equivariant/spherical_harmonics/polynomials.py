@@ -165,7 +165,7 @@ def _second_source(l_max: int) -> list[str]:
 
 
 def _derived(l_max: int, *axes: int) -> str:
-    """Write the derivative by some of x, y and z of L, given by coefficients k of monomials."""
+    """Write the derivative of L in some of x, y and z, given by coefficients k of monomials."""
     terms = []
     for monomial in monomials(l_max)[1:]:
         found = derivative(monomial, *axes)

@@ -19,7 +19,7 @@ from bevatron.data.packing.randomness import RandomStream, sorting_order
 from bevatron.data.packing.resume import PlanSegment, remaining, replan
 from bevatron.errors import ConfigError, DataError
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 from paper_mix import CAPACITY, paper_mix
 
 ALGORITHMS = [
@@ -129,7 +129,9 @@ def test_a_segment_with_an_unknown_key_is_refused():
 
 @pytest.mark.parametrize("name", ["PlanSegment", "remaining", "replan"])
 def test_deprecated_names_still_work_with_a_warning(name):
-    with pytest.warns(DeprecationWarning, match=name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"{name} is deprecated; use bevatron\.train\.epochs"
+    ):
         assert getattr(packing, name) is globals()[name]
 
 
@@ -468,6 +470,6 @@ def test_importing_the_data_layer_does_not_import_torch():
 
 
 def test_the_pyg_example_runs_without_pyg():
-    path = Path(__file__).resolve().parents[2] / "examples/pyg_sampler.py"
+    path = Path(__file__).resolve().parents[3] / "examples/pyg_sampler.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     assert "samples seen" in done.stdout

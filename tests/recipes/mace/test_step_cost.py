@@ -61,8 +61,8 @@ def meter():
 
 
 @pytest.fixture
-def recording(monkeypatch):
-    """A meter that records its steps, which on a CPU are padded and launched in the same way."""
+def capturing(monkeypatch):
+    """A meter that captures its steps, which on a CPU are padded and launched in the same way."""
     monkeypatch.setattr(step_cost, "obstacle", lambda *_: None)
     return make_meter()
 
@@ -168,25 +168,25 @@ def test_steps_of_any_model_are_measured():
     assert meter.random_batch(8, seed=0).max() < 4
 
 
-def test_steps_are_recorded_as_those_of_training_are(meter, recording):
+def test_steps_are_captured_as_those_of_training_are(meter, capturing):
     assert not meter.captured
-    before = [p.detach().clone() for p in recording._run.model.parameters()]
+    before = [p.detach().clone() for p in capturing._run.model.parameters()]
     for indices in (np.array([0, 1, 2]), np.array([2, 2])):
-        one, other = recording.measure(indices), meter.measure(indices)
-        assert recording.captured
+        one, other = capturing.measure(indices), meter.measure(indices)
+        assert capturing.captured
         assert one.sizes == other.sizes
         assert one.seconds > 0
-    after = recording._run.model.parameters()
+    after = capturing._run.model.parameters()
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_steps_that_wait_are_launched(recording, monkeypatch):
+def test_steps_that_wait_are_launched(capturing, monkeypatch):
     def waits(*args, **kwargs):
         raise NotCapturableError("it waits")
 
     monkeypatch.setattr(step_cost.CapturedStep, "__call__", waits)
-    assert recording.measure(np.array([1])).sizes["atoms"] == 8
-    assert not recording.captured
+    assert capturing.measure(np.array([1])).sizes["atoms"] == 8
+    assert not capturing.captured
 
 
 def test_a_batch_without_room_is_one_sentence(meter, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from bevatron import cli
 from bevatron.recipes.training import configuration
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "gpspp.md").read_text()
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
 MODEL = "--model.num-layers 1 --model.node-width 16 --model.edge-width 8 --model.num-heads 2"
