@@ -4,7 +4,8 @@
 
 For every case of FOLDER/cases.json: build mace-torch's model from ``CASE/config.json``, once with
 the weights of ``CASE/ours.pt`` and once with random weights of its own, which it writes to
-``CASE/theirs.pt`` with ``CASE/theirs.json``, and rounded to float32 to ``CASE/single.pt``. What both compute goes to ``CASE/results.json``.
+``CASE/theirs.pt`` with ``CASE/theirs.json``, and rounded to float32 to ``CASE/single.pt``. What all
+of them compute goes to ``CASE/results.json``.
 mace must be imported before e3nn.o3, whose import needs what mace sets.
 """
 

@@ -53,9 +53,13 @@ def structures(tmp_path):
 @pytest.mark.parametrize("capacity", [1, 1024])
 def test_a_structure_is_named_by_file_and_frame(potential, structures, tmp_path, capacity):
     out = tmp_path / "out.xyz"
-    with pytest.raises(DivergenceError, match=r"a\.xyz, frame 2: the model predicts NaN or infinity \(.*energy"):
+    with pytest.raises(
+        DivergenceError, match=r"a\.xyz, frame 2: the model predicts NaN or infinity \(.*energy"
+    ):
         predict_file([potential], structures, out, capacity=capacity)
-    with pytest.raises(DivergenceError, match=r"a\.xyz, frame 2: the model predicts NaN or infinity \(.*energy"):
+    with pytest.raises(
+        DivergenceError, match=r"a\.xyz, frame 2: the model predicts NaN or infinity \(.*energy"
+    ):
         evaluate_files(potential, [structures], capacity=capacity, out=tmp_path / "out.json")
     with pytest.raises(DivergenceError, match=r"structure 2 \(OH\), step 0: the model predicts"):
         relax_file(potential, structures, out, steps=1)
@@ -74,7 +78,9 @@ def test_forces_that_are_infinite_are_named(potential):
 def test_a_calculator_refuses_with_the_formula(potential):
     atoms = Atoms("OH2", [[0, 0, 0], [0, 0, 1], [0, 1, 0]])
     atoms.calc = BevatronCalculator(potential)
-    with pytest.raises(DivergenceError, match=r"OH2: the model predicts NaN or infinity \(.*energy"):
+    with pytest.raises(
+        DivergenceError, match=r"OH2: the model predicts NaN or infinity \(.*energy"
+    ):
         atoms.get_potential_energy()
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.8]], calculator=atoms.calc)
     assert np.isfinite(atoms.get_potential_energy())

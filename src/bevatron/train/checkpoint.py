@@ -3,8 +3,8 @@
 ``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
 ``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank and
 ``state.json``: progress, identity of the run, number of threads, length of metrics.jsonl and a
-checksum of each file and of itself. Nothing is pickled. A new checkpoint is complete on disk before an old one
-is removed.
+checksum of each file and of itself. Nothing is pickled. A new checkpoint is complete on disk before
+an old one is removed.
 """
 
 import json

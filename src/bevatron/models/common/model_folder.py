@@ -133,11 +133,11 @@ def load_model_folder(path: Path | str) -> ModelFolder:
 
 
 def misfit(error: RuntimeError) -> str:
-    """Shorten what torch says of a state dict that does not fit, which lists every key.
+    r"""Shorten what torch says of a state dict that does not fit, which lists every key.
 
     Examples
     --------
-    >>> misfit(RuntimeError('Error(s) for Net:\\n\\tMissing key(s): "a.weight", "b.weight", "c"'))
+    >>> misfit(RuntimeError('Error(s) for Net:\n\tMissing key(s): "a.weight", "b.weight", "c"'))
     'Missing key(s): "a.weight" and 2 more'
     """
     first, *others = str(error).splitlines()[-1].strip().rstrip(". ").split('", "')

@@ -58,8 +58,9 @@ class MaceTorchConfig:
     distance_transform: Literal["None", "Agnesi", "AgnesiTransform"] = "None"
     radial_type: Literal["bessel"] = "bessel"
     readout_cls: Literal["NonLinearReadoutBlock", "LinearReadoutBlock"] = "NonLinearReadoutBlock"
-    edge_irreps: Literal[None] = None
-    embedding_specs: Literal[None] = None
+    # So that a message says "expected one of None".
+    edge_irreps: Literal[None] = None  # noqa: PYI061
+    embedding_specs: Literal[None] = None  # noqa: PYI061
     use_so3: Literal[False] = False
     use_edge_irreps_first: Literal[False] = False
     use_agnostic_product: Literal[False] = False
@@ -107,8 +108,8 @@ def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Mace
     readout = _irreps("MLP_irreps", given.MLP_irreps)
     if len(readout) != 1 or readout[0].l != 0:
         raise ConfigError(f"MLP_irreps: expected scalars such as 16x0e, got {readout}")
-    several = not isinstance(given.correlation, int)
-    correlations = set(given.correlation if several else (given.correlation,))
+    found = given.correlation
+    correlations = {found} if isinstance(found, int) else set(found)
     if len(correlations) != 1:
         raise ConfigError(f"correlation: expected the same for all layers, got {given.correlation}")
     return MaceConfig(

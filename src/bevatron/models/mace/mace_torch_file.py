@@ -97,7 +97,9 @@ def _check_archive(path: Path) -> None:
     except (BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError):
         raise CheckpointError(f"{path}: is truncated or damaged; copy it again") from None
     if bad is not None:
-        raise CheckpointError(f"{path}: is damaged ('{bad}' in it does not match its checksum); copy it again")
+        raise CheckpointError(
+            f"{path}: is damaged ('{bad}' in it does not match its checksum); copy it again"
+        )
 
 
 _OTHER_CONTENT = {

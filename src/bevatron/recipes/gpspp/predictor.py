@@ -338,7 +338,9 @@ def _check_finite(
     bad = np.argwhere(~np.isfinite(values[usable]))
     if len(bad):
         row, column = int(usable[bad[0, 0]]), int(bad[0, 1])
-        check_finite({names[column]: values[row, column : column + 1]}, lambda: dataset.describe(row))
+        check_finite(
+            {names[column]: values[row, column : column + 1]}, lambda: dataset.describe(row)
+        )
 
 
 def _smiles_and_reasons(dataset: Dataset) -> tuple[list[str], list[str]]:
