@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import xxhash
+
 from bevatron.errors import BevatronError
 
 if TYPE_CHECKING:
@@ -161,6 +163,17 @@ def write_json_atomically(
     """Write plain values as indented JSON with `atomic_write`; NaN and infinity are refused."""
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
     write_text_atomically(path, text + "\n", error)
+
+
+def checksum(data: bytes) -> str:
+    """Return the xxh3_64 of a file's bytes in hexadecimal, as stores, checkpoints and models have.
+
+    Examples
+    --------
+    >>> checksum(b"abc")
+    '78af5f94892f3950'
+    """
+    return xxhash.xxh3_64_hexdigest(data)
 
 
 def fsync_file(path: Path) -> None:

@@ -17,8 +17,8 @@ class TrainOptions:
     Attributes
     ----------
     resume
-        ``never``: the folder must not hold a run; ``auto``: resume one if it does; ``must``: it has
-        to hold one.
+        ``never``: the folder must not hold a run; ``auto``: resume one if it does, from its newest
+        intact checkpoint; ``must``: it has to hold one, whose newest checkpoint is intact.
     dry_run
         Print parameters, memory and steps, and exit.
     """

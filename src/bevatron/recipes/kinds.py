@@ -1,12 +1,11 @@
 """Finds the model in a folder and its kind, for commands that take any model."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from bevatron.errors import CheckpointError
-from bevatron.models.common.model_folder import MODEL_FILE
+from bevatron.models.common.model_folder import MODEL_FILE, read_description
 from bevatron.recipes.named_models import models_folder, named_model
 
 
@@ -21,8 +20,9 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     Raises
     ------
     CheckpointError
-        If the first argument is no option and no file or folder with a model has that name: which
-        options there are depends on the model, so the command would complain of one instead.
+        If that model.json is damaged; or if the first argument is no option and no file or folder
+        with a model has that name: which options there are depends on the model, so the command
+        would complain of one instead.
 
     Examples
     --------
@@ -32,8 +32,8 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     for argument in arguments:
         path = named_model(argument)
         for folder in (path, path / "best"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                return str(json.loads((folder / MODEL_FILE).read_text())["kind"])
+            if _is_file(folder / MODEL_FILE):
+                return str(read_description(folder / MODEL_FILE)["kind"])
     if arguments and not arguments[0].startswith("-"):
         if not Path(arguments[0]).exists():
             raise CheckpointError(
@@ -43,6 +43,13 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file; an argument may also be too long for a name or have a NUL in it."""
+    with suppress(OSError, ValueError):
+        return path.is_file()
+    return False
 
 
 def holds_model(path: Path) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from bevatron.config import load_yaml
 from bevatron.data.processes import own_cpus, start_fork_server
-from bevatron.errors import CheckpointError, ConfigError
+from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import SYSTEMS, recipe
+from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
@@ -70,8 +71,10 @@ def start(
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
     begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
-    if resume == "must" and not there:
-        raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
+    if resume == "must":
+        if not there:
+            raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
+        _check_newest(checkpoints)
     if resume == "never" and begun and not dry_run:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
@@ -88,6 +91,17 @@ def start(
     if ranks_from_environment(os.environ)[0] == 0:
         _print_what_next(result, run.model_options)
     return result.exit_code
+
+
+def _check_newest(checkpoints: Path) -> None:
+    """Refuse a damaged newest checkpoint, which ``auto`` would pass over."""
+    for path in list_checkpoints(checkpoints)[-1:]:
+        try:
+            read_intact(path)
+        except DamagedError as error:
+            raise DamagedError(
+                f"{error}; `--resume auto` goes on from the newest intact checkpoint"
+            ) from None
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:

@@ -87,6 +87,8 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         if mesh.is_main:
             folder.write_config(run)
         if checkpoint is not None:
+            for reason in folder.passed_over:
+                console.say(f"{reason}; going on from {checkpoint.path.name}, which is intact")
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, logger, mesh)

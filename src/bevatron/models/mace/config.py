@@ -1,6 +1,7 @@
 """Hyper-parameters of MACE, frozen and checked, and the published ones by name."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -198,9 +199,9 @@ class MaceConfig:
 
     def _check_ranges(self) -> None:
         check_ranges(self, _RANGES)
-        if self.r_max <= 0:
+        if not 0 < self.r_max < math.inf:
             raise ConfigError(f"r_max: expected a length above 0 Å, got {self.r_max}")
-        if self.avg_num_neighbors <= 0:
+        if not 0 < self.avg_num_neighbors < math.inf:
             raise ConfigError(
                 f"avg_num_neighbors: expected a number above 0, got {self.avg_num_neighbors}"
             )

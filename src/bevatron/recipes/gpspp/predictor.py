@@ -19,6 +19,7 @@ from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target, observe
 from bevatron.models.gpspp.features import Featurizer
 from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
@@ -161,7 +162,9 @@ class MoleculePredictor:
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
         # A given model is copied: moving it would change it for the caller.
         loaded = [
-            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given
+            # In this precision the mean and spread of the labels are exact.
+            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m, dtype)
+            for m in given
         ]
         self.models = [model.to(self.device, dtype).eval() for model in loaded]
         self.targets = self.models[0].config.targets
@@ -225,6 +228,7 @@ class MoleculePredictor:
                     graph[usable[indices]] = found["graph_embedding"].double().cpu().numpy()
                     if atoms:
                         nodes.append(found["node_embedding"].double().cpu().numpy())
+            _check_finite(dataset, usable, graph, ["embedding"] * width)
             offsets = np.concatenate([[0], np.cumsum(sizes["atoms"])])
             every = np.concatenate(nodes) if nodes else np.zeros((0, width))
             return Embeddings(
@@ -288,6 +292,8 @@ class MoleculePredictor:
                     "atoms)"
                 ) from error
             every[usable] = np.concatenate(parts)
+            names = [target.name for target in self.targets for _ in range(target.width)]
+            _check_finite(dataset, usable, every, names)
         columns = np.split(every, np.cumsum(widths)[:-1], axis=1)
         return [c if c.shape[1] > 1 else c[:, 0] for c in columns]
 
@@ -323,6 +329,18 @@ class Samples:
 
 def _reader(molecules: Sequence[Any]) -> MoleculeReader:
     return molecules_in_memory(["" if molecule is None else molecule for molecule in molecules])
+
+
+def _check_finite(
+    dataset: Dataset, usable: IntArray, values: FloatArray, names: Sequence[str]
+) -> None:
+    """Refuse predictions [n, W] that are not finite, naming row and target."""
+    bad = np.argwhere(~np.isfinite(values[usable]))
+    if len(bad):
+        row, column = int(usable[bad[0, 0]]), int(bad[0, 1])
+        check_finite(
+            {names[column]: values[row, column : column + 1]}, lambda: dataset.describe(row)
+        )
 
 
 def _smiles_and_reasons(dataset: Dataset) -> tuple[list[str], list[str]]:

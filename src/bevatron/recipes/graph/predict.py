@@ -19,6 +19,7 @@ from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.graph.data import sample_of
 from bevatron.recipes.graph.run import READ_FILE
 from bevatron.recipes.kinds import newest_model
@@ -158,6 +159,8 @@ def run_model(
         If features or classes are not those of the model.
     OutOfMemoryError
         If the graph does not fit on the device.
+    DivergenceError
+        If a prediction is not finite.
     """
     module: Any = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
     config = module.config
@@ -185,6 +188,13 @@ def run_model(
             f"{place} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
             f"{graph.num_edges:,} edges; use float32 or several GPUs"
         ) from error
+    probabilities = outputs["probabilities"].double().cpu().numpy()
+    bad = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+    if len(bad):
+        vertex = int(bad[0]) if graph.ids is None else int(graph.ids[bad[0]])
+        check_finite(
+            {"probability": probabilities[bad[0]]}, lambda: f"{graph.name}, vertex {vertex}"
+        )
     return task, moved, outputs
 
 

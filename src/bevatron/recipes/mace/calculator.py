@@ -22,6 +22,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
 
 Model = torch.nn.Module | Path | str
@@ -56,7 +57,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     ------
     BevatronError
         If there is no such model, dtype, head or device; on evaluation, if the model does not know
-        an element.
+        an element or its prediction is not finite.
 
     Notes
     -----
@@ -125,7 +126,9 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         sample["edges"], sample["edge_shifts"] = self.neighbours[potential.cutoff].edges(
             sample["positions"], sample["cell"], sample["pbc"]
         )
-        return next(potential.evaluate([sample], compute))
+        results = next(potential.evaluate([sample], compute))
+        check_finite(results, lambda: str(self.atoms.symbols))
+        return results
 
 
 def _summarise(results: list[Results]) -> dict[str, Any]:

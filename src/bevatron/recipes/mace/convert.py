@@ -16,6 +16,7 @@ from bevatron.models.mace import (
     save_model,
     to_mace_torch,
 )
+from bevatron.models.mace.mace_torch_file import refuse_other_content
 from bevatron.recipes.mace.potential import trained_model
 
 
@@ -51,11 +52,17 @@ def from_mace_torch_file(
             f"{file}: a state dict has no configuration; give mace-torch's "
             "configuration with --config FILE.json (or --trust, if it is a pickled model)"
         )
+    refuse_other_content(file)
     if config is None:
         model = load_mace_torch_file(file, trust=trust)
     else:
         given, state = _read_config(config), _read_state_dict(file)
-        model = from_mace_torch(state, given)
+        try:
+            model = from_mace_torch(state, given)
+        except CheckpointError as error:
+            raise CheckpointError(f"{file}: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{config}: {error}") from None
     save_model(model, out)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

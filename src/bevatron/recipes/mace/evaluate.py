@@ -13,11 +13,13 @@ import torch
 
 from bevatron.data.dataset import Concatenated, Dataset
 from bevatron.data.readers import LabelOptions
+from bevatron.data.samples import StructureBatch
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.data import batch_sizes, open_structures
 from bevatron.recipes.mace.potential import Potential, head_of_unnamed, trained_model
 from bevatron.train.evaluate import predict
@@ -162,6 +164,7 @@ def evaluate_dataset(
     parts: dict[str, list[np.ndarray]] = {}
     head_index: list[int] = []
     for batch, outputs in batches:
+        _check_finite(batch, outputs, dataset)
         for name, values in per_structure_errors(batch, outputs).items():
             rows.setdefault(name, []).append(values.cpu())
         head_index += batch.head.tolist()
@@ -188,6 +191,20 @@ def evaluate_dataset(
     )
     joined = {name: torch.cat(values) for name, values in rows.items()}
     return summarise(joined, predictions, name_head=len(heads) > 1)
+
+
+def _check_finite(
+    batch: StructureBatch, outputs: Mapping[str, torch.Tensor], dataset: Dataset
+) -> None:
+    """Refuse what is not finite, naming the structure."""
+    names = [name for name in ("energy", "forces", "stress") if name in outputs]
+    if all(bool(outputs[name].isfinite().all()) for name in names):
+        return
+    first = batch.graph_ptr.tolist()
+    for g, index in enumerate(batch.sample_indices):
+        rows = {"forces": slice(first[g], first[g + 1])}
+        own = {name: outputs[name][rows.get(name, slice(g, g + 1))].cpu().numpy() for name in names}
+        check_finite(own, lambda index=index: dataset.describe(int(index)))  # type: ignore[misc]
 
 
 def summarise(

@@ -16,6 +16,7 @@ from bevatron.data.readers.ase_files import is_pickle
 from bevatron.data.readers.labels import COMMON_NAMES
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import DataError, TrustError
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
 from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
@@ -254,7 +255,10 @@ def _evaluate(
     compute = ["energy", "forces", "node_energy"]
     if any(atoms.cell.rank == 3 for _, atoms in chunk):
         compute.append("stress")
-    return list(potential.evaluate(samples, compute, capacity))
+    results = list(potential.evaluate(samples, compute, capacity))
+    for (number, _), found in zip(chunk, results, strict=True):
+        check_finite(found, lambda number=number: f"{source}, frame {number}")  # type: ignore[misc]
+    return results
 
 
 def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:

@@ -19,6 +19,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError, DataError
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
 from bevatron.typing import BoolArray, FloatArray, IntArray
 
@@ -96,6 +97,8 @@ def relax(
     ------
     DataError
         If the model does not know an element, or there is no cell to relax.
+    DivergenceError
+        If a prediction is not finite.
 
     Examples
     --------
@@ -121,6 +124,7 @@ def relax(
         for path, result in zip(
             active, potential.evaluate(samples, compute, max_atoms), strict=True
         ):
+            check_finite(result, lambda path=path: _named(paths, path))  # type: ignore[misc]
             path.take(result)
         active = [path for path in active if path.fmax >= fmax]
         if progress is not None:
@@ -136,6 +140,10 @@ def relax(
         energies=np.array([path.energy for path in paths], dtype=np.float64),
         fmax=np.array([path.fmax for path in paths], dtype=np.float64),
     )
+
+
+def _named(paths: "Sequence[_Path]", path: "_Path") -> str:
+    return f"structure {paths.index(path)} ({path.atoms.symbols}), step {path.num_steps}"
 
 
 class Fire:
