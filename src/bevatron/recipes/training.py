@@ -1,5 +1,6 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     Raises
     ------
     ConfigError
-        For an unknown recipe or key.
+        For an unknown recipe or key, and for a preset of which a file leaves nothing.
     """
     if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}
@@ -42,12 +43,19 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
-    if preset is not None:
-        values["preset"] = preset
     try:
-        return cls.from_values(values)
+        config = cls.from_values(values)
+        if preset is None or preset == config.preset:
+            return config
+        changed = cls.from_values({**values, "preset": preset})
     except ConfigError as error:
         raise ConfigError(str(error) if name in SYSTEMS else f"{name}: {error}") from None
+    if dataclasses.replace(changed, preset=config.preset) == config:
+        raise ConfigError(
+            f"--preset {preset}: changes nothing, because {name} gives every key that it sets; "
+            "leave it out, or take those keys out of the file"
+        )
+    return changed
 
 
 def start(

@@ -354,9 +354,10 @@ class Trainer:
                 return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
+                name = self._monitor().removeprefix("-")
                 self.logger.console.say(
-                    f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
-                    f"cannot be the best ones; if this persists, lower optim.lr"
+                    f"epoch {number}: {name} is {value} in validation, so these weights cannot be "
+                    "the best ones; if this persists, lower optim.lr"
                 )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
@@ -396,10 +397,15 @@ class Trainer:
         return self.metrics
 
     def _monitor(self) -> str:
-        return (self.run.settings.train.monitor or self.run.monitor).removeprefix("-")
+        """Name the metric that decides in this epoch, with a minus where larger is better."""
+        run, start = self.run, self.run.settings.schedule.stage_two_start
+        later = start is not None and self.state.progress.epoch >= start
+        of_stage = run.stage_two_monitor if later else None
+        return run.settings.train.monitor or of_stage or run.monitor
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        wanted, name = self.run.settings.train.monitor or self.run.monitor, self._monitor()
+        wanted = self._monitor()
+        name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
                 f"train.monitor: '{name}' is no metric of this validation set "
