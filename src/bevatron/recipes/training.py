@@ -37,7 +37,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", next(iter(SYSTEMS))))
+    chosen = str(values.pop("recipe", None) or next(iter(SYSTEMS)))
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
@@ -71,6 +71,7 @@ def start(
         For errors of the user.
     """
     folder = Path(config.output)
+    refuse_file(folder)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
     begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
@@ -90,6 +91,21 @@ def start(
     if ranks_from_environment(os.environ)[0] == 0:
         _print_what_next(result)
     return result.exit_code
+
+
+def refuse_file(folder: Path) -> None:
+    """Refuse a run's folder that is a file, or is inside one.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file.
+    """
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"--output {folder}: {path} is a file; name a folder for the run, a new one"
+            )
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:

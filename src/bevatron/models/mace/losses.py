@@ -95,9 +95,10 @@ class LossConfig:
     def __post_init__(self) -> None:
         if self.stage_two is None:
             object.__setattr__(self, "stage_two", StageTwo())
-        for where, weights in (("", self.weights(0)), ("stage_two.", self._second_weights())):
-            if where and self.stage_two_start is None:
-                continue
+        stages = {"loss.": self.weights(0)}
+        if self.stage_two_start is not None:
+            stages["loss.stage_two."] = self._second_weights()
+        for where, weights in stages.items():
             for name, weight in weights.items():
                 if weight < 0:
                     raise ConfigError(f"{where}{name}_weight: expected 0 or more, got {weight}")
@@ -112,7 +113,7 @@ class LossConfig:
             if weights["stress"] and self.kind == "l1l2":
                 raise ConfigError(f"{where}stress_weight: loss 'l1l2' has energies and forces only")
         if self.huber_delta <= 0:
-            raise ConfigError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
+            raise ConfigError(f"loss.huber_delta: expected a number above 0, got {self.huber_delta}")
 
     @property
     def stage_two_start(self) -> int | None:
