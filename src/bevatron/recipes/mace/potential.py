@@ -17,7 +17,7 @@ import torch
 
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.mace import MACE, load_model
+from bevatron.models.mace import MACE, hessian, load_model
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -28,7 +28,7 @@ log = logging.getLogger("bevatron.inference")
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
-PER_ATOM = ("forces", "node_energy", "descriptors")
+PER_ATOM = ("forces", "node_energy", "descriptors", "features")
 ROWS = dict.fromkeys(PER_ATOM, "atoms")
 """Outputs whose rows run along the atoms of a batch."""
 PER_STRUCTURE = ("energy", "stress", "virials")
@@ -125,7 +125,7 @@ class Potential:
         samples
             With `bevatron.data.samples.STRUCTURE_FIELDS`, edges of this model's cutoff included.
         compute
-            Any of energy, forces, stress, virials, node_energy, descriptors.
+            Any of `bevatron.models.mace.model.OUTPUTS`.
         max_atoms
             Maximum number of atoms per batch; a larger structure is a batch of its own.
 
@@ -142,6 +142,25 @@ class Potential:
                 yield from _results(*launched.popleft())
         for last in launched:
             yield from _results(*last)
+
+    def hessian(self, sample: Arrays) -> npt.NDArray[np.float64]:
+        """Compute the second derivatives of a structure's energy by its positions.
+
+        Exact, by automatic differentiation; one backward pass for each of the 3N forces.
+
+        Returns
+        -------
+        [N, 3, N, 3], eV/Å^2.
+        """
+        batch = collate_structures([sample], np.arange(1), [1.0])
+        try:
+            second = hessian(self.model, batch.to(self.device, self.dtype))
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device ran out of memory at the Hessian of {batch.num_atoms} atoms with "
+                f"{batch.num_edges} edges; take float32, a larger GPU or the CPU"
+            ) from error
+        return second.to("cpu", torch.float64).numpy()
 
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
         """Return a function that gives the outputs: of a replayed graph or of the model itself."""
