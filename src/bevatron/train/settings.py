@@ -361,7 +361,8 @@ class TrainConfig:
     evaluate_every
         Epochs between validations; the last epoch is always validated.
     threads
-        CPU threads of torch; None = as torch finds it, or as the checkpoint says.
+        CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
+        nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
     explode_factor
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.

@@ -18,6 +18,7 @@ import torch
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.mace import MACE, hessian, load_model
+from bevatron.parallel.threads import few_threads
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -154,7 +155,8 @@ class Potential:
         """
         batch = collate_structures([sample], np.arange(1), [1.0])
         try:
-            second = hessian(self.model, batch.to(self.device, self.dtype))
+            with few_threads(batch.num_atoms, self.device):
+                second = hessian(self.model, batch.to(self.device, self.dtype))
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device ran out of memory at the Hessian of {batch.num_atoms} atoms with "
@@ -173,7 +175,13 @@ class Potential:
                 why = f"{batch.num_atoms} atoms with {batch.num_edges} edges take too much memory"
             self._captured = None
             self._refuse(why)
-        return lambda: self.model(batch.to(self.device, self.dtype), compute=compute)
+
+        def outputs() -> Outputs:
+            with few_threads(batch.num_atoms, self.device):
+                found: Outputs = self.model(batch.to(self.device, self.dtype), compute=compute)
+                return found
+
+        return outputs
 
     def _capturing(self) -> CapturedInference | None:
         why = obstacle(self.device)
