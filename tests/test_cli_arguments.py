@@ -103,12 +103,11 @@ MISTAKES = {
     ),
     "one of several types": (
         ["train", "mace", "--data.e0", "fitted"],
-        "--data.e0: expected auto or least_squares or isolated or pairs of a name and a number, "
-        "got 'fitted'",
+        "expected auto or least_squares or isolated or pairs of a name and a number, got 'fitted'",
     ),
     "number or word": (
         ["train", "mace", "--batch.capacity", "atoms", "many"],
-        "expected a whole number or pairs of a name and a whole number or auto, got 'atoms', 'many'",
+        "expected a whole number or pairs of a name and a whole number or auto, got 'atoms'",
     ),
     "pair": (["train", "mace", "--optim.betas", "1"], "--optim.betas: expected 2 values"),
     "pair of numbers": (["train", "mace", "--optim.betas", "a", "b"], "numbers, got 'a', 'b'"),

@@ -92,7 +92,7 @@ def test_missing_key_is_named():
         ("- 1\n", "expected keys and values"),
         ("a: {{ name }}\n", r"line 1: .*has a template such as \{\{ name \}\} not been filled in"),
         ("a:\n- [{{ name }}]\n", "line 2: .*has a template"),
-        ("? [a, b]\n: 5\n", "line 1: .*a key must be plain text"),
+        ("? [a, b]\n: 5\n", "line 1: .*expected a plain key"),
     ],
 )
 def test_broken_yaml_names_file_and_line(tmp_path, text, message):

@@ -182,7 +182,9 @@ _WORDING = (
     ),
     (
         r"^.*?Missing value for argument '(.*)'\. Expected (\d+) values",
-        lambda found: f"{found[1]}: expected {'a value' if found[2] == '1' else found[2] + ' values'}",
+        lambda found: (
+            f"{found[1]}: expected {'a value' if found[2] == '1' else found[2] + ' values'}"
+        ),
     ),
 )
 """Pattern in tyro's message -> our wording."""

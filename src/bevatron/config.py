@@ -147,7 +147,7 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None,
                     None,
-                    "a key must be plain text; has a template such as {{ name }} not been filled in?",
+                    "expected a plain key; has a template such as {{ name }} not been filled in?",
                     key_node.start_mark,
                 )
             if key in seen:
@@ -216,7 +216,7 @@ def _convert_union(hints: Sequence[Any], value: Any, where: str) -> Any:
         try:
             return _convert(hint, value, where)
         except ConfigError as error:
-            if isinstance(value, Mapping) and typing.get_origin(hint) is dict:
+            if isinstance(value, Mapping) and getattr(hint, "__origin__", None) is dict:
                 raise  # it names the key inside that is wrong
             problems.append(error)
     if len(problems) == 1:

@@ -1,4 +1,4 @@
-"""The second stage of training: loss, learning rate, best epoch; on the command line and resumed."""
+"""Stage two of training: loss, learning rate and best epoch, on the command line and resumed."""
 
 import gzip
 import json
@@ -18,9 +18,10 @@ from bevatron.train.loop import fit
 
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"
 TINY = (
-    "--preset small --model.num-channels 4 --model.l-max 1 --model.max-L 0 --model.correlation 1 "
-    "--model.r-max 3.0 --train.device cpu --no-report --data.prepare-workers 1"
-).split()
+    *("--preset", "small", "--model.num-channels", "4", "--model.l-max", "1"),
+    *("--model.max-L", "0", "--model.correlation", "1", "--model.r-max", "3.0"),
+    *("--train.device", "cpu", "--no-report", "--data.prepare-workers", "1"),
+)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_its_epoch_alone_changes_loss_and_rate(train, tmp_path, capsys):
     assert after["terms"]["forces"] == pytest.approx(before["terms"]["forces"], rel=1e-5)
     assert (before["lr"], after["lr"]) == (1e-9, 1e-10)
     printed = capsys.readouterr().out
-    assert "begins with epoch 3: weights of the loss energy 1000, forces 100" in printed
+    assert "begins with epoch 3: loss weights energy 1000, forces 100" in printed
     model = json.loads((tmp_path / "run" / "best" / "best.json").read_text())
     assert model["value"] == model["metrics"]["energy_per_atom_rmse"]
 

@@ -37,8 +37,8 @@ def cpu_quota(root: Path = Path("/")) -> float:
         # In a container the path may be that of the host while its own group is mounted on top.
         base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         group = base / path.lstrip("/")
-        for folder in {base, group, *(p for p in group.parents if p.is_relative_to(base))}:
-            quotas.append(_quota_of(folder))
+        folders = {base, group, *(p for p in group.parents if p.is_relative_to(base))}
+        quotas += [_quota_of(folder) for folder in folders]
     return min(quotas)
 
 

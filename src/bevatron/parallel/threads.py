@@ -1,13 +1,14 @@
 """CPU threads of torch: few for small batches, none for which there is no core.
 
-Threads of OpenMP wait for each other in loops that keep their cores busy. Where other processes need
-the cores too, two threads can be twenty times slower than one; a small batch gains nothing from
-several anyway. Whoever sets OMP_NUM_THREADS or MKL_NUM_THREADS gets that number everywhere.
+Threads of OpenMP wait for each other in loops that keep their cores busy. Where other processes
+need the cores too, two threads can be twenty times slower than one; a small batch gains nothing
+from several anyway. Whoever sets OMP_NUM_THREADS or MKL_NUM_THREADS gets that number everywhere.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -44,8 +45,7 @@ def threads_for(nodes: int, *, idle: bool = False) -> int:
 def idle_cpus() -> int:
     """Count the CPUs of the machine on which nothing runs but this process; at least 1."""
     try:
-        with open("/proc/loadavg", encoding="ascii") as file:
-            running = int(file.read().split()[3].partition("/")[0])
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
         return os.cpu_count() or 1
     return max((os.cpu_count() or 1) - (running - 1), 1)

@@ -237,11 +237,11 @@ def test_labels_of_events_hide_neither_each_other_nor_the_curves(name, logarithm
     assert boxes
     inside = ax.get_window_extent()
     drawn = ax.lines[0].get_window_extent()
-    for number, box in enumerate(boxes):
+    for place, box in enumerate(boxes):
         assert inside.x0 - 1 <= box.x0
         assert box.x1 <= inside.x1 + 1
         assert not box.overlaps(drawn)
-        assert not any(box.overlaps(other) for other in boxes[:number])
+        assert not any(box.overlaps(other) for other in boxes[:place])
 
 
 def test_ticks_of_small_numbers_do_not_crowd():

@@ -56,8 +56,10 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
 def edge_lengths(sample: Arrays) -> FloatArray:
     """Return the distances between neighbours of a structure, [E] Å."""
     senders, receivers = sample["edges"][:, 0], sample["edges"][:, 1]
-    positions, shifts = sample["positions"], sample["edge_shifts"] @ sample["cell"]
-    lengths: FloatArray = np.linalg.norm(positions[receivers] - positions[senders] + shifts, axis=1)
+    positions = np.asarray(sample["positions"], dtype=np.float64)
+    shifts = np.asarray(sample["edge_shifts"], dtype=np.float64)
+    moved = shifts @ np.asarray(sample["cell"], dtype=np.float64)
+    lengths: FloatArray = np.linalg.norm(positions[receivers] - positions[senders] + moved, axis=1)
     return lengths
 
 

@@ -113,7 +113,9 @@ class LossConfig:
             if weights["stress"] and self.kind == "l1l2":
                 raise ConfigError(f"{where}stress_weight: loss 'l1l2' has energies and forces only")
         if self.huber_delta <= 0:
-            raise ConfigError(f"loss.huber_delta: expected a number above 0, got {self.huber_delta}")
+            raise ConfigError(
+                f"loss.huber_delta: expected a number above 0, got {self.huber_delta}"
+            )
 
     @property
     def stage_two_start(self) -> int | None:

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ class Potential:
         batch = collate_structures([sample], np.arange(1), [1.0])
         try:
             with few_threads(batch.num_atoms, self.device):
-                second = hessian(self.model, batch.to(self.device, self.dtype))
+                second = hessian(cast("MACE", self.model), batch.to(self.device, self.dtype))
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the device ran out of memory at the Hessian of {batch.num_atoms} atoms with "

@@ -113,8 +113,8 @@ def constant_shifts(values: Predictions) -> list[str]:
                 f"The energy error{of_head} is mostly one constant shift of {own.mean():+.3g} "
                 f"meV/atom: without it the RMSE is {rest:.3g} instead of {rmse:.3g} meV/atom. A "
                 "shift changes neither forces nor differences between structures of one "
-                "composition. Its cause is another energy reference, E0 that do not fit these data, "
-                "or training that has not converged."
+                "composition. Its cause is another energy reference, E0 that do not fit these "
+                "data, or training that has not converged."
             )
     return sentences
 

@@ -359,26 +359,28 @@ def _stage_two_monitor(config: MaceRun, data: StructureData) -> str:
 
 
 def _stage_two_notes(config: MaceRun) -> list[str]:
-    """Say when the second stage begins and with what; warn of one that does nothing good."""
+    """Say when stage two begins and with what; warn if it never does or has the larger rate."""
     loss, schedule, start = config.staged_loss, config.schedule, config.staged_loss.stage_two_start
     if start is None:
         return []
     if start >= config.train.epochs:
-        return [
-            f"warning: the second stage begins with epoch {start + 1}, but train.epochs is "
+        line = (
+            f"warning: stage two begins with epoch {start + 1}, but train.epochs is "
             f"{config.train.epochs}: it is never reached"
-        ]
-    weights = ", ".join(f"{term} {weight:g}" for term, weight in loss.weights(start).items())
-    notes = [
-        f"the second stage begins with epoch {start + 1}: weights of the loss {weights}; learning "
-        f"rate {schedule.stage_two_lr:g}"
-    ]
-    if schedule.stage_two_lr > config.optim.lr:
-        notes.append(
-            f"warning: schedule.stage_two_lr is {schedule.stage_two_lr:g}, above optim.lr "
-            f"({config.optim.lr:g}): the second stage is meant to be the gentler one"
         )
-    return notes
+        return [line]
+    weights = ", ".join(f"{term} {weight:g}" for term, weight in loss.weights(start).items())
+    line = (
+        f"stage two begins with epoch {start + 1}: loss weights {weights}; learning rate "
+        f"{schedule.stage_two_lr:g}"
+    )
+    if schedule.stage_two_lr <= config.optim.lr:
+        return [line]
+    warning = (
+        f"warning: schedule.stage_two_lr is {schedule.stage_two_lr:g}, above optim.lr "
+        f"({config.optim.lr:g}): stage two is meant to have the smaller learning rate"
+    )
+    return [line, warning]
 
 
 def _loss_identity(loss: LossConfig) -> dict[str, Any]:

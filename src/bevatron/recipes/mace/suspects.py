@@ -54,10 +54,11 @@ def _close_atoms(store: Store) -> list[str]:
     ]
     if not found:
         return []
-    return [
+    warning = (
         f"warning: atoms closer than {CLOSE} Å in {_number(len(found), named)}; their energies and "
-        "forces outweigh all others: leave such structures out unless they are meant"
-    ]
+        "forces outweigh all others: leave such structures out unless they are intended"
+    )
+    return [warning]
 
 
 def _far_energies(store: Store) -> list[str]:
@@ -70,9 +71,7 @@ def _far_energies(store: Store) -> list[str]:
     return lines
 
 
-def _far_of_head(
-    store: Store, counts: Array, energy: FloatArray, indices: IntArray
-) -> list[str]:
+def _far_of_head(store: Store, counts: Array, energy: FloatArray, indices: IntArray) -> list[str]:
     """Find them among structures of one head."""
     present = counts.any(axis=0)
     if len(energy) < 2 * present.sum() + 8:
@@ -91,11 +90,12 @@ def _far_of_head(
         f"{store.describe(int(indices[i]))}: {energy[i]:.6g} eV, {deviation[i]:.3g} eV/atom off"
         for i in far[:NAMED]
     ]
-    return [
+    warning = (
         f"warning: energies far from the others in {_number(len(far), named)}; the others lie "
         f"within {usual:.2g} eV/atom of what their elements predict: look at these, and leave out "
         "what has gone wrong or has another unit or reference"
-    ]
+    )
+    return [warning]
 
 
 def robust_residuals(shares: FloatArray, per_atom: FloatArray) -> tuple[FloatArray, BoolArray]:
@@ -119,13 +119,14 @@ def robust_residuals(shares: FloatArray, per_atom: FloatArray) -> tuple[FloatArr
     order = np.random.default_rng(0).permutation(len(per_atom))[:FITTED]
     x, y = shares[order], per_atom[order]
     root = np.ones(len(y))
-    energies = np.zeros(shares.shape[1])
+    energies: FloatArray = np.zeros(shares.shape[1])
     for _ in range(30):
-        energies = np.linalg.lstsq(x * root[:, None], y * root, rcond=None)[0]
+        energies = np.asarray(np.linalg.lstsq(x * root[:, None], y * root, rcond=None)[0])
         left = np.abs(y - x @ energies)
         root = 1 / np.sqrt(np.maximum(left, max(float(np.median(left)), 1e-9)))
-    fitted = x.any(axis=0)
-    return per_atom - shares @ energies, ~shares[:, ~fitted].any(axis=1)
+    unseen = np.asarray(shares[:, ~x.any(axis=0)])
+    known: BoolArray = np.asarray(~unseen.any(axis=1))
+    return per_atom - shares @ energies, known
 
 
 def _compositions(store: Store) -> tuple[Array, FloatArray, IntArray]:
