@@ -130,6 +130,20 @@ def test_yaml_is_read_and_changed_by_options(structures, tmp_path):
     assert max(line["epoch"] for line in metrics(tmp_path / "run") if line["kind"] == "step") == 1
 
 
+def test_the_last_of_several_presets_counts_and_is_recorded(structures, tmp_path, refused):
+    given = ["--data", str(structures), *TINY[2:]]
+    for last, first, width in (("small", "default", 32), ("default", "small", 64)):
+        folder = tmp_path / last
+        presets = ["--preset", first, f"--preset={last}"]
+        assert main(["train", "mace", "--output", str(folder), *presets, *given]) == 0
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["preset"] == last
+        assert config["model"]["radial_mlp"] == [width] * 3
+    # All of a run's own configuration is written out: another preset would change nothing.
+    said = refused("train", folder / "config.yaml", "--preset", "small", "--dry-run")
+    assert "--preset small: changes nothing" in said
+
+
 def test_data_sets_with_heads_of_their_own_are_read_from_yaml(structures, frames, tmp_path):
     other = tmp_path / "other.xyz"
     other.write_text("".join(frames[:6]))

@@ -148,6 +148,8 @@ def one_sentence(
 
 def run() -> None:
     """Run the command of this process and exit."""
+    # Threads of OpenMP that wait sleep: spinning, they take the cores from processes beside them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     if "torch.distributed" in sys.modules:
         from bevatron.parallel.mesh import ranks_from_environment

@@ -1,5 +1,6 @@
 """Number of worker processes, and starting them without importing the user's script."""
 
+import math
 import os
 import signal
 import sys
@@ -7,13 +8,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 
 def usable_cpus() -> int:
-    """Count the CPUs that this process may use."""
+    """Count the CPUs that this process may use: of its affinity, within the quota of its cgroup."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cpus if quota >= cpus else max(math.ceil(quota), 1)
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return how many CPUs' time the cgroups of this process allow; infinity without a limit.
+
+    Parameters
+    ----------
+    root
+        Of the file system, for tests.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return math.inf
+    quotas = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be that of the host while its own group is mounted on top.
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = base / path.lstrip("/")
+        folders = {base, group, *(p for p in group.parents if p.is_relative_to(base))}
+        quotas += [_quota_of(folder) for folder in folders]
+    return min(quotas)
+
+
+def _quota_of(folder: Path) -> float:
+    """Read the quota of one cgroup, version 2 or 1."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
 
 
 def own_cpus() -> int:

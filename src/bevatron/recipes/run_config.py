@@ -82,7 +82,9 @@ class RunConfig:
         ConfigError
             For an unknown key, preset or value.
         """
-        name = values.get("preset", cls.__dataclass_fields__["preset"].default)
+        name = values.get("preset")
+        if name is None:
+            name = cls.__dataclass_fields__["preset"].default
         preset = cls.preset_values(None if name is None else str(name))
         return from_dict(cls, merged(merged(cls._own_defaults(), preset), values))
 

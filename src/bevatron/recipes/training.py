@@ -1,5 +1,6 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     Raises
     ------
     ConfigError
-        For an unknown recipe or key.
+        For an unknown recipe or key, and for a preset of which a file leaves nothing.
     """
     if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}
@@ -41,18 +42,25 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", next(iter(SYSTEMS))))
+    chosen = str(values.pop("recipe", None) or next(iter(SYSTEMS)))
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
-    if preset is not None:
-        values["preset"] = preset
     try:
-        return cls.from_values(values)
+        config = cls.from_values(values)
+        if preset is None or preset == config.preset:
+            return config
+        changed = cls.from_values({**values, "preset": preset})
     except ConfigError as error:
         raise ConfigError(str(error) if name in SYSTEMS else f"{name}: {error}") from None
+    if dataclasses.replace(changed, preset=config.preset) == config:
+        raise ConfigError(
+            f"--preset {preset}: changes nothing, because {name} gives every key that it sets; "
+            "leave it out, or take those keys out of the file"
+        )
+    return changed
 
 
 def start(
@@ -68,6 +76,7 @@ def start(
         For errors of the user.
     """
     folder = Path(config.output)
+    refuse_file(folder)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
     begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
@@ -102,6 +111,21 @@ def _check_newest(checkpoints: Path) -> None:
             raise DamagedError(
                 f"{error}; `--resume auto` goes on from the newest intact checkpoint"
             ) from None
+
+
+def refuse_file(folder: Path) -> None:
+    """Refuse a run's folder that is a file, or is inside one.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file.
+    """
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"--output {folder}: {path} is a file; name a folder for the run, a new one"
+            )
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:

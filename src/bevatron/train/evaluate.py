@@ -13,6 +13,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.data.loader import LoadedBatch, Loader
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
+from bevatron.parallel.threads import few_threads
 from bevatron.task import Collate, Task
 from bevatron.train.epochs import IndexedBatch, pack_samples
 from bevatron.train.settings import BatchConfig, LoaderConfig
@@ -132,7 +133,9 @@ def predict(
     with in_eval_mode(model), made as loaded_batches:
         for loaded in loaded_batches:
             moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
-            yield moved, task.predict(model, moved)
+            with few_threads(max(loaded.batch.sizes.values(), default=0), mesh.device):
+                outputs = task.predict(model, moved)
+            yield moved, outputs
 
 
 def ordered_batches(

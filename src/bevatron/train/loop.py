@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from bevatron.data.loader import Loader
+from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, OutOfMemoryError
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.parallel.threads import threads_for
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
@@ -76,7 +78,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         if mesh.is_main:
             stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
-        threads = None if checkpoint is None else checkpoint.record.threads
+        threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
@@ -92,9 +94,25 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, logger, mesh)
+        if mesh.device.type == "cpu":
+            console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
         stack.callback(made.close)
         return made.walk()
+
+
+def _threads(run: Run, mesh: Mesh) -> int | None:
+    """Choose the threads of a new run on the CPU by the size of its batches."""
+    if mesh.device.type != "cpu" or not len(run.train):
+        return None
+    name, counts = next(iter(run.sizes.items()))
+    batch = run.settings.batch
+    most = int(counts.sum())
+    if batch.algorithm == "fixed_count":
+        most = round(batch.size * float(counts.mean()))
+    elif batch.capacity != "auto":
+        most = min(most, batch.capacities(run.sizes).get(name, most))
+    return threads_for(max(most, int(counts.max())))
 
 
 def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:
@@ -383,9 +401,10 @@ class Trainer:
                 return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
+                name = self._monitor().removeprefix("-")
                 self.logger.console.say(
-                    f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
-                    f"cannot be the best ones; if this persists, lower optim.lr"
+                    f"epoch {number}: {name} is {value} in validation, so these weights cannot be "
+                    "the best ones; if this persists, lower optim.lr"
                 )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
@@ -425,10 +444,15 @@ class Trainer:
         return self.metrics
 
     def _monitor(self) -> str:
-        return (self.run.settings.train.monitor or self.run.monitor).removeprefix("-")
+        """Name the metric that decides in this epoch, with a minus where larger is better."""
+        run, start = self.run, self.run.settings.schedule.stage_two_start
+        later = start is not None and self.state.progress.epoch >= start
+        of_stage = run.stage_two_monitor if later else None
+        return run.settings.train.monitor or of_stage or run.monitor
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        wanted, name = self.run.settings.train.monitor or self.run.monitor, self._monitor()
+        wanted = self._monitor()
+        name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
                 f"train.monitor: '{name}' is no metric of this validation set "

@@ -60,7 +60,7 @@ def arithmetic(config: TrainConfig, threads: int | None) -> Iterator[None]:
     config
         ``threads`` is used if set.
     threads
-        Else this many, the number from a checkpoint; None = as torch finds it.
+        Else this many, from a checkpoint or chosen for a new run; None = as torch finds it.
     """
     before = (
         torch.get_num_threads(),

@@ -141,6 +141,8 @@ class Run:
         others.
     monitor
         Validation metric that decides what is best; `TrainConfig.monitor` overrides it.
+    stage_two_monitor
+        The same from the second stage on; None = as before it.
     resume
         Resume from the newest checkpoint in ``folder``, if there is one.
     checkpoint
@@ -173,6 +175,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     monitor: str = "loss"
+    stage_two_monitor: str | None = None
     resume: bool = False
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights

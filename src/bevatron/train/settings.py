@@ -106,8 +106,10 @@ class ScheduleConfig:
         The learning rate changes from epoch to epoch only. With a warm-up in epochs the first
         epoch then has rate 0, as GPS++ was trained.
     stage_two_start
-        Epoch (from 0) at which the second stage begins: the loss changes its weights, the
-        learning rate becomes ``stage_two_lr`` and stays. None = no second stage.
+        Epoch (from 0) at which the second stage begins: the learning rate becomes ``stage_two_lr``
+        and stays, the best epoch and patience are counted anew, the average of the weights
+        (``optim.ema``) goes on. A loss with a second stage (MACE: ``loss.stage_two``, energies
+        times 1000) takes its weights. None = no second stage.
     stage_two_lr
         Learning rate of the second stage.
     """
@@ -361,7 +363,8 @@ class TrainConfig:
     evaluate_every
         Epochs between validations; the last epoch is always validated.
     threads
-        CPU threads of torch; None = as torch finds it, or as the checkpoint says.
+        CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
+        nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
     explode_factor
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.

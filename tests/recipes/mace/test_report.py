@@ -12,6 +12,7 @@ from bevatron.data.packing import pack
 from bevatron.models.common.metrics import error_rows
 from bevatron.recipes.mace.evaluate import Predictions, summarise
 from bevatron.recipes.mace.report import isolated_energies, write_report
+from bevatron.recipes.mace.report_errors import constant_shifts
 from bevatron.train.report.training import duration
 from bevatron.train.settings import BatchConfig
 
@@ -137,3 +138,59 @@ def test_isolated_energies_come_from_the_model():
             atomic_energies = ((-1.0, -2.0), (-3.0, -4.0))
 
     assert isolated_energies(Model()) == {"a": {1: -1.0, 8: -2.0}, "b": {1: -3.0, 8: -4.0}}
+
+
+def shifted(evaluation, error):
+    """The same structures twice, with these energy errors per atom, in eV."""
+    old = evaluation.predictions
+    energy = np.array([-10.0, -1.0, -20.0, -11.0] * 2)
+    count = np.tile(old.num_atoms, 2)
+    return replace(
+        old,
+        num_atoms=count,
+        energy=energy,
+        predicted_energy=energy + np.asarray(error) * count,
+        head=["default"] * 8,
+    )
+
+
+def test_energy_errors_that_are_one_constant_are_called_so(evaluation):
+    noise = 0.01 * np.array([1, -1] * 4)
+    (sentence,) = constant_shifts(shifted(evaluation, 0.25 + noise))
+    assert "one constant shift of +250 meV/atom" in sentence
+    assert "without it the RMSE is 10 instead of 250 meV/atom" in sentence
+    assert constant_shifts(shifted(evaluation, 0.01 + noise)) == []
+    assert constant_shifts(evaluation.predictions) == []  # three energies agree by chance
+
+
+def test_the_shift_of_one_head_is_that_head_s(folder, evaluation):
+    noise = 0.01 * np.array([1, -1] * 8)
+    one = shifted(evaluation, noise[:8])
+    values = replace(
+        one,
+        num_atoms=np.tile(one.num_atoms, 2),
+        energy=np.tile(one.energy, 2),
+        predicted_energy=np.concatenate(
+            [one.predicted_energy, one.predicted_energy - 3.0 * one.num_atoms]
+        ),
+        head=["a"] * 8 + ["b"] * 8,
+    )
+    (sentence,) = constant_shifts(values)
+    assert "The energy error of head 'b' is mostly one constant shift of -3e+03" in sentence
+
+
+def test_a_shift_is_in_the_page(folder, evaluation):
+    many = np.arange(4).repeat(3)
+    old = evaluation.predictions
+    values = replace(
+        old,
+        **{name: getattr(old, name)[many] for name in ("num_atoms", "num_edges", "stress",
+                                                       "predicted_stress")},
+        **{name: [getattr(old, name)[i] for i in many] for name in ("group", "file", "head")},
+        energy=np.full(12, -10.0),
+        predicted_energy=-10.0 + 0.5 * old.num_atoms[many],
+        forces=np.zeros((39, 3)), predicted_forces=np.zeros((39, 3)),
+        atomic_numbers=np.ones(39, dtype=np.int64),
+    )  # fmt: skip
+    page = write_report(folder, {"test": replace(evaluation, predictions=values)}).read_text()
+    assert "one constant shift of +500 meV/atom" in page

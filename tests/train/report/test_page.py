@@ -3,6 +3,7 @@
 import base64
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -215,3 +216,39 @@ def test_batch_balance_says_what_the_slowest_rank_costs():
 def test_figures_draw_without_warnings(draw, recwarn):
     assert draw().axes[0].get_xlabel()
     assert not recwarn.list
+
+
+EVENTS = {
+    "at one place": [(4, "stage two"), (4, "resumed"), (5, "resumed"), (5, "resumed")],
+    "side by side": [(k / 4 + 1, "resumed") for k in range(17)],
+    "at the right edge": [(5, "packed again after a resume")],
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("logarithmic", [True, False])
+def test_labels_of_events_hide_neither_each_other_nor_the_curves(name, logarithmic):
+    line = plots.Curve("", [1, 2, 3, 4, 5], [45.0, 44.3, 43.6, 44.9, 45.0])
+    panel = plots.Panel("Loss", "loss", [line], logarithmic=logarithmic)
+    figure = plots.curves([panel] * 3, events=EVENTS[name])
+    plots.png(figure)
+    ax = figure.axes[0]
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert boxes
+    inside = ax.get_window_extent()
+    drawn = ax.lines[0].get_window_extent()
+    for place, box in enumerate(boxes):
+        assert inside.x0 - 1 <= box.x0
+        assert box.x1 <= inside.x1 + 1
+        assert not box.overlaps(drawn)
+        assert not any(box.overlaps(other) for other in boxes[:place])
+
+
+def test_ticks_of_small_numbers_do_not_crowd():
+    values = np.linspace(-0.029, 0.0225, 30)
+    figure = plots.parity(values, values, "stress component", "eV/Å³")
+    plots.png(figure)
+    left = figure.axes[0]
+    boxes = [label.get_window_extent() for label in left.get_xticklabels() if label.get_text()]
+    gaps = [after.x0 - before.x1 for before, after in pairwise(boxes)]
+    assert min(gaps) > 0.4 * max(box.width for box in boxes)

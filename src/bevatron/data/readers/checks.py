@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bevatron.data.neighbours import MIN_DISTANCE, span_volume
+from bevatron.data.neighbours import MIN_DISTANCE, refuse_large_extent, span_volume
 from bevatron.data.readers.base import RawFrame
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray
@@ -34,6 +34,7 @@ def check_structure(frame: RawFrame) -> None:
         )
     if not np.isfinite(frame.cell).all():
         raise DataError("the cell holds NaN or infinity")
+    refuse_large_extent(frame.positions, frame.cell, frame.pbc)
     if frame.pbc.any() and not span_volume(frame.cell, frame.pbc):
         axes = " ".join("T" if axis else "F" for axis in frame.pbc)
         raise DataError(f"the cell has zero volume although pbc is '{axes}'")

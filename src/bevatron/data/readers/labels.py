@@ -17,12 +17,13 @@ under plain names. Two explicit names whose values differ, or a file where some 
 and others another, are refused: the user must choose.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bevatron.data.readers.base import Signature, Survey
-from bevatron.errors import DataError
+from bevatron.errors import ConfigError, DataError
 
 Quantity: TypeAlias = Literal["energy", "forces", "stress", "virials"]
 
@@ -66,7 +67,7 @@ class LabelOptions:
         Name of the text that puts a structure into a group for metrics ('IsolatedAtom' marks
         reference energies of single atoms).
     group_weights
-        Factor on the weight of all structures of a group.
+        Factor on the weight of all structures of a group, 0 or more.
     weight_key
         Name of the weight of a structure; 1 where absent.
     energy_weight_key
@@ -102,6 +103,14 @@ class LabelOptions:
     allow_unlabelled: bool = False
     allow_zero_labels: bool = False
     trust: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse weights that would reward errors."""
+        for group, weight in self.group_weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(
+                    f"group_weights: expected 0 or more for the group '{group}', got {weight:g}"
+                )
 
     def given(self, quantity: Quantity) -> str | None:
         """Name the user gave for a quantity."""

@@ -24,6 +24,7 @@ from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.structures import summarise_structures
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace import MaceConfig
+from bevatron.recipes.mace.suspects import suspects
 from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
@@ -273,6 +274,7 @@ def prepare_files(
     store = prepare_structures(files, out, cutoff, labels, **options)
     return [
         *store.manifest["report"],
+        *suspects(store),
         f"{len(store)} structures are in {out}",
         f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
     ]
@@ -334,6 +336,7 @@ def load_structures(
         origins[-1] += [source.valid_fraction, source.test_fraction, config.split_seed]
         for stores in opened.values():
             report += [line for store in stores for line in store.manifest.get("report", ())]
+            report += [line for store in stores for line in suspects(store)]
         report += _in_two_roles(source)
         for role, dataset in _divide(opened, source, config.split_seed).items():
             if dataset is not None:

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ import torch
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.mace import MACE, MaceConfig, load_model
+from bevatron.models.mace import MACE, MaceConfig, hessian, load_model
+from bevatron.parallel.threads import few_threads
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -29,7 +30,7 @@ log = logging.getLogger("bevatron.inference")
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
-PER_ATOM = ("forces", "node_energy", "descriptors")
+PER_ATOM = ("forces", "node_energy", "descriptors", "features")
 ROWS = dict.fromkeys(PER_ATOM, "atoms")
 """Outputs whose rows run along the atoms of a batch."""
 PER_STRUCTURE = ("energy", "stress", "virials")
@@ -168,7 +169,7 @@ class Potential:
         samples
             With `bevatron.data.samples.STRUCTURE_FIELDS`, edges of this model's cutoff included.
         compute
-            Any of energy, forces, stress, virials, node_energy, descriptors.
+            Any of `bevatron.models.mace.model.OUTPUTS`.
         max_atoms
             Maximum number of atoms per batch; a larger structure is a batch of its own.
 
@@ -186,6 +187,26 @@ class Potential:
         for last in launched:
             yield from _results(*last)
 
+    def hessian(self, sample: Arrays) -> npt.NDArray[np.float64]:
+        """Compute the second derivatives of a structure's energy by its positions.
+
+        Exact, by automatic differentiation; one backward pass for each of the 3N forces.
+
+        Returns
+        -------
+        [N, 3, N, 3], eV/Å^2.
+        """
+        batch = collate_structures([sample], np.arange(1), [1.0])
+        try:
+            with few_threads(batch.num_atoms, self.device):
+                second = hessian(cast("MACE", self.model), batch.to(self.device, self.dtype))
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the device ran out of memory at the Hessian of {batch.num_atoms} atoms with "
+                f"{batch.num_edges} edges; take float32, a larger GPU or the CPU"
+            ) from error
+        return second.to("cpu", torch.float64).numpy()
+
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
         """Return a function that gives the outputs: of a replayed graph or of the model itself."""
         if self._captured is not None and batch.num_atoms:
@@ -197,7 +218,13 @@ class Potential:
                 why = f"{batch.num_atoms} atoms with {batch.num_edges} edges take too much memory"
             self._captured = None
             self._refuse(why)
-        return lambda: self.model(batch.to(self.device, self.dtype), compute=compute)
+
+        def outputs() -> Outputs:
+            with few_threads(batch.num_atoms, self.device):
+                found: Outputs = self.model(batch.to(self.device, self.dtype), compute=compute)
+                return found
+
+        return outputs
 
     def _capturing(self) -> CapturedInference | None:
         why = obstacle(self.device)

@@ -76,6 +76,8 @@ def show_errors(
 ) -> None:
     """Show errors of all data sets, and of one by group, file, head and element."""
     report.table(*_error_table("set", {key: value.total for key, value in evaluations.items()}))
+    for sentence in constant_shifts(evaluation.predictions):
+        report.text(sentence)
     titles = {"group": "Errors by group", "file": "Errors by file", "head": "Errors by head"}
     for kind, title in titles.items():
         if kind in evaluation.tables:
@@ -87,6 +89,38 @@ def show_errors(
         rows = evaluation.tables["element"]
         report.table(*_error_table("element", rows), f"Force errors by element, {name}")
         _error_bars(report, rows, f"Force errors by element, {name}", "errors_by_element")
+
+
+def constant_shifts(values: Predictions) -> list[str]:
+    """Say of each head whose energy errors are mostly one constant how large that is.
+
+    Mostly: without their mean, the errors per atom have at most half their RMSE.
+
+    Returns
+    -------
+    One sentence for each such head.
+    """
+    error = (values.predicted_energy - values.energy) / values.num_atoms
+    sentences = []
+    for head in dict.fromkeys(values.head):
+        own = 1e3 * error[[name == head for name in values.head] & np.isfinite(error)]
+        if len(own) < FEWEST_FOR_A_SHIFT:
+            continue
+        rmse, rest = float(np.sqrt(np.mean(own**2))), float(own.std())
+        if rest <= 0.5 * rmse:
+            of_head = f" of head '{head}'" if len(set(values.head)) > 1 else ""
+            sentences.append(
+                f"The energy error{of_head} is mostly one constant shift of {own.mean():+.3g} "
+                f"meV/atom: without it the RMSE is {rest:.3g} instead of {rmse:.3g} meV/atom. A "
+                "shift changes neither forces nor differences between structures of one "
+                "composition. Its cause is another energy reference, E0 that do not fit these "
+                "data, or training that has not converged."
+            )
+    return sentences
+
+
+FEWEST_FOR_A_SHIFT = 5
+"""Energies; fewer agree by chance."""
 
 
 def _error_table(kind: str, rows: Mapping[str, Errors]) -> tuple[list[str], list[list[Cell]]]:
@@ -116,7 +150,7 @@ def show_parity(
     """Draw predictions of one data set against labels."""
     values = evaluation.predictions
     offset = _offsets(values, energies)
-    groups = values.group if len(set(values.group)) <= len(plots.PALETTE) else None
+    groups = values.group if 1 < len(set(values.group)) <= len(plots.PALETTE) else None
     quantity = "energy per atom" + (" - E0" if offset.any() else "")
     report.figure(
         plots.parity(
@@ -141,7 +175,9 @@ def show_parity(
     )
     if np.isfinite(values.stress).any():
         report.figure(
-            plots.parity(values.stress, values.predicted_stress, "stress component", "eV/Å³"),
+            plots.parity(
+                1e3 * values.stress, 1e3 * values.predicted_stress, "stress component", "meV/Å³"
+            ),
             f"Stress components of the {name} set.",
             "parity_stress",
         )

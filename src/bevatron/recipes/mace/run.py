@@ -18,6 +18,7 @@ from bevatron.models.mace import (
     LossConfig,
     MaceConfig,
     MaceTask,
+    StageTwo,
     Statistics,
     statistics,
 )
@@ -98,11 +99,11 @@ class MaceRun(RunConfig):
 
     def __post_init__(self) -> None:
         """Refuse contradictory settings."""
-        two, schedule = self.loss.stage_two, self.schedule.stage_two_start
-        if two is not None and schedule is not None and two.start_epoch != schedule:
+        two, schedule = self.loss.stage_two_start, self.schedule.stage_two_start
+        if two is not None and schedule is not None and two != schedule:
             raise ConfigError(
-                f"loss.stage_two.start_epoch is {two.start_epoch} but schedule.stage_two_start is "
-                f"{schedule}; leave the latter out"
+                f"loss.stage_two.start_epoch is {two} but schedule.stage_two_start is {schedule}: "
+                "they are the same epoch; leave one of them out"
             )
         if self.train.compile:
             raise ConfigError(
@@ -118,11 +119,20 @@ class MaceRun(RunConfig):
     @property
     def settings(self) -> Settings:
         """The trainer's settings; stage two begins with that of the loss."""
-        if self.loss.stage_two is None:
-            return super().settings
-        start = self.loss.stage_two.start_epoch
-        schedule = dataclasses.replace(self.schedule, stage_two_start=start)
+        schedule = dataclasses.replace(self.schedule, stage_two_start=self._stage_two_start)
         return dataclasses.replace(super().settings, schedule=schedule)
+
+    @property
+    def staged_loss(self) -> LossConfig:
+        """The loss; its second stage begins when that of the schedule does."""
+        two = self.loss.stage_two or StageTwo()
+        two = dataclasses.replace(two, start_epoch=self._stage_two_start)
+        return dataclasses.replace(self.loss, stage_two=two)
+
+    @property
+    def _stage_two_start(self) -> int | None:
+        two = self.loss.stage_two_start
+        return self.schedule.stage_two_start if two is None else two
 
 
 def build(config: MaceRun, *, resume: bool = False) -> Run:
@@ -168,9 +178,9 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     model = model.to(dtype_of(config.train.dtype))
     freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)
-    task = MaceTask(config.loss, model.config.heads)
+    task = MaceTask(config.staged_loss, model.config.heads)
     config = _with_capacity(config, model, task, train, notes)
-    notes.append(_in_short(model, train, data))
+    notes += [*_stage_two_notes(config), _in_short(model, train, data)]
     return Run(
         model=model,
         task=task,
@@ -186,10 +196,11 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
             # Which head is the default changes no number, and runs of 0.1 have none.
             "model": {k: v for k, v in to_dict(model.config).items() if k != "default_head"},
-            "loss": to_dict(config.loss),
+            "loss": _loss_identity(config.staged_loss),
             "frozen": list(config.finetune.frozen),
         },
         monitor=_monitor(config, data),
+        stage_two_monitor=_stage_two_monitor(config, data),
         shown_metrics=SHOWN_METRICS,
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
@@ -207,6 +218,9 @@ def _as_set(config: MaceRun) -> dict[str, Any]:
         for name, value in values["model"].items()
         if name not in FROM_DATA or value != plain[name]
     }
+    start = config.staged_loss.stage_two_start
+    if start is not None:
+        values["loss"]["stage_two"] |= _named_weights(config.staged_loss, start)
     return values
 
 
@@ -310,19 +324,25 @@ def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
 
 def _check_labels(config: MaceRun, data: StructureData) -> None:
     """Refuse a loss term whose label no structure has."""
-    loss = config.loss
-    if loss.forces_weight > 0 and not data.train.lengths("forces").any():
-        raise DataError(
-            "the training data have no forces but loss.forces_weight is "
-            f"{loss.forces_weight:g}; set it to 0 to train on energies alone, or name the "
-            "forces with data.labels.forces_key"
-        )
-    stress = max(loss.stress_weight, loss.virials_weight)
-    if stress > 0 and not _any_stress(data.train):
-        raise DataError(
-            "the training data have no stress but loss.stress_weight or loss.virials_weight is "
-            f"{stress:g}; set it to 0, or name the stress with data.labels.stress_key"
-        )
+    loss = config.staged_loss
+    stages = {"loss.": loss.weights(0)}
+    if loss.stage_two_start is not None:
+        stages["loss.stage_two."] = loss.weights(loss.stage_two_start)
+    forces = bool(data.train.lengths("forces").any())
+    for where, weights in stages.items():
+        if weights["forces"] > 0 and not forces:
+            raise DataError(
+                f"the training data have no forces but {where}forces_weight is "
+                f"{weights['forces']:g}; set it to 0 to train on energies alone, or name the "
+                "forces with data.labels.forces_key"
+            )
+        stress = max(weights["stress"], weights["virials"])
+        if stress > 0 and not _any_stress(data.train):
+            raise DataError(
+                f"the training data have no stress but {where}stress_weight or "
+                f"{where}virials_weight is {stress:g}; set it to 0, or name the stress with "
+                "data.labels.stress_key"
+            )
 
 
 def _any_stress(train: Dataset) -> bool:
@@ -334,3 +354,49 @@ def _monitor(config: MaceRun, data: StructureData) -> str:
     """Name the error by which the best epoch is chosen."""
     forces = data.valid is not None and bool(data.valid.lengths("forces").any())
     return "forces_rmse" if forces and config.loss.forces_weight > 0 else "energy_per_atom_rmse"
+
+
+def _stage_two_monitor(config: MaceRun, data: StructureData) -> str:
+    """Name the error that decides in the second stage: energies, where it stresses them."""
+    loss, start = config.staged_loss, config.staged_loss.stage_two_start
+    first = loss.weights(0)
+    second = first if start is None else loss.weights(start)
+    stressed = second["energy"] * first["forces"] > first["energy"] * second["forces"]
+    return "energy_per_atom_rmse" if stressed else _monitor(config, data)
+
+
+def _stage_two_notes(config: MaceRun) -> list[str]:
+    """Say when stage two begins and with what; warn if it never does or has the larger rate."""
+    loss, schedule, start = config.staged_loss, config.schedule, config.staged_loss.stage_two_start
+    if start is None:
+        return []
+    if start >= config.train.epochs:
+        line = (
+            f"warning: stage two begins with epoch {start + 1}, but train.epochs is "
+            f"{config.train.epochs}: it is never reached"
+        )
+        return [line]
+    weights = ", ".join(f"{term} {weight:g}" for term, weight in loss.weights(start).items())
+    line = (
+        f"stage two begins with epoch {start + 1}: loss weights {weights}; learning rate "
+        f"{schedule.stage_two_lr:g}"
+    )
+    if schedule.stage_two_lr <= config.optim.lr:
+        return [line]
+    warning = (
+        f"warning: schedule.stage_two_lr is {schedule.stage_two_lr:g}, above optim.lr "
+        f"({config.optim.lr:g}): stage two is meant to have the smaller learning rate"
+    )
+    return [line, warning]
+
+
+def _loss_identity(loss: LossConfig) -> dict[str, Any]:
+    """Return the weights that a run is not resumed without, those of both stages written out."""
+    start = loss.stage_two_start
+    two = None if start is None else {"start_epoch": start, **_named_weights(loss, start)}
+    return {**to_dict(loss), "stage_two": two}
+
+
+def _named_weights(loss: LossConfig, epoch: int) -> dict[str, float]:
+    """Return the weights of an epoch by the names of their keys."""
+    return {f"{term}_weight": value for term, value in loss.weights(epoch).items()}

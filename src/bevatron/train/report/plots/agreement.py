@@ -89,6 +89,8 @@ def _parity_points(
             ax.scatter(x[own], y[own], s=14, color=colour, alpha=0.65, linewidths=0, label=name)
         ax.legend(markerscale=1.5, handletextpad=0.2)
     ax.set(xlim=span, ylim=span)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     ax.set_aspect("equal")
 
 

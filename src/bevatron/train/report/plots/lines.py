@@ -109,8 +109,9 @@ def curves(
             _draw_panel(ax, panel, xlabel)
             if logarithmic_x:
                 _doubling(ax)
-            for index, (place, label) in enumerate(events):
-                _mark(ax, place, label if ax is axes.flat[0] else "", index)
+            for place, _ in events:
+                ax.axvline(place, color=FAINT, linewidth=1, linestyle=":")
+        _label_events(axes.flat[0], events)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
         if common and most > 1:
@@ -188,17 +189,53 @@ def readable_log_ticks(ax: Axes) -> None:
     ax.yaxis.set_minor_locator(LogLocator(subs=steps))
 
 
-def _mark(ax: Axes, place: float, label: str, index: int) -> None:
-    ax.axvline(place, color=FAINT, linewidth=1, linestyle=":")
-    if label:
+CHARACTER, LINE = 0.026, 0.085
+"""Width and height of a label's characters, as shares of a panel."""
+
+
+def _label_events(ax: Axes, events: Sequence[tuple[float, str]]) -> None:
+    """Write above the curves what the vertical lines mark, each label where it hides no other."""
+    merged: dict[float, list[str]] = {}
+    for place, label in events:
+        merged.setdefault(place, []).append(label)
+    left, right = ax.get_xlim()
+    if ax.get_xscale() == "log":
+        return
+    rows: list[float] = []  # where the labels of each row end, from the top
+    placed: list[tuple[float, str, str, int]] = []
+    for place in sorted(merged):
+        label = ", ".join(dict.fromkeys(merged[place]))
+        at, width = (place - left) / (right - left), CHARACTER * len(label)
+        side = "left" if at + width <= 1 else "right"
+        begin = at if side == "left" else at - width
+        row = next((i for i, end in enumerate(rows) if end < begin), len(rows))
+        if row == MOST_ROWS or width > 1:
+            continue  # the caption of the figure names it
+        rows[row:] = [begin + width + CHARACTER, *rows[row + 1 :]]
+        placed.append((place, label, side, row))
+    _raise_top(ax, LINE * len(rows))
+    for place, label, side, row in placed:
         ax.annotate(
             label,
-            (place, 0.98 - 0.09 * (index % 4)),
+            (place, 1 - LINE * row),
             xycoords=("data", "axes fraction"),
-            xytext=(3, 0),
+            xytext=(3 if side == "left" else -3, 0),
             textcoords="offset points",
             fontsize=8.5,
             color="#555555",
+            ha=side,
             va="top",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
         )
+
+
+MOST_ROWS = 4
+"""Rows of labels above the curves."""
+
+
+def _raise_top(ax: Axes, share: float) -> None:
+    """Leave a share of the panel free at its top."""
+    low, high = ax.get_ylim()
+    if ax.get_yscale() == "log":
+        ax.set_ylim(low, low * (high / low) ** (1 / (1 - share)))
+    else:
+        ax.set_ylim(low, low + (high - low) / (1 - share))
