@@ -114,6 +114,8 @@ class ModelKind(Generic[Config, Model]):
         Class of the configuration, which the model keeps as ``config``.
     model
         Makes a model from its configuration and a floating-point type.
+    absent
+        Values of keys that folders of earlier versions lack, where they are not the defaults.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class ModelKind(Generic[Config, Model]):
         kind: str,
         config: type[Config],
         model: Callable[[Config, torch.dtype | None], Model],
+        absent: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind, self.config, self.model = kind, config, model
+        self.absent = dict(absent or {})
 
     def save(self, model: Model, path: Path | str) -> None:
         """Write a model into a folder (``model.json``, ``weights.safetensors``)."""
@@ -150,7 +154,8 @@ class ModelKind(Generic[Config, Model]):
                 f"{path}: holds a model of kind '{folder.kind}', expected '{self.kind}'"
             )
         stored = (value.dtype for value in folder.state.values() if value.is_floating_point())
-        model = self.model(from_dict(self.config, folder.config), dtype or next(stored, None))
+        config = from_dict(self.config, {**self.absent, **folder.config})
+        model = self.model(config, dtype or next(stored, None))
         try:
             model.load_state_dict(folder.state)
         except RuntimeError as error:

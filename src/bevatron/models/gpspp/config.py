@@ -1,12 +1,12 @@
 """Hyper-parameters of GPS++, frozen and checked, and the published ones by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal, Self
 
 from tyro.conf import Suppress
 
-from bevatron.data.samples import FeatureSet, feature_set
+from bevatron.data.samples import FEATURES_VERSION, FeatureSet, feature_set
 from bevatron.errors import ConfigError
 from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
@@ -58,6 +58,38 @@ class Target:
     def width(self) -> int:
         """Number of outputs of the network for it."""
         return self.num_classes if self.kind == "multiclass" else 1
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The molecules that a model has learnt from, so that others can be told from them.
+
+    Attributes
+    ----------
+    atomic_numbers
+        Of their elements, ascending.
+    min_atoms, max_atoms
+        Heavy atoms of the smallest and the largest.
+    positions
+        Whether positions were shown.
+    """
+
+    atomic_numbers: tuple[int, ...]
+    min_atoms: int
+    max_atoms: int
+    positions: bool
+
+    def joined(self, other: Self | None) -> Self:
+        """Return both together."""
+        if other is None:
+            return self
+        return replace(
+            self,
+            atomic_numbers=tuple(sorted({*self.atomic_numbers, *other.atomic_numbers})),
+            min_atoms=min(self.min_atoms, other.min_atoms),
+            max_atoms=max(self.max_atoms, other.max_atoms),
+            positions=self.positions or other.positions,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,6 +212,10 @@ class GPSPlusPlusConfig:
         A head that predicts the direction of the noise on positions.
     targets
         What is predicted.
+    features_version
+        See `bevatron.data.samples.FEATURES_VERSION`.
+    trained_on
+        See `TrainedOn`; None = not recorded.
     dropout
         See `DropoutConfig`.
 
@@ -232,6 +268,8 @@ class GPSPlusPlusConfig:
     noisy_edges: bool = True
     denoising: bool = False
     targets: Suppress[tuple[Target, ...]] = (Target("gap", unit="eV"),)
+    features_version: Suppress[int] = FEATURES_VERSION
+    trained_on: Suppress[TrainedOn | None] = None
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
 
     def __post_init__(self) -> None:
@@ -295,6 +333,9 @@ class GPSPlusPlusConfig:
         return cls(**preset_values(PRESETS, name) | changes)
 
 
+FROM_DATA = ("targets", "features_version", "trained_on")
+"""Hyper-parameters that nobody sets: they are those of the data."""
+
 _RANGES = (
     ("num_layers", 1, 1024),
     ("node_width", 1, 65536),
@@ -311,6 +352,7 @@ _RANGES = (
     ("num_kernels", 1, 65536),
     ("max_path", 1, 254),
     ("max_degree", 1, 1024),
+    ("features_version", 1, FEATURES_VERSION),
 )
 
 _GAP = (Target("gap", mean=PCQM4MV2_MEAN, std=PCQM4MV2_STD, unit="eV"),)
