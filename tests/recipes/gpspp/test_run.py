@@ -155,7 +155,7 @@ def fake(labels, valid=None):
             yield self.values, np.arange(len(self.values) + 1)
 
     other = None if valid is None else Labels(valid)
-    return MoleculeData(Labels(labels), other, None, ("y",), "set1", "", ())
+    return MoleculeData(Labels(labels), other, None, ("y",), "set1", 2, "", ())
 
 
 def test_targets_are_described_by_the_training_labels_alone():

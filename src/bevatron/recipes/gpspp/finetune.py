@@ -1,7 +1,6 @@
 """Fine-tuning of GPS++: which weights of another model are kept and which are new."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,13 +9,13 @@ import torch
 
 from bevatron.config import to_dict
 from bevatron.errors import ConfigError
-from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusConfig, Target, load_model
+from bevatron.models.gpspp import FROM_DATA, GPSPlusPlus, GPSPlusPlusConfig, load_model
 from bevatron.recipes.kinds import newest_model
 
 OF_TARGETS = "decoder."
 """Prefix of the names of weights that belong to targets."""
 
-FREE = frozenset({"targets", "dropout", "noisy_nodes", "noisy_edges", "denoising", "feature_set"})
+FREE = frozenset({"dropout", "noisy_nodes", "noisy_edges", "denoising", "feature_set", *FROM_DATA})
 """Hyper-parameters that a run may change although it starts from another's weights."""
 
 
@@ -53,7 +52,6 @@ def started_from(
     asked: GPSPlusPlusConfig,
     preset: GPSPlusPlusConfig,
     config: FinetuneConfig,
-    targets: Sequence[Target],
 ) -> tuple[GPSPlusPlus, list[str]]:
     """Build the model to fine-tune.
 
@@ -62,13 +60,11 @@ def started_from(
     source
         The trained model.
     asked
-        The run's own hyper-parameters.
+        The run's own hyper-parameters, with what the new data say.
     preset
         The hyper-parameters of the run's preset.
     config
         What is kept.
-    targets
-        Of the new data.
 
     Returns
     -------
@@ -79,7 +75,7 @@ def started_from(
     ConfigError
         If the run asks for another architecture than the source has.
     """
-    old, plain = to_dict(source.config), to_dict(preset)
+    old, plain, targets = to_dict(source.config), to_dict(preset), asked.targets
     for name, value in to_dict(asked).items():
         if name not in FREE and value not in (plain[name], old[name]):
             raise ConfigError(
@@ -90,9 +86,11 @@ def started_from(
         (t.name, t.kind, t.num_classes) for t in targets
     ]
     keep = same and config.head == "auto"
+    before = source.config.trained_on
     architecture = dataclasses.replace(
         source.config,
-        targets=source.config.targets if keep else tuple(targets),
+        targets=source.config.targets if keep else targets,
+        trained_on=None if asked.trained_on is None else asked.trained_on.joined(before),
         dropout=asked.dropout,
         noisy_nodes=asked.noisy_nodes,
         noisy_edges=asked.noisy_edges,

@@ -49,11 +49,14 @@ class Written:
         Rows without a prediction.
     seen_in_2d
         Rows seen in 2D although 3D was requested.
+    outside
+        Rows outside the data that a model was trained on.
     """
 
     rows: int
     without: int
     seen_in_2d: int
+    outside: int
 
 
 def predict_file(
@@ -102,7 +105,7 @@ def predict_file(
     asked = predictor.mode != "2d"
     without = int(np.isnan(found.values).all(axis=1).sum())
     flat = int((~found.seen_3d).sum()) - without if asked else 0
-    return Written(len(found), without, flat)
+    return Written(len(found), without, flat, int(found.outside.sum()))
 
 
 def _as_csv(table: Any) -> str:

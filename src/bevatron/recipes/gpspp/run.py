@@ -14,6 +14,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
 from bevatron.models.gpspp import (
+    FROM_DATA,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -30,6 +31,7 @@ from bevatron.recipes.gpspp.data import (
     load_molecules,
     molecule_sizes,
 )
+from bevatron.recipes.gpspp.domain import trained_on
 from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, trained_model
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
@@ -147,15 +149,25 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)
     config = _with_feature_set(config, source)
-    data = load_molecules(config.data, config.output / "prepared", config.loader.stage_to)
+    data = load_molecules(
+        config.data,
+        config.output / "prepared",
+        config.loader.stage_to,
+        None if source is None else source.config.features_version,
+    )
     targets, notes = targets_of(config.targets, data)
+    asked = dataclasses.replace(
+        config.model,
+        targets=targets,
+        features_version=data.features_version,
+        trained_on=trained_on(data.train, config.model, config.corruption),
+    )
     torch.manual_seed(config.train.seed)
     if source is None:
-        architecture = dataclasses.replace(config.model, targets=targets)
-        model = GPSPlusPlus(architecture, dtype_of(config.train.dtype))
+        model = GPSPlusPlus(asked, dtype_of(config.train.dtype))
     else:
         preset = GPSPlusPlusConfig.preset(config.preset)
-        model, rows = started_from(source, config.model, preset, config.finetune, targets)
+        model, rows = started_from(source, asked, preset, config.finetune)
         model = model.to(dtype_of(config.train.dtype))
         notes += rows
     freeze(model, config.finetune.frozen)
@@ -173,7 +185,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         settings=settings,
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
-            "model": to_dict(model.config),
+            "model": _identity(model.config),
             "loss": to_dict(config.loss),
             "corruption": to_dict(config.corruption),
             "data": {"molecules": len(data.train), "fingerprint": data.fingerprint},
@@ -191,7 +203,15 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
 def _as_set(config: GpsppRun) -> dict[str, Any]:
     """Return the configuration for config.yaml; targets come from the data, see model.json."""
     values = to_dict(config)
-    del values["model"]["targets"]
+    for name in FROM_DATA:
+        del values["model"][name]
+    return values
+
+
+def _identity(model: GPSPlusPlusConfig) -> dict[str, Any]:
+    """Return the hyper-parameters; the version and kind of the data are in their fingerprint."""
+    values = to_dict(model)
+    del values["features_version"], values["trained_on"]
     return values
 
 
