@@ -48,10 +48,10 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.std > 0:
-            raise ConfigError(f"targets: '{self.name}' has a std of {self.std}, expected above 0")
+            raise ConfigError(f"std: expected above 0 for '{self.name}', got {self.std}")
         if self.kind == "multiclass" and self.num_classes < 2:
             raise ConfigError(
-                f"targets: '{self.name}' has {self.num_classes} classes, expected 2 or more"
+                f"num_classes: expected 2 or more for '{self.name}', got {self.num_classes}"
             )
 
     @property

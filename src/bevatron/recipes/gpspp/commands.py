@@ -181,6 +181,8 @@ def predict(
     without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
     outside = f", {done.outside} outside the training data (see 'reason')" if done.outside else ""
     flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
+    for name, new in done.renamed.items():
+        say(f"{source} has a column '{name}' already, the new one is called '{new}'")
     say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
 
 

@@ -29,6 +29,8 @@ from bevatron.recipes.gpspp.stores import (
     check_molecules,
     features_version_of,
     prepare_molecules,
+    rejects,
+    rejects_file,
     summary_lines,
 )
 from bevatron.typing import IntArray
@@ -171,6 +173,8 @@ def load_molecules(
     parts = {role: usable_rows(data, role) for role, data in whole.items() if data is not None}
     train = whole["train"]
     assert train is not None
+    if not len(parts["train"]):
+        raise DataError(_nothing_usable(stores["train"]))
     wanted = {
         role: getattr(config, f"{role}_size") for role in ("valid", "test") if whole[role] is None
     }
@@ -281,6 +285,19 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
     if not stores:
         return None
     return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _nothing_usable(stores: Sequence[Store]) -> str:
+    """Say why there is nothing to train on."""
+    rows = sum(len(store) for store in stores)
+    refused = [(place, why, store) for store in stores for place, _, why in rejects(store)]
+    if not refused:
+        return f"{stores[0].path}: none of the {rows} molecules has a label"
+    place, why, store = refused[0]
+    return (
+        f"{place}: {why}; none of the {rows} rows is a molecule with a label, see "
+        f"{rejects_file(store)}"
+    )
 
 
 def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:

@@ -43,7 +43,7 @@ PAIRS_PER_ATOM = 32
 """Capacity of a batch; a larger molecule is a batch of its own."""
 
 Molecules = Sequence[Any] | MoleculeReader | Store
-"""SMILES and RDKit molecules (None for what is none), a reader, or a prepared store."""
+"""SMILES and RDKit molecules (None or NaN for what is none), a reader, or a prepared store."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class MoleculePredictor:
             return
         if isinstance(molecules, str):
             raise DataError("molecules: expected a list of SMILES, got a single string")
-        reader = molecules if isinstance(molecules, MoleculeReader) else _reader(molecules)
+        reader = molecules if isinstance(molecules, MoleculeReader) else molecules_in_memory(molecules)
         if reader.num_samples <= IN_PROCESS:
             raw = list(reader.read(0, reader.num_samples))
             yield Samples(Featurizer(feature_set, version).many(raw), reader)
@@ -365,10 +365,6 @@ class Samples:
         if self._samples:
             rows = np.concatenate([sample[field] for sample in self._samples])
             yield rows, np.concatenate([[0], np.cumsum(self.lengths(field))])
-
-
-def _reader(molecules: Sequence[Any]) -> MoleculeReader:
-    return molecules_in_memory(["" if molecule is None else molecule for molecule in molecules])
 
 
 def _texts(dataset: Dataset, field: str) -> list[str]:

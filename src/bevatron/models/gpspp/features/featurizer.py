@@ -123,7 +123,8 @@ def featurize(
     with require("rdkit.rdBase", "molecules").BlockLogs():
         found = [_understood(one, place) for one, place in zip(given, where, strict=True)]
         for number, molecule in enumerate(found):
-            if molecule.graph is None or (molecule.reason and where[number] is not None):
+            left_out = where[number] is not None and not len(molecule.positions)
+            if molecule.graph is None or left_out:
                 name = f"'{molecule.smiles}'" + ("" if single else f" (molecule {number})")
                 raise DataError(f"{name}: {molecule.reason}")
         made = compute_features(found, _set_named(feature_set))
