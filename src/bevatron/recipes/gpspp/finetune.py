@@ -9,7 +9,13 @@ import torch
 
 from bevatron.config import to_dict
 from bevatron.errors import ConfigError
-from bevatron.models.gpspp import FROM_DATA, GPSPlusPlus, GPSPlusPlusConfig, load_model
+from bevatron.models.gpspp import (
+    FROM_DATA,
+    DropoutConfig,
+    GPSPlusPlus,
+    GPSPlusPlusConfig,
+    load_model,
+)
 from bevatron.recipes.kinds import newest_model
 
 OF_TARGETS = "decoder."
@@ -22,6 +28,8 @@ FREE = frozenset({"dropout", "noisy_nodes", "noisy_edges", "denoising", "feature
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What a run keeps of the model it starts from.
+
+    Dropouts are the old model's unless the run sets them otherwise than its preset.
 
     Attributes
     ----------
@@ -91,7 +99,7 @@ def started_from(
         source.config,
         targets=source.config.targets if keep else targets,
         trained_on=None if asked.trained_on is None else asked.trained_on.joined(before),
-        dropout=asked.dropout,
+        dropout=_dropout(source.config, asked, preset),
         noisy_nodes=asked.noisy_nodes,
         noisy_edges=asked.noisy_edges,
         denoising=asked.denoising,
@@ -105,12 +113,23 @@ def started_from(
     model.load_state_dict(state)
     number = sum(v.numel() for n, v in state.items() if _taken(n, source, keep=keep))
     lines = [f"started from a trained model: {number:,} weights kept"]
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in to_dict(architecture.dropout).items())
+    lines.append(f"dropout, as in the old model unless given: {rates}")
     if fresh:
         lines.append(f"new weights: {', '.join(fresh)}")
     if keep:
         means = ", ".join(f"'{t.name}' {t.mean:.5g} ± {t.std:.5g}" for t in architecture.targets)
         lines.append(f"the old readout is kept, with its mean and std: {means}")
     return model, lines
+
+
+def _dropout(
+    source: GPSPlusPlusConfig, asked: GPSPlusPlusConfig, preset: GPSPlusPlusConfig
+) -> DropoutConfig:
+    """Keep the source's rates but for those that the run sets otherwise than its preset."""
+    plain = to_dict(preset.dropout)
+    given = {n: rate for n, rate in to_dict(asked.dropout).items() if rate != plain[n]}
+    return dataclasses.replace(source.dropout, **given)
 
 
 def _taken(name: str, source: GPSPlusPlus, *, keep: bool) -> bool:
