@@ -146,7 +146,7 @@ def test_labels_that_float32_cannot_hold_are_refused_in_lists_and_structures_too
 def test_missing_molecules_of_a_list_keep_their_places():
     reader = molecules_in_memory(["C", None, float("nan"), np.float64("nan"), "CC"])
     assert smiles(reader) == ["C", "", "", "", "CC"]
-    with pytest.raises(DataError, match="molecule 1: expected a SMILES .* got float"):
+    with pytest.raises(DataError, match=r"molecule 1: expected a SMILES .* got float"):
         molecules_in_memory(["C", 1.5])
 
 

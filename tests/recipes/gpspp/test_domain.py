@@ -10,9 +10,14 @@ import torch
 
 from bevatron import cli
 from bevatron.errors import ConfigError, DataError
-from bevatron.models.gpspp import CorruptionConfig, GPSPlusPlusConfig, TrainedOn
+from bevatron.models.gpspp import (
+    CorruptionConfig,
+    GPSPlusPlusConfig,
+    TrainedOn,
+    load_model,
+    save_model,
+)
 from bevatron.models.gpspp import build as new_model
-from bevatron.models.gpspp import load_model, save_model
 from bevatron.recipes.gpspp.data import MoleculeDataConfig, load_molecules
 from bevatron.recipes.gpspp.domain import trained_on
 from bevatron.recipes.gpspp.finetune import trained_model
@@ -211,9 +216,7 @@ def test_fine_tuning_an_old_model_goes_on_with_its_version(old, table, tmp_path)
     made = build(config(tmp_path / "a", table, start_from=str(old)))
     assert made.model.config.features_version == FIRST
     with pytest.raises(DataError, match="has version 2 of the features"):
-        build(
-            config(tmp_path / "b", prepared(table, tmp_path / "s").path, start_from=str(old))
-        )
+        build(config(tmp_path / "b", prepared(table, tmp_path / "s").path, start_from=str(old)))
 
 
 def test_a_store_that_was_begun_with_an_older_version_is_kept_and_told_of(table, tmp_path):

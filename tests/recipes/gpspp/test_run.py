@@ -261,11 +261,13 @@ def test_dropouts_are_the_sources_unless_given(tmp_path, table):
 
 
 def test_a_run_keeps_its_split_and_the_predictions_of_its_tests(trained, table, tmp_path):
-    run, _, made = trained
+    run, _, _ = trained
     rows = list(csv.DictReader((run / "split.csv").open()))
     assert {row["file"] for row in rows} == {str(table)}
     assert sorted(int(row["row"]) for row in rows) == list(range(len(SMILES)))
-    counts = {part: sum(row["split"] == part for row in rows) for part in ("train", "valid", "test")}
+    counts = {
+        part: sum(row["split"] == part for row in rows) for part in ("train", "valid", "test")
+    }
     assert counts == {"train": len(SMILES) - 8, "valid": 4, "test": 4}
     tests = list(csv.DictReader((run / "test_predictions.csv").open()))
     assert {row["row"] for row in tests} == {row["row"] for row in rows if row["split"] == "test"}

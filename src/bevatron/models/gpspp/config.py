@@ -367,9 +367,7 @@ _SMALL: dict[str, Any] = {
     "expansion": 2,
     "embedding_width": 32,
     "num_kernels": 32,
-    "dropout": DropoutConfig(
-        node=0.1, global_=0.1, encoder=0.1, attention=0.1, graph=0.1
-    ),
+    "dropout": DropoutConfig(node=0.1, global_=0.1, encoder=0.1, attention=0.1, graph=0.1),
     "targets": _GAP,
 }
 

@@ -11,9 +11,7 @@ from bevatron.models.gpspp import CorruptionConfig, GPSPlusPlusConfig, TrainedOn
 from bevatron.typing import Array, BoolArray, IntArray
 
 
-def trained_on(
-    train: Dataset, model: GPSPlusPlusConfig, corruption: CorruptionConfig
-) -> TrainedOn:
+def trained_on(train: Dataset, model: GPSPlusPlusConfig, corruption: CorruptionConfig) -> TrainedOn:
     """Describe the training molecules for model.json; positions count if they are ever shown."""
     atoms = train.lengths("atom_features")
     _, only_3d, both = corruption.shares

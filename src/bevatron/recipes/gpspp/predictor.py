@@ -290,7 +290,9 @@ class MoleculePredictor:
             return
         if isinstance(molecules, str):
             raise DataError("molecules: expected a list of SMILES, got a single string")
-        reader = molecules if isinstance(molecules, MoleculeReader) else molecules_in_memory(molecules)
+        reader = (
+            molecules if isinstance(molecules, MoleculeReader) else molecules_in_memory(molecules)
+        )
         if reader.num_samples <= IN_PROCESS:
             raw = list(reader.read(0, reader.num_samples))
             yield Samples(Featurizer(feature_set, version).many(raw), reader)

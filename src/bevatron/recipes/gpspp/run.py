@@ -366,7 +366,7 @@ def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int
     shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
     per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
     total = per_epoch * epochs
-    if not epochs or per_epoch >= FEWEST_STEPS_PER_EPOCH and total >= FEWEST_STEPS:
+    if not epochs or (per_epoch >= FEWEST_STEPS_PER_EPOCH and total >= FEWEST_STEPS):
         return []
     warning = (
         f"warning: {epochs} epochs of about {per_epoch} steps are {total} steps, few to "

@@ -189,7 +189,7 @@ class TableFile:
             for name in names
             if name not in {self.column, self.split} and not _is_no_target(name)
         ]
-        table = self._read(others) if others else {}
+        table: Any = self._read(others) if others else {}
         if others and not table.num_rows:
             raise DataError(f"{self.path}: holds no rows")
         numeric = []

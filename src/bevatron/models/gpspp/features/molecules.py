@@ -106,7 +106,10 @@ def _from_smiles(text: str) -> tuple[Any, str]:
     strange = next((letter for letter in smiles if not letter.isascii()), None)
     if strange is not None:
         name = unicodedata.name(strange, "unnamed").lower()
-        return None, f"the SMILES has '{strange}' (U+{ord(strange):04X}, {name}), which is not ASCII"
+        return (
+            None,
+            f"the SMILES has '{strange}' (U+{ord(strange):04X}, {name}), which is not ASCII",
+        )
     chem = require("rdkit.Chem", "molecules")
     graph = chem.MolFromSmiles(text)
     if graph is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.models.gpspp.features.keys import mixed
-from bevatron.typing import Array, BoolArray, IntArray
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 Colours = npt.NDArray[np.uint64]
 
@@ -63,14 +63,15 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
 
 def remoteness(positions: Array) -> IntArray:
     """Sum an atom's distances to all others, [B, n, 3] Å to int64 [B, n] in 1e-6 Å."""
-    offsets = positions[:, :, None] - positions[:, None]
-    distances = np.sqrt(np.square(offsets, dtype=np.float64).sum(axis=3))
+    places: FloatArray = positions.astype(np.float64)
+    offsets = places[:, :, None] - places[:, None]
+    distances = np.sqrt(np.square(offsets).sum(axis=3))
     total: IntArray = np.rint(distances * _RESOLUTION).astype(np.int64).sum(axis=2)
     return total
 
 
 def _refined(colours: Colours, pairs: Colours) -> Colours:
-    """Hash until no more colours appear; each molecule as often as it takes, whatever the others."""
+    """Hash until no more colours appear, each molecule as often as it takes."""
     result, open_ = np.array(colours), np.arange(len(colours))
     number = _distinct(colours)
     while len(open_):
@@ -90,8 +91,9 @@ def _distinct(colours: Colours) -> IntArray:
 
 def _tied(colours: Colours) -> BoolArray:
     """Whether an atom shares its colour, [B, n]."""
-    same: Array = (colours[:, :, None] == colours[:, None, :]).sum(axis=2)
-    return same > 1
+    same: IntArray = (colours[:, :, None] == colours[:, None, :]).sum(axis=2)
+    shared: BoolArray = same > 1
+    return shared
 
 
 def _singled_out(colours: Colours, tied: BoolArray, remote: IntArray) -> Colours:

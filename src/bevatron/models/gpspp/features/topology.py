@@ -10,6 +10,7 @@ All start from adjacency matrices A [B, n, n] and degrees D:
 * Laplacian: the seven lowest eigenpairs of $L = D - A$ after the first, vectors of length 1.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -159,10 +160,10 @@ def _with_fixed_bases(values: FloatArray, vectors: FloatArray, kept: int) -> Flo
     result = np.array(vectors[:, :, 1 : kept + 1])
     same = np.diff(values, axis=1) < _DEGENERATE
     for molecule in np.flatnonzero(same[:, :kept].any(axis=1)):
-        starts = np.flatnonzero(np.concatenate([[True], ~same[molecule]]))
-        for first, stop in zip(starts, [*starts[1:], values.shape[1]], strict=True):
+        ends = (np.flatnonzero(~same[molecule]) + 1).tolist()
+        for first, stop in pairwise([0, *ends, values.shape[1]]):
             if stop - first > 1 and first <= kept:
-                basis = _basis(vectors[molecule, :, first:stop], constant=bool(first == 0))
+                basis = _basis(vectors[molecule, :, first:stop], constant=first == 0)
                 begin = max(first, 1)
                 wanted = min(stop, kept + 1) - begin
                 result[molecule, :, begin - 1 : begin - 1 + wanted] = basis[:, :wanted]
