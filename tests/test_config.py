@@ -79,6 +79,32 @@ def test_mistake_is_one_sentence(values, message):
         from_dict(Outer, values)
 
 
+@dataclass(frozen=True)
+class Checked:
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate > 1:
+            raise ConfigError(f"inner.rate: expected at most 1, got {self.rate}")
+
+
+@dataclass(frozen=True)
+class Around:
+    inner: Checked = field(default_factory=Checked)
+
+
+@dataclass(frozen=True)
+class AroundAll:
+    model: Around = field(default_factory=Around)
+
+
+def test_a_group_that_names_its_own_key_is_named_once():
+    with pytest.raises(ConfigError, match=r"^model\.inner\.rate: expected"):
+        from_dict(AroundAll, {"model": {"inner": {"rate": 2}}})
+    with pytest.raises(ConfigError, match=r"^inner\.rate: expected"):
+        from_dict(Around, {"inner": {"rate": 2}})
+
+
 def test_missing_key_is_named():
     with pytest.raises(ConfigError, match=r"^value: missing$"):
         from_dict(Required, {})

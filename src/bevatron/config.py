@@ -70,8 +70,9 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     try:
         return cls(**arguments)
     except ConfigError as error:
-        prefix = f"{path}." if path and not str(error).startswith(path) else ""
-        raise ConfigError(f"{prefix}{error}") from None
+        text, (outer, _, own) = str(error), path.rpartition(".")
+        where = "" if text.startswith(path) else outer if text.startswith(f"{own}.") else path
+        raise ConfigError(f"{where}.{text}" if where else text) from None
 
 
 def to_dict(config: Any) -> dict[str, Any]:

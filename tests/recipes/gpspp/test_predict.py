@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bevatron import cli
-from bevatron.data.readers.molecules import MoleculeOptions
+from bevatron.data.readers.molecules import MoleculeOptions, molecules_in_memory
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.gpspp import Target, build, save_model
 from bevatron.recipes.gpspp import predict as gpspp_files
@@ -93,7 +93,7 @@ def test_batches_of_any_size_and_stores_give_the_same(monkeypatch, tmp_path):
     np.testing.assert_allclose(found.values, expected, rtol=1e-9)
     assert found.smiles == MIXED
     assert found.reason == exact(one).predict(MIXED).reason
-    store = prepare_molecules(gpspp_use._reader(MIXED), tmp_path / "store", workers=1)
+    store = prepare_molecules(molecules_in_memory(MIXED), tmp_path / "store", workers=1)
     np.testing.assert_allclose(exact(one).predict(store).values, expected, rtol=1e-9)
 
 
@@ -157,6 +157,33 @@ def test_files_keep_their_columns_and_order(folders, table, tmp_path, suffix):
         if said not in {"", None}:
             assert float(said) == pytest.approx(value, rel=1e-5)
     assert rows[0]["gap"] == "0.0"
+
+
+def test_columns_of_the_input_are_never_overwritten(folders, tmp_path, capsys):
+    path = tmp_path / "in.csv"
+    path.write_text("smiles,reason\nCCO,my own\nX,too\n")
+    out, again = tmp_path / "out.csv", tmp_path / "again.csv"
+    assert cli.main(["predict", str(folders[0]), str(path), str(out)]) == 0
+    assert "'reason' already, the new one is called 'reason_2'" in capsys.readouterr().out
+    rows = read(out)
+    assert list(rows[0]) == ["smiles", "reason", "predicted_gap", "reason_2"]
+    assert [row["reason"] for row in rows] == ["my own", "too"]
+    assert [bool(row["reason_2"]) for row in rows] == [False, True]
+    predict_file(exact(folders[1]), out, again)
+    assert list(read(again)[0]) == [*rows[0], "predicted_gap_2", "reason_3"]
+    assert [row["predicted_gap"] for row in read(again)] == [row["predicted_gap"] for row in rows]
+
+
+def test_a_target_that_has_the_prefix_gets_no_other(tmp_path):
+    (tmp_path / "in.smi").write_text("CCO\n")
+    one = exact(model(targets=(Target("predicted_gap"),)))
+    predict_file(one, tmp_path / "in.smi", tmp_path / "out.csv")
+    assert list(read(tmp_path / "out.csv")[0]) == ["smiles", "predicted_gap", "reason"]
+
+
+def test_missing_molecules_of_a_list_have_no_prediction():
+    found = exact(model()).predict(["CCO", None, float("nan")])
+    assert found.reason == ["", "the SMILES is empty", "the SMILES is empty"]
 
 
 def test_rdkit_molecules_and_sdf_bring_their_conformers(tmp_path):
@@ -319,7 +346,7 @@ def test_wrong_files_and_inputs_are_refused(folders, table, tmp_path):
         one.predict([3])
     with pytest.raises(DataError, match="does not exist"):
         predict_file(one, tmp_path / "absent.csv", tmp_path / "out.csv")
-    store = prepare_molecules(gpspp_use._reader(["C"]), tmp_path / "s", "set2", workers=1)
+    store = prepare_molecules(molecules_in_memory(["C"]), tmp_path / "s", "set2", workers=1)
     with pytest.raises(DataError, match="prepared with the feature set 'set2'"):
         one.predict(store)
 

@@ -11,11 +11,13 @@ import torch
 from bevatron import cli
 from bevatron.errors import CheckpointError, ConfigError, DataError
 from bevatron.recipes.gpspp import run as recipe
-from bevatron.recipes.gpspp.data import MoleculeData, molecule_sizes
+from bevatron.recipes.gpspp.data import MoleculeData, load_molecules, molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
+from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
 from bevatron.train.loop import fit
+from bevatron.train.settings import BatchConfig
 
 DEMO = files("bevatron.recipes") / "demo_data" / "molecules.csv.gz"
 TINY = {
@@ -98,6 +100,9 @@ def test_defaults_are_those_of_the_paper():
     assert (optim.lr, optim.weight_decay, optim.ema) == (1e-3, 0.0, None)
     assert (found.schedule.kind, found.schedule.warmup_epochs) == ("linear", 10.0)
     assert found.corruption.masking == (1.0, 3.0, 1.0)
+    small = GpsppRun.from_values({"preset": "gpspp-small", "optim": {"ema": None}})
+    assert (small.model.node_width, small.optim.lr, small.optim.ema) == (64, 2e-3, None)
+    assert (small.optim.algorithm, small.model.dropout.node) == ("adam", 0.1)
     with pytest.raises(ConfigError, match="no 'gpspp-5'"):
         GpsppRun.from_values({"preset": "gpspp-5"})
 
@@ -155,7 +160,7 @@ def fake(labels, valid=None):
             yield self.values, np.arange(len(self.values) + 1)
 
     other = None if valid is None else Labels(valid)
-    return MoleculeData(Labels(labels), other, None, ("y",), "set1", "", ())
+    return MoleculeData(Labels(labels), other, None, ("y",), "set1", 2, "", ())
 
 
 def test_targets_are_described_by_the_training_labels_alone():
@@ -240,6 +245,55 @@ def test_what_cannot_be_fine_tuned_is_refused(tmp_path, table, trained, changes,
         build(size_only(tmp_path, table, start_from=str(trained[0]), **changes))
     with pytest.raises(CheckpointError, match="no model"):
         trained_model(tmp_path)
+
+
+def test_dropouts_are_the_sources_unless_given(tmp_path, table):
+    own = {**TINY, "dropout": {"node": 0.05, "global_": 0.02}}
+    source = tmp_path / "source"
+    fit(build(size_only(source, table, model=own, train={**TRAIN, "epochs": 0})))
+    kept = build(size_only(tmp_path / "a", table, start_from=str(source / "run")))
+    assert kept.model.config.dropout == trained_model(source / "run").config.dropout
+    assert any("node 0.05" in line for line in kept.notes)
+    given = {**TINY, "dropout": {"attention": 0.2}}
+    made = build(size_only(tmp_path / "b", table, start_from=str(source / "run"), model=given))
+    rates = made.model.config.dropout
+    assert (rates.node, rates.attention, rates.global_, rates.edge) == (0.05, 0.2, 0.02, 0.0035)
+
+
+def test_a_run_keeps_its_split_and_the_predictions_of_its_tests(trained, table, tmp_path):
+    run, _, _ = trained
+    rows = list(csv.DictReader((run / "split.csv").open()))
+    assert {row["file"] for row in rows} == {str(table)}
+    assert sorted(int(row["row"]) for row in rows) == list(range(len(SMILES)))
+    counts = {
+        part: sum(row["split"] == part for row in rows) for part in ("train", "valid", "test")
+    }
+    assert counts == {"train": len(SMILES) - 8, "valid": 4, "test": 4}
+    tests = list(csv.DictReader((run / "test_predictions.csv").open()))
+    assert {row["row"] for row in tests} == {row["row"] for row in rows if row["split"] == "test"}
+    found = MoleculePredictor(run).predict([row["smiles"] for row in tests]).values[:, 0]
+    for row, value in zip(tests, found, strict=True):
+        assert row["smiles"] == SMILES[int(row["row"])]
+        assert float(row["size"]) == 100 + 10 * len([c for c in row["smiles"] if c.isalpha()])
+        assert float(row["predicted_size"]) == pytest.approx(value, rel=1e-5)
+    two = [write(tmp_path / f"{n}.csv", {"smiles": SMILES[:6], "y": range(6)}) for n in "ab"]
+    fit(build(config(tmp_path, *two, data={"valid_size": 0.0})))
+    rows = list(csv.DictReader((tmp_path / "run/split.csv").open()))
+    assert [(row["file"], int(row["row"])) for row in rows] == [
+        (str(path), i) for path in two for i in range(6)
+    ]
+
+
+def test_few_molecules_get_small_steps_and_few_steps_a_warning(tmp_path, table):
+    made = build(size_only(tmp_path / "a", table, molecules=None))
+    assert any("about 8 molecules, chosen for 22 training" in line for line in made.notes)
+    assert any("warning: 2 epochs of about 3 steps are 6 steps" in line for line in made.notes)
+    capacity = made.settings.batch.capacity
+    data = load_molecules(size_only(tmp_path / "b", table).data, tmp_path / "b")
+    assert capacity == recipe.capacities(data, 8)
+    one = BatchConfig(capacity={"atoms": 1})
+    assert not recipe._few_steps(data, one, epochs=60, batches=1)
+    assert recipe._few_steps(data, one, epochs=60, batches=10)
 
 
 def test_positions_are_validated_in_both_modes_unless_nothing_reads_them(tmp_path):

@@ -87,6 +87,17 @@ def test_only_usable_rows_with_labels_are_trained_on(store):
     )
 
 
+def test_where_nothing_can_be_trained_on_the_first_reason_is_told(tmp_path):
+    bad = write(tmp_path / "bad.csv", [("X", "1"), ("Y", "2")])
+    config = MoleculeDataConfig(train=(bad,), prepare_workers=0)
+    with pytest.raises(DataError, match=r"bad.csv, row 0: .* none of the 2 rows .*rejects.csv"):
+        load_molecules(config, tmp_path / "a")
+    empty = prepared([write(tmp_path / "n.csv", [("C", ""), ("CC", "")])], tmp_path / "n",
+                     options=MoleculeOptions(targets=("y",)))  # fmt: skip
+    with pytest.raises(DataError, match="none of the 2 molecules has a label"):
+        load_molecules(MoleculeDataConfig(train=(empty.path,)), tmp_path / "b")
+
+
 def test_a_store_trains_batches(store):
     data = load_molecules(MoleculeDataConfig(train=(store.path,), valid_size=0), Path("unused"))
     batch = collate_molecules([data.train[i] for i in range(3)], np.arange(3), [1.0] * 3)

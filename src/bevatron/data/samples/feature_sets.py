@@ -12,6 +12,12 @@ from types import MappingProxyType
 
 from bevatron.errors import ConfigError
 
+FEATURES_VERSION = 2
+"""Version of how features are computed; stores and models record theirs, 1 if they record none.
+
+1: eigenvectors depend on the order in which the atoms of a molecule are written. 2: they do not.
+"""
+
 ATOM_VOCABULARIES: Mapping[str, int] = MappingProxyType(
     {
         "atomic_number": 119,

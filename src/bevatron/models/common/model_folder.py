@@ -199,6 +199,8 @@ class ModelKind(Generic[Config, Model]):
         Class of the configuration, which the model keeps as ``config``.
     model
         Makes a model from its configuration and a floating-point type.
+    absent
+        Values of keys that folders of earlier versions lack, where they are not the defaults.
     """
 
     def __init__(
@@ -206,8 +208,10 @@ class ModelKind(Generic[Config, Model]):
         kind: str,
         config: type[Config],
         model: Callable[[Config, torch.dtype | None], Model],
+        absent: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind, self.config, self.model = kind, config, model
+        self.absent = dict(absent or {})
 
     def save(self, model: Model, path: Path | str) -> None:
         """Write a model into a folder (``model.json``, ``weights.safetensors``)."""
@@ -236,7 +240,7 @@ class ModelKind(Generic[Config, Model]):
             )
         stored = (value.dtype for value in folder.state.values() if value.is_floating_point())
         try:
-            config = from_dict(self.config, folder.config, "config")
+            config = from_dict(self.config, {**self.absent, **folder.config}, "config")
             model = self.model(config, dtype or next(stored, None))
             model.load_state_dict(folder.state)
         except ConfigError as error:

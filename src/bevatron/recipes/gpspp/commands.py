@@ -179,8 +179,11 @@ def predict(
         return
     done = predict_file(predictor, source, out, columns, prefix)
     without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
+    outside = f", {done.outside} outside the training data (see 'reason')" if done.outside else ""
     flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
-    say(f"{done.rows} rows are in {out}{without}{flat}")
+    for name, new in done.renamed.items():
+        say(f"{source} has a column '{name}' already, the new one is called '{new}'")
+    say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
 
 
 def embed(

@@ -25,7 +25,14 @@ from bevatron.recipes.gpspp.splits import (
     usable_rows,
     warn_of_duplicates,
 )
-from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules, summary_lines
+from bevatron.recipes.gpspp.stores import (
+    check_molecules,
+    features_version_of,
+    prepare_molecules,
+    rejects,
+    rejects_file,
+    summary_lines,
+)
 from bevatron.typing import IntArray
 
 
@@ -100,7 +107,7 @@ class MoleculeData:
         ``train`` and ``valid`` have at least one label each.
     targets
         Names of the targets.
-    feature_set
+    feature_set, features_version
         Of the samples.
     fingerprint
         Hash of the training molecules and their split; a run is not resumed with others.
@@ -113,12 +120,16 @@ class MoleculeData:
     test: Dataset | None
     targets: tuple[str, ...]
     feature_set: str
+    features_version: int
     fingerprint: str
     report: tuple[str, ...]
 
 
 def load_molecules(
-    config: MoleculeDataConfig, prepared: Path, stage_to: Path | None = None
+    config: MoleculeDataConfig,
+    prepared: Path,
+    stage_to: Path | None = None,
+    features_version: int | None = None,
 ) -> MoleculeData:
     """Open or prepare all data of a run and split them.
 
@@ -130,6 +141,8 @@ def load_molecules(
         Where files are prepared unless the configuration names a folder.
     stage_to
         Node-local folder that stores are copied to and read from.
+    features_version
+        That of the model that the molecules are for; None = that of the stores that are given.
 
     Raises
     ------
@@ -138,7 +151,12 @@ def load_molecules(
     """
     if not config.train:
         raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")
-    stores = {role: _open_stores(getattr(config, role), config, prepared, role) for role in ROLES}
+    given = {role: _given_stores(getattr(config, role), config.feature_set) for role in ROLES}
+    version = _agreed_version([s for opened in given.values() for s in opened], features_version)
+    stores = {}
+    for role in ROLES:
+        stores[role] = [*given[role], *_prepared_stores(config, prepared, role, version)]
+        version = _agreed_version(stores[role], version)
     if stage_to is not None:
         stores = {
             role: [Store.open(stage(store.path, stage_to)) for store in opened]
@@ -155,6 +173,8 @@ def load_molecules(
     parts = {role: usable_rows(data, role) for role, data in whole.items() if data is not None}
     train = whole["train"]
     assert train is not None
+    if not len(parts["train"]):
+        raise DataError(_nothing_usable(stores["train"]))
     wanted = {
         role: getattr(config, f"{role}_size") for role in ("valid", "test") if whole[role] is None
     }
@@ -186,6 +206,7 @@ def load_molecules(
         test=datasets.get("test"),
         targets=targets,
         feature_set=config.feature_set,
+        features_version=features_version_of(stores["train"][0]),
         fingerprint=fingerprint([origin, plan]),
         report=tuple(report),
     )
@@ -207,29 +228,40 @@ def molecule_sizes(dataset: Dataset) -> dict[str, IntArray]:
     }
 
 
-def _open_stores(
-    paths: Sequence[Path], config: MoleculeDataConfig, prepared: Path, role: str
+def _is_store(path: Path) -> bool:
+    return path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists())
+
+
+def _given_stores(paths: Sequence[Path], feature_set_name: str) -> list[Store]:
+    stores = [Store.open(path) for path in map(Path, paths) if _is_store(path)]
+    return [check_molecules(store, feature_set_name) for store in stores]
+
+
+def _agreed_version(stores: Sequence[Store], wanted: int | None) -> int | None:
+    """Return the version of the features of all stores; None if there are none."""
+    for store in stores:
+        if wanted is None:
+            wanted = features_version_of(store)
+        check_molecules(store, store.manifest["settings"]["feature_set"], wanted)
+    return wanted
+
+
+def _prepared_stores(
+    config: MoleculeDataConfig, prepared: Path, role: str, version: int | None
 ) -> list[Store]:
-    stores, files = [], []
-    for path in map(Path, paths):
-        if path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists()):
-            stores.append(check_molecules(Store.open(path), config.feature_set))
-        else:
-            files.append(path)
-    if files:
-        own = config.prepared is None
-        out = (config.prepared or prepared) / f"molecules-{role}"
-        stores.append(
-            prepare_molecules(
-                files,
-                out,
-                config.feature_set,
-                config.columns,
-                workers=config.prepare_workers,
-                overwrite=own,
-            )
-        )
-    return stores
+    files = [path for path in map(Path, getattr(config, role)) if not _is_store(path)]
+    if not files:
+        return []
+    store = prepare_molecules(
+        files,
+        (config.prepared or prepared) / f"molecules-{role}",
+        config.feature_set,
+        config.columns,
+        workers=config.prepare_workers,
+        overwrite=config.prepared is None,
+        features_version=version,
+    )
+    return [store]
 
 
 def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
@@ -253,6 +285,19 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
     if not stores:
         return None
     return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _nothing_usable(stores: Sequence[Store]) -> str:
+    """Say why there is nothing to train on."""
+    rows = sum(len(store) for store in stores)
+    refused = [(place, why, store) for store in stores for place, _, why in rejects(store)]
+    if not refused:
+        return f"{stores[0].path}: none of the {rows} molecules has a label"
+    place, why, store = refused[0]
+    return (
+        f"{place}: {why}; none of the {rows} rows is a molecule with a label, see "
+        f"{rejects_file(store)}"
+    )
 
 
 def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,11 +49,17 @@ class Written:
         Rows without a prediction.
     seen_in_2d
         Rows seen in 2D although 3D was requested.
+    outside
+        Rows outside the data that a model was trained on.
+    renamed
+        New columns whose names the input has already, and what they are called instead.
     """
 
     rows: int
     without: int
     seen_in_2d: int
+    outside: int
+    renamed: Mapping[str, str]
 
 
 def predict_file(
@@ -67,8 +73,8 @@ def predict_file(
 
     The columns of a table, the titles (as ``name``) and data items of an SDF are kept. Added are
     PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
-    for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
-    these names are replaced.
+    for the classes of a multiclass target, and ``reason`` where there is no prediction or doubt
+    about it. Where the file has such a column already, the new one is called ``..._2``.
 
     Parameters
     ----------
@@ -92,7 +98,11 @@ def predict_file(
         raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
     molecules = open_source(source, options)
     found = predictor.predict(molecules)
-    columns = {**_given(molecules, found), **columns_of(found, prefix)}
+    columns = _given(molecules, found)
+    names = {}
+    for name, column in columns_of(found, prefix).items():
+        names[name] = free_name(name, columns)
+        columns[names[name]] = column
     table = pa.table(columns)
     if out.suffix == ".csv":
         write_text_atomically(out, _as_csv(table), DataError)
@@ -102,7 +112,20 @@ def predict_file(
     asked = predictor.mode != "2d"
     without = int(np.isnan(found.values).all(axis=1).sum())
     flat = int((~found.seen_3d).sum()) - without if asked else 0
-    return Written(len(found), without, flat)
+    renamed = {name: new for name, new in names.items() if name != new}
+    return Written(len(found), without, flat, int(found.outside.sum()), renamed)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name for a new column: the one wanted, or with the first free number.
+
+    Examples
+    --------
+    >>> free_name("reason", ["smiles"]), free_name("reason", ["reason", "reason_2"])
+    ('reason', 'reason_3')
+    """
+    numbered = (f"{name}_{number}" for number in range(2, len(taken) + 3))
+    return next(each for each in (name, *numbered) if each not in taken)
 
 
 def _as_csv(table: Any) -> str:
@@ -130,7 +153,7 @@ def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[s
     """Return predictions as columns by name."""
     columns: dict[str, Any] = {}
     for t, target in enumerate(found.targets):
-        name = f"{prefix}{target.name}"
+        name = target.name if target.name.startswith(prefix) else f"{prefix}{target.name}"
         values = found.values[:, t]
         absent = np.isnan(values)
         if target.kind == "multiclass":
@@ -162,8 +185,8 @@ def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dic
         if isinstance(file, SdfFile):
             items = file.everything()
             titles = items.pop("")
-            names = ["name", "title", *(f"title_{n}" for n in range(2, len(items) + 2))]
-            named = {next(n for n in names if n not in items): titles} if any(titles) else {}
+            title = "name" if "name" not in items else free_name("title", items)
+            named = {title: titles} if any(titles) else {}
             texts = {name: pa.array(column, pa.string()) for name, column in
                      [*named.items(), *items.items()]}  # fmt: skip
             return smiles | texts

@@ -1,5 +1,6 @@
 """Options and protocols shared by the readers of molecules."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -7,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from bevatron.data.samples import Field
-from bevatron.typing import Array, Arrays
+from bevatron.errors import DataError
+from bevatron.typing import Array, Arrays, FloatArray
 
 RAW_MOLECULE_FIELDS: tuple[Field, ...] = (
     Field("smiles", "uint8", (), True, "UTF-8 bytes; empty where only a structure is given"),
@@ -91,6 +93,34 @@ class Geometry(Protocol):
 
     def of(self, row: int) -> Arrays:
         """``positions`` or ``block`` of a row, or nothing."""
+
+
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+"""Labels are stored in float32."""
+
+
+def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> None:
+    """Refuse labels that float32 cannot hold; NaN = no label is fine.
+
+    Parameters
+    ----------
+    values : [n]
+    name
+        Of the target.
+    where
+        Names the place of a row in the file.
+
+    Raises
+    ------
+    DataError
+        Naming the first.
+    """
+    wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)
+    if len(wrong):
+        row = int(wrong[0])
+        value = values[row]
+        found = "infinite" if np.isinf(value) else f"{value:g}, beyond {LARGEST_LABEL:.1e}"
+        raise DataError(f"{where(row)}: '{name}' is {found}")
 
 
 def text_bytes(text: str | bytes) -> Array:

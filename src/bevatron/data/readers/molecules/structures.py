@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.readers.base import state_and_hash
-from bevatron.data.readers.molecules.base import text_bytes
+from bevatron.data.readers.molecules.base import check_labels, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
@@ -275,8 +275,7 @@ class SdfFile:
             raise DataError(
                 f"{self.name}, row {row}: '{name}' is '{text}', expected a number"
             ) from None
-        if np.isinf(value):
-            raise DataError(f"{self.name}, row {row}: '{name}' is infinite")
+        check_labels(np.array([value]), name, lambda _: f"{self.name}, row {row}")
         return value
 
     def splits(self) -> Array | None:

@@ -14,7 +14,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
-from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, suffix_of, text_bytes
+from bevatron.data.readers.molecules.base import (
+    Geometry,
+    MoleculeOptions,
+    check_labels,
+    suffix_of,
+    text_bytes,
+)
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
@@ -125,9 +131,15 @@ class TableFile:
         return np.array([_SPLITS[entry.lower()] for entry in entries], dtype=np.int8)
 
     def everything(self) -> Any:
-        """Return all columns as an Arrow table; those of a text file as text."""
+        """Return all columns as an Arrow table; those of a text file as text.
+
+        A column that is not in UTF-8 is read as Latin-1: names and remarks do no harm.
+        """
         self.state.refuse_change()
-        return self._read(_column_names(self.path))
+        if suffix_of(self.path) in {".parquet", ".smi"}:
+            return self._read(_column_names(self.path))
+        table = _read_table(self.path, _column_names(self.path), pa.binary())
+        return pa.table({name: _as_text(table[name]) for name in table.column_names})
 
     def report(self) -> list[str]:
         """Report the columns used and the number of missing labels."""
@@ -168,9 +180,7 @@ class TableFile:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise DataError(f"{self.path}: the column '{name}' holds no numbers") from None
         values = np.array(values, dtype=np.float64)
-        wrong = np.flatnonzero(np.isinf(values))
-        if len(wrong):
-            raise DataError(f"{self.path}, row {wrong[0]}: '{name}' is infinite")
+        check_labels(values, name, lambda row: f"{self.path}, row {row}")
         return values
 
     def _find_targets(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +189,9 @@ class TableFile:
             for name in names
             if name not in {self.column, self.split} and not _is_no_target(name)
         ]
-        table = self._read(others) if others else {}
+        table: Any = self._read(others) if others else {}
+        if others and not table.num_rows:
+            raise DataError(f"{self.path}: holds no rows")
         numeric = []
         for name in others:
             try:
@@ -287,7 +299,14 @@ def _column_names(path: Path) -> list[str]:
     return names
 
 
-def _read_table(path: Path, columns: list[str]) -> Any:
+def _as_text(column: Any) -> Any:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([entry.decode("latin-1") for entry in column.to_pylist()], pa.string())
+
+
+def _read_table(path: Path, columns: list[str], text: Any = pa.string()) -> Any:  # noqa: B008
     suffix = suffix_of(path)
     try:
         if suffix == ".parquet":
@@ -297,7 +316,7 @@ def _read_table(path: Path, columns: list[str]) -> Any:
         # All columns as text, so that errors can name the row of a value that is not a number.
         convert = pa.csv.ConvertOptions(
             include_columns=columns,
-            column_types=dict.fromkeys(columns, pa.string()),
+            column_types=dict.fromkeys(columns, text),
             strings_can_be_null=False,
         )
         return pa.csv.read_csv(path, parse_options=_parsing(path), convert_options=convert)
