@@ -28,6 +28,7 @@ from bevatron.recipes.graph.data import (
     load_graphs,
 )
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
+from bevatron.recipes.graph.split import TrainedSplit
 from bevatron.recipes.run_config import RunConfig, SaveModel
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
@@ -189,7 +190,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         },
         monitor="loss",
         resume=resume,
-        save_model=_SaveModel(complete, config.data),
+        save_model=_SaveModel(complete, config.data, data.split),
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
         before_end=reporter.measure_together if config.report else None,
         on_end=reporter.write if config.report else None,
@@ -251,10 +252,13 @@ class _Reporter:
 
 
 class _SaveModel(SaveModel):
-    """Writes a model folder, and next to the weights how graphs for the model are read."""
+    """Writes a model folder, next to the weights how its graphs are read and were split."""
 
-    def __init__(self, config: GraphAttentionConfig, data: GraphDataConfig) -> None:
+    def __init__(
+        self, config: GraphAttentionConfig, data: GraphDataConfig, split: TrainedSplit
+    ) -> None:
         super().__init__(SYSTEM.kind, config)
+        self.split = split
         kept = ("self_loops", "symmetrise", "duplicates", "features", "renumber")
         self.read = {key: value for key, value in to_dict(data.read).items() if key in kept}
 
@@ -262,4 +266,5 @@ class _SaveModel(SaveModel):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.read, indent=1) + "\n"
         write_text_atomically(folder / READ_FILE, text, ConfigError)
+        self.split.save(folder)
         super().__call__(folder, state)
