@@ -153,6 +153,9 @@ class Run:
         Lines for the start of the log: what was found in the data.
     sharing
         What the ranks divide among themselves: samples, or the parts of each sample.
+    generators
+        Random number generators of the run's own, such as those of a mask that ranks share, by
+        name: in the same state on all ranks, saved and restored with it.
     before_end
         Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
@@ -176,6 +179,7 @@ class Run:
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
     sharing: Sharing = field(default_factory=SamplesApart)
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], None] | None = None
 

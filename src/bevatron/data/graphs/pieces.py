@@ -28,7 +28,7 @@ from bevatron.data.graphs.npz import (
 )
 from bevatron.data.graphs.ogb import is_ogb_folder
 from bevatron.data.graphs.options import EdgePolicy, GraphOptions
-from bevatron.data.graphs.raw import raw_edges
+from bevatron.data.graphs.raw import checked_count, raw_edges
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array
@@ -60,6 +60,11 @@ class EdgeSource:
     weight_type: torch.dtype | None = None
 
     fill_empty_rows = False
+
+    @property
+    def weighted(self) -> bool:
+        """Whether entries of the matrix have values."""
+        return self.weight_type is not None or self.policy.duplicates == "sum"
 
     @property
     def name(self) -> str:
@@ -106,7 +111,9 @@ def needs_whole_list(path: Path, options: GraphOptions) -> str:
     return ""
 
 
-def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> EdgeSource:
+def read_in_pieces(
+    path: Path | str, options: GraphOptions | None = None, num_vertices: int | None = None
+) -> EdgeSource:
     r"""Open an edge list (text, npz, OGB's folder) to be read a piece at a time.
 
     Parameters
@@ -115,6 +122,8 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
         The file; of an npz with ``edge_index`` or ``edge_src``/``edge_dst``, or a CSR matrix.
     options
         As for a whole graph; ids are not renumbered.
+    num_vertices
+        How many there are unless the options or the file say so; by default the largest id + 1.
 
     Raises
     ------
@@ -141,7 +150,8 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
     if not path.exists():
         raise DataError(f"{path}: there is no such file")
     policy = EdgePolicy(options.self_loops, options.symmetrise, options.duplicates)
-    return EdgeSource(path, policy, options.num_nodes or _count(path), _weight_type(path))
+    count = options.num_nodes or _stated_count(path) or num_vertices or _largest(path) + 1
+    return EdgeSource(path, policy, checked_count(count, str(path)), _weight_type(path))
 
 
 def _edge_file(path: Path) -> Path:
@@ -151,8 +161,8 @@ def _edge_file(path: Path) -> Path:
     return binary if binary.is_file() else path / "raw" / "edge.csv.gz"
 
 
-def _count(path: Path) -> int:
-    """Find the number of vertices, if necessary by a pass over all edges."""
+def _stated_count(path: Path) -> int | None:
+    """Read the number of vertices, if the file states it."""
     listed = path / "raw" / "num-node-list.csv.gz"
     if listed.is_file():
         import gzip
@@ -170,13 +180,18 @@ def _count(path: Path) -> int:
             for name in ("labels", "y", "features", "x"):
                 if name in file:
                     return int(file.header(name)[0][0])
+    return None
+
+
+def _largest(path: Path) -> int:
+    """Find the largest number of a vertex by a pass over all edges."""
     largest = -1
     for edges in _file_pieces(path, PIECE_EDGES):
         if len(edges):
             largest = max(largest, int(edges.rows.max()), int(edges.cols.max()))
     if largest < 0:
         raise DataError(f"{path}: holds no edges and no number of vertices")
-    return largest + 1
+    return largest
 
 
 def _weight_type(path: Path) -> torch.dtype | None:
@@ -237,19 +252,24 @@ def _file_pieces(path: Path, size: int) -> Iterator[Edges]:
                 columns = zip(file.rows(source, size), file.rows(destination, size), strict=True)
                 yield from _weighted(((row, col) for col, row in columns), weights, path)
                 return
-        if "edge_index" in file:
-            shape, _ = file.header("edge_index")
-            if len(shape) != 2 or shape[0] != 2:
-                raise DataError(f"{path}: 'edge_index' has shape {shape}, expected [2, E]")
-            m = shape[1]
-            columns = zip(
-                file.flat("edge_index", size, 0, m),
-                file.flat("edge_index", size, m, 2 * m),
-                strict=False,
-            )
-            yield from _weighted(((row, col) for col, row in columns), weights, path)
-            return
+        for name in ("edge_index", "edges"):
+            if name in file:
+                yield from _weighted(_pairs_of(file, name, size), weights, path)
+                return
         raise DataError(f"{path}: holds no edges that can be read in pieces")
+
+
+def _pairs_of(file: NpzFile, name: str, size: int) -> Iterator[tuple[Array, Array]]:
+    """Yield (rows, columns) of an array [2, E] or [E, 2] of sources and destinations."""
+    shape, _ = file.header(name)
+    if len(shape) != 2 or 2 not in shape:
+        raise DataError(f"{file.path}: '{name}' has shape {shape}, expected [2, E]")
+    if shape[0] != 2 or name == "edges":
+        yield from ((part[:, 1], part[:, 0]) for part in file.rows(name, size))
+        return
+    m = shape[1]
+    columns = zip(file.flat(name, size, 0, m), file.flat(name, size, m, 2 * m), strict=False)
+    yield from ((row, col) for col, row in columns)
 
 
 def _compressed_pieces(

@@ -121,6 +121,11 @@ class EdgeList:
         self.row, self.col, self.values = row, col, values
         self.num_vertices, self.policy, self.name = num_vertices, policy or EdgePolicy(), name
 
+    @property
+    def weighted(self) -> bool:
+        """Whether entries of the matrix have values."""
+        return self.values is not None or self.policy.duplicates == "sum"
+
     def pieces(self, device: torch.device) -> Iterator[Sequence[Tensor]]:
         """Yield (row, column) or (row, column, value)."""
         for start in range(0, len(self.row), PIECE):

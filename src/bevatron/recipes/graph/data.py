@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xxhash
 
 from bevatron.config import to_dict
@@ -121,6 +122,8 @@ class GraphData:
         Hash of edges, features, labels and splits.
     split
         Roles of the vertices, which stay with the model.
+    generators
+        Random number generators that all processes share, by name.
     """
 
     train: Dataset
@@ -132,6 +135,7 @@ class GraphData:
     report: list[str]
     fingerprint: str
     split: TrainedSplit
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
 
 
 def load_graphs(config: GraphDataConfig) -> GraphData:
@@ -151,6 +155,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     for role in PARTS[1:]:
         paths: Sequence[Path] = getattr(config, role)
         parts[role] = [read_one(path, config, several=True) for path in paths]
+    fingerprint = _fingerprint([graph for each in parts.values() for graph in each], config)
     if config.inductive:
         parts = {role: [_whole_in(graph, role) for graph in each] for role, each in parts.items()}
         _check_test(parts)
@@ -174,7 +179,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
         outputs=1 if binary else classes,
         questions=questions,
         report=[line for graph in everything for line in graph.report()],
-        fingerprint=_fingerprint(everything, config),
+        fingerprint=fingerprint,
         split=TrainedSplit.of(everything, config.split_origin),
     )
 

@@ -84,7 +84,7 @@ class TrainedSplit:
             arrays[f"hashes_{number}"] = np.array([known.vertices, known.labels])
             arrays[f"roles_{number}"] = known.roles
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        np.savez_compressed(buffer, **arrays)
         write_bytes_atomically(folder / SPLIT_FILE, buffer.getvalue(), CheckpointError)
 
     @classmethod
@@ -178,7 +178,7 @@ def _sizes(roles: Roles) -> str:
 
 def _hashes(graph: GraphArrays) -> tuple[str, str]:
     """Hash what recognises a graph: its vertices, and its labels."""
-    vertices = xxhash.xxh3_128(repr((graph.num_nodes, graph.num_features)))
+    vertices = xxhash.xxh3_128(repr((graph.num_nodes, graph.num_features)).encode())
     features = graph.features
     if isinstance(features, SparseFeatures):
         ones = np.ones(0) if features.values is None else features.values
