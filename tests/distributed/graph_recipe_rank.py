@@ -69,26 +69,28 @@ def resume(folder):
 
 def use(folder):
     """Evaluate and predict as on the command line, each by all ranks."""
-    for name in ("plain.npz", "packed.pt"):
-        file, out = str(folder / name), folder / "cut"
-        table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
-        for words in (["evaluate", str(folder / "run"), file, "--out", table, "--dtype", "float64"],
-                      ["predict", str(folder / "run"), file, classes, "--dtype", "float64"]):  # fmt: skip
+    run, out = str(folder / "run"), folder / "cut"
+    with open_mesh("cpu", 60):
+        for name in ("plain.npz", "packed.pt"):
+            table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
+            words = ["evaluate", run, str(folder / name), "--out", table, "--dtype", "float64"]
+            assert cli.main(words) == 0
+            words = ["predict", run, str(folder / name), classes, "--dtype", "float64"]
             assert cli.main(words) == 0
 
 
 def refuse(folder):
     """Note what every rank says of data that only some ranks see to be wrong."""
     said = []
-    for name in ("twice.npz", "few.npz"):
-        values = {"data": {"train": [str(folder / name)]}, "output": str(folder / "r"),
-                  "partition": "2d", "train": {"device": "cpu", "epochs": 1}}  # fmt: skip
-        try:
-            with open_mesh("cpu", 60):
+    with open_mesh("cpu", 60):
+        for name in ("twice.npz", "few.npz"):
+            values = {"data": {"train": [str(folder / name)]}, "output": str(folder / "r"),
+                      "partition": "2d", "train": {"device": "cpu", "epochs": 1}}  # fmt: skip
+            try:
                 build(GraphRun.from_values(values)).train[0].batch()
-            said.append("")
-        except BevatronError as error:
-            said.append(str(error))
+                said.append("")
+            except BevatronError as error:
+                said.append(str(error))
     number = 0 if is_main_process() else 1
     (folder / f"said{number}.json").write_text(json.dumps(said))
 

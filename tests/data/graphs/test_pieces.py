@@ -69,6 +69,25 @@ def test_vertices_are_counted(folder):
     assert read_in_pieces(folder / "list.txt").num_vertices == max(ROW.max(), COL.max()) + 1
 
 
+def test_a_number_that_is_known_elsewhere_counts_where_the_file_states_none(folder, tmp_path):
+    assert read_in_pieces(folder / "list.txt", num_vertices=77).num_vertices == 77
+    assert read_in_pieces(folder / "csr.npz", num_vertices=77).num_vertices == 40
+    options = GraphOptions(num_nodes=2**40)
+    with pytest.raises(DataError, match=r"list\.txt: 1,099,511,627,776 vertices are asked for"):
+        read_in_pieces(folder / "list.txt", options)
+
+
+def test_pairs_in_rows_are_read_too(tmp_path):
+    pairs = np.stack([COL, ROW], axis=1)
+    for name in ("edges", "edge_index"):
+        np.savez(tmp_path / f"{name}.npz", **{name: pairs}, num_nodes=np.array(40))
+        found, _ = entries(read_in_pieces(tmp_path / f"{name}.npz"), 11)
+        whole = read_graph(tmp_path / f"{name}.npz").edges
+        assert sorted(found) == sorted(
+            map(list, zip(whole.rows.tolist(), whole.cols.tolist(), strict=True))
+        )
+
+
 def test_what_needs_the_whole_list_is_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="in pieces, renumber needs the whole edge list"):
         read_in_pieces(folder / "list.txt", GraphOptions(renumber=True))

@@ -9,7 +9,12 @@ import numpy as np
 from bevatron.data.graphs.graph import Edges, GraphArrays, SparseFeatures
 from bevatron.data.graphs.normalise import normalise_edges
 from bevatron.data.graphs.options import GraphOptions
-from bevatron.data.graphs.vertices import checked_features, checked_labels, checked_roles
+from bevatron.data.graphs.vertices import (
+    check_rows,
+    checked_features,
+    checked_labels,
+    checked_roles,
+)
 from bevatron.errors import DataError
 from bevatron.typing import Array, IntArray
 
@@ -64,6 +69,9 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
         num_nodes = len(ids)
     else:
         num_nodes = checked_count(count_vertices(raw, options, edges), raw.name)
+    for what, values in (("features", raw.features), ("labels", raw.labels)):
+        if values is not None and len(values.shape):
+            check_rows(int(values.shape[0]), num_nodes, what, raw.holder(what))
     final, found = normalise_edges(edges, num_nodes, options, raw.name)
     labels = checked_labels(raw.labels, num_nodes, raw.holder("labels"))
     return GraphArrays(

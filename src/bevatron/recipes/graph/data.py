@@ -162,6 +162,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     everything = [graph for each in parts.values() for graph in each]
     questions = _questions(config, everything)
     _check_alike(everything)
+    _check_classes(everything)
     if config.inductive:
         sets = {role: _set_of(each, role, questions) for role, each in parts.items()}
     else:
@@ -194,6 +195,7 @@ def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphDa
     """
     _check_learnable(vertices, Path(vertices.name))
     questions = _questions(config, [vertices])
+    _check_classes([vertices])
     if not vertices.mask("train").any():
         raise DataError(_nothing_to_train_on(vertices.name))
     binary = questions == "yes_no" and _columns(vertices) == 1
@@ -331,6 +333,23 @@ def _check_alike(graphs: Sequence[GraphArrays]) -> None:
                 f"{graph.name}: has dense features and {first.name} sparse ones, or the other way "
                 "round; store them alike"
             )
+
+
+EMPTY_CLASSES = 100
+"""How many more classes without a vertex than with one are taken for numbers that are no classes."""
+
+
+def _check_classes(graphs: Sequence[GraphArrays]) -> None:
+    """Refuse labels with gaps that would make a model of countless logits."""
+    if _columns(graphs[0]) > 1:
+        return
+    found = np.unique(np.concatenate([np.unique(graph.labels) for graph in graphs]))  # type: ignore[arg-type]
+    classes = found[found >= 0]
+    if len(classes) and classes[-1] + 1 > 2 * len(classes) + EMPTY_CLASSES:
+        raise DataError(
+            f"{graphs[0].name}: has {len(classes):,} different labels up to {classes[-1]:,}, which "
+            f"would make a model of {classes[-1] + 1:,} logits; number the classes 0, 1, 2, ..."
+        )
 
 
 def _fingerprint(graphs: Sequence[GraphArrays], config: GraphDataConfig) -> str:

@@ -74,14 +74,13 @@ def open_graph(
     The edges; the vertices, without edges.
     """
     nothing = np.zeros(0, dtype=np.int32)
+    if isinstance(graph, str | Path) and not needs_whole_list(Path(graph), options):
+        edges = read_in_pieces(graph, options, rows_of_files(**more_files))
+        policy = edges.policy.with_self_loops() if self_loops else edges.policy
+        vertices = read_vertices(edges.path, edges.num_vertices, options, **more_files)
+        return replace(edges, policy=policy), vertices
     if not isinstance(graph, GraphArrays):
-        path = Path(graph)
-        if not needs_whole_list(path, options):
-            edges = read_in_pieces(path, options, rows_of_files(**more_files))
-            policy = edges.policy.with_self_loops() if self_loops else edges.policy
-            vertices = read_vertices(path, edges.num_vertices, options, **more_files)
-            return replace(edges, policy=policy), vertices
-        graph = read_graph(path, options, **more_files)
+        graph = read_graph(graph, options, **more_files)
     rows, cols, weights = graph.edges.rows, graph.edges.cols, graph.edges.weights
     source = EdgeList(
         *(torch.from_numpy(rows), torch.from_numpy(cols), graph.num_nodes),

@@ -119,7 +119,8 @@ def with_trained_split(
 ) -> tuple[GraphArrays, str]:
     """Give a graph the split of a model's training, as far as the model was trained on it.
 
-    Vertices without a role in training keep the graph's own, unless it is ``train``.
+    Where the training had no validation or no test, that part is the graph's own, as far as its
+    vertices had no role in training: their labels may have been added later.
 
     Parameters
     ----------
@@ -160,10 +161,13 @@ def with_trained_split(
                     "training"
                 )
         return graph, f"{graph.name}: the split of {splits} ({_sizes(roles)})"
-    roles = np.where(known > 0, known, np.where(roles == 1, 0, roles)).astype(np.uint8)
+    chosen = known.copy()
+    for number in (2, 3):
+        if not (known == number).any():
+            chosen[(known == 0) & (roles == number)] = number
     return (
-        replace(graph, roles=roles),
-        f"{graph.name}: the split of the training, {trained.origin} ({_sizes(roles)})",
+        replace(graph, roles=chosen),
+        f"{graph.name}: the split of the training, {trained.origin} ({_sizes(chosen)})",
     )
 
 
