@@ -96,6 +96,4 @@ def refuse(folder):
 
 
 if __name__ == "__main__":
-    {"train": train, "resume": resume, "use": use, "refuse": refuse}[sys.argv[1]](
-        Path(sys.argv[2])
-    )
+    {"train": train, "resume": resume, "use": use, "refuse": refuse}[sys.argv[1]](Path(sys.argv[2]))

@@ -146,7 +146,18 @@ def test_any_formula_trains_on_whole_rows_as_on_a_matrix(tmp_path, kind):
             assert found[name] == pytest.approx(expected, rel=0, abs=1e-10), name
 
 
-LAYERS = ["gat", "gatv2", "agnn", "agnn_paper", "va", "va_scaled", "va_softmax", "gcn", "sgc", "gin"]
+LAYERS = [
+    "gat",
+    "gatv2",
+    "agnn",
+    "agnn_paper",
+    "va",
+    "va_scaled",
+    "va_softmax",
+    "gcn",
+    "sgc",
+    "gin",
+]
 
 
 def test_what_a_model_needs_of_a_partition_follows_from_its_formulas():

@@ -1,4 +1,4 @@
-"""The split lives with the model: no test of a trained model holds a label that it was trained on."""
+"""The split lives with the model: its test holds no label that it was trained on."""
 
 import sys
 from pathlib import Path

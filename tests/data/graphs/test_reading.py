@@ -321,7 +321,9 @@ def test_several_graphs_at_once_are_refused(tmp_path):
     one = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "num_nodes": 2}
     for several in ([one, one], (one, one), [one] * 3):
         torch.save(several, tmp_path / "many.pt")
-        with pytest.raises(DataError, match=r"many\.pt: .*graphs, expected one; save each to a file"):
+        with pytest.raises(
+            DataError, match=r"many\.pt: .*graphs, expected one; save each to a file"
+        ):
             read_graph(tmp_path / "many.pt")
         with pytest.raises(DataError, match=r"is a list of \d graphs, expected one"):
             read_graph(several)
@@ -336,7 +338,9 @@ def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
         raise MemoryError("Unable to allocate 2.00 TiB")
 
     monkeypatch.setattr("bevatron.data.graphs.raw.normalise_edges", full)
-    with pytest.raises(OutOfMemoryError, match=r"g\.npz: this machine has too little memory .*2.00 T"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"g\.npz: this machine has too little memory .*2.00 T"
+    ):
         read_graph(saved(tmp_path))
 
 

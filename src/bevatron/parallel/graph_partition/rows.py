@@ -67,9 +67,7 @@ class Rows(Scheme):
         halo = self.fetch(torch.cat([x.flatten(1), col_score], 1))
         tile = halo[:, : heads * channels].unflatten(1, (heads, channels)).contiguous()
         col = halo[:, heads * channels :].contiguous()
-        return graph_attention(
-            self.block, tile, row_score, col, negative_slope, dropout, seed=seed
-        )
+        return graph_attention(self.block, tile, row_score, col, negative_slope, dropout, seed=seed)
 
     def dot_attention(
         self,

@@ -114,8 +114,8 @@ class EdgeList:
                 stacklevel=2,
             )
             policy = EdgePolicy(duplicates=kind)
-        for name, ids in (("row", row), ("col", col)):
-            check_ids(ids, num_vertices, f"edge list, {name}")
+        for axis, ids in (("row", row), ("col", col)):
+            check_ids(ids, num_vertices, f"edge list, {axis}")
         if values is not None and len(values) != len(row):
             raise DataError(f"edge list: found {len(row)} edges and {len(values)} values")
         self.row, self.col, self.values = row, col, values

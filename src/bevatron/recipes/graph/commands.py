@@ -47,7 +47,8 @@ def evaluate(
 
     files_of_edge_list = {"features": features, "labels": labels, "splits": splits}
     table = evaluate_graphs(
-        *(model, files),
+        model,
+        files,
         **files_of_edge_list,
         device=device,
         dtype=dtype,
@@ -90,7 +91,8 @@ def predict(
     from bevatron.parallel.mesh import is_main_process
     from bevatron.recipes.graph.predict import predict_file
 
-    options = {"device": device, "dtype": dtype}
-    done = predict_file(model, source, out, features=features, **options, partition=partition)
+    done = predict_file(
+        model, source, out, features=features, device=device, dtype=dtype, partition=partition
+    )
     if is_main_process():
         say(f"{done:,} vertices are in {out}")

@@ -336,7 +336,7 @@ def _check_alike(graphs: Sequence[GraphArrays]) -> None:
 
 
 EMPTY_CLASSES = 100
-"""How many more classes without a vertex than with one are taken for numbers that are no classes."""
+"""Classes without a vertex that are tolerated, besides as many as there are classes with one."""
 
 
 def _check_classes(graphs: Sequence[GraphArrays]) -> None:

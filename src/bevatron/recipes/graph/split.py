@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -68,8 +69,9 @@ class TrainedSplit:
         found = same or [known.roles for known in alike]
         if not found:
             return None
-        ranked: Roles = np.stack(found) - 1  # none = 255
-        return ranked.min(axis=0) + 1
+        ranked = np.stack(found) - np.uint8(1)  # none = 255
+        first: Roles = ranked.min(axis=0) + np.uint8(1)
+        return first
 
     def save(self, folder: Path) -> None:
         """Write the split into a model folder.
@@ -79,7 +81,7 @@ class TrainedSplit:
         CheckpointError
             If it cannot be written.
         """
-        arrays: dict[str, npt.NDArray[np.generic]] = {"origin": np.array(self.origin)}
+        arrays: dict[str, Any] = {"origin": np.array(self.origin)}
         for number, known in enumerate(self.graphs):
             arrays[f"hashes_{number}"] = np.array([known.vertices, known.labels])
             arrays[f"roles_{number}"] = known.roles
@@ -102,10 +104,10 @@ class TrainedSplit:
         try:
             with np.load(path, allow_pickle=False) as file:
                 count = sum(name.startswith("roles_") for name in file)
-                graphs = [
-                    KnownGraph(*map(str, file[f"hashes_{n}"]), file[f"roles_{n}"])
-                    for n in range(count)
-                ]
+                graphs = []
+                for n in range(count):
+                    vertices, labels = map(str, file[f"hashes_{n}"])
+                    graphs.append(KnownGraph(vertices, labels, file[f"roles_{n}"]))
                 return cls(str(file["origin"]), graphs)
         except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             raise CheckpointError(
@@ -187,8 +189,8 @@ def _hashes(graph: GraphArrays) -> tuple[str, str]:
     if isinstance(features, SparseFeatures):
         ones = np.ones(0) if features.values is None else features.values
         for array in (features.indptr, features.indices, ones):
-            vertices.update(np.ascontiguousarray(array))
+            vertices.update(np.ascontiguousarray(array).data)
     elif features is not None:
-        vertices.update(np.ascontiguousarray(features))
-    labels = np.zeros(0) if graph.labels is None else graph.labels
-    return vertices.hexdigest(), xxhash.xxh3_128(np.ascontiguousarray(labels)).hexdigest()
+        vertices.update(np.ascontiguousarray(features).data)
+    labels = np.zeros(0) if graph.labels is None else np.ascontiguousarray(graph.labels)
+    return vertices.hexdigest(), xxhash.xxh3_128(labels.data).hexdigest()

@@ -48,7 +48,8 @@ class AgnnPaper(NamedLayer):
     """
 
     def __init__(self, inputs: int, outputs: int, **options: Unpack[LayerOptions]) -> None:
-        super().__init__(inputs, outputs, **{"bias": False, **options})
+        options.setdefault("bias", False)
+        super().__init__(inputs, outputs, **options)
 
     def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n 1 out"]:
         """Compute z; W comes last, so that the row fetched for the score is the one summed."""

@@ -35,7 +35,8 @@ class Va(NamedLayer):
         self, inputs: int, outputs: int, *, form: Literal["plain", "scaled", "softmax"] = "plain",
         **options: Unpack[LayerOptions],
     ) -> None:  # fmt: skip
-        super().__init__(inputs, outputs, **{"bias": False, **options})
+        options.setdefault("bias", False)
+        super().__init__(inputs, outputs, **options)
         divisor = {"plain": 1.0, "scaled": float(inputs), "softmax": math.sqrt(inputs)}
         self.form, self.scale = form, 1.0 / divisor[form]
 
