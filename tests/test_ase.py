@@ -8,6 +8,7 @@ from ase.build import bulk, molecule
 from ase.calculators.calculator import CalculatorSetupError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 from ase.md.verlet import VelocityVerlet
+from ase.vibrations import VibrationsData
 
 from bevatron.ase import BevatronCalculator
 from bevatron.data.neighbours import add_neighbours
@@ -144,6 +145,90 @@ def test_committee_gives_mean_and_spread(ethanol):
     assert results["energy_std"] == pytest.approx(np.std(energies), abs=1e-9)
     np.testing.assert_allclose(results["forces_std"], np.std(forces, axis=0), atol=1e-12)
     assert results["energies_std"].shape == (len(ethanol),)
+
+
+def test_energies_of_atoms_contain_e0_and_sum_to_the_energy(model, crystal):
+    crystal.calc = BevatronCalculator(model)
+    energies = crystal.get_potential_energies()
+    assert energies.shape == (2,)
+    assert energies.sum() == pytest.approx(crystal.get_potential_energy(), abs=1e-9)
+    lone = Atoms("O", calculator=BevatronCalculator(model))
+    assert lone.get_potential_energies()[0] == pytest.approx(-2040.0 + 0.1, abs=20)
+
+
+def test_descriptors_are_invariant_and_layer_after_layer(model, ethanol):
+    calculator = BevatronCalculator(model)
+    whole = calculator.get_descriptors(ethanol)
+    assert whole.shape == (9, 16)
+    np.testing.assert_allclose(whole, direct(model, ethanol, ["descriptors"])["descriptors"])
+    first = calculator.get_descriptors(ethanol, num_layers=1)
+    np.testing.assert_array_equal(first, whole[:, :8])
+    turned = ethanol.copy()
+    turned.rotate(40, (1, 2, 3))
+    np.testing.assert_allclose(calculator.get_descriptors(turned), whole, atol=1e-12)
+
+
+def test_vectors_among_the_descriptors_turn_with_the_structure(model, ethanol):
+    calculator = BevatronCalculator(model)
+    features = calculator.get_descriptors(ethanol, invariants_only=False)
+    assert features.shape == (9, 8 * 4 + 8)  # 8x0e+8x1o, then 8x0e
+    whole = calculator.get_descriptors(ethanol)
+    np.testing.assert_array_equal(features[:, [*range(8), *range(32, 40)]], whole)
+    first = calculator.get_descriptors(ethanol, invariants_only=False, num_layers=1)
+    np.testing.assert_array_equal(first, features[:, :32])
+    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
+    turned = ethanol.copy()
+    turned.positions = ethanol.positions @ rotation.T
+    vectors = first[:, 8:].reshape(9, 8, 3)
+    found = calculator.get_descriptors(turned, invariants_only=False, num_layers=1)
+    assert np.abs(vectors).max() > 1e-3
+    np.testing.assert_allclose(found[:, 8:].reshape(9, 8, 3), vectors @ rotation.T, atol=1e-10)
+
+
+def test_descriptors_of_a_committee_are_kept_apart(ethanol):
+    models = [tiny_mace(seed) for seed in range(2)]
+    found = BevatronCalculator(models).get_descriptors(ethanol)
+    assert [each.shape for each in found] == [(9, 16)] * 2
+    np.testing.assert_array_equal(found[1], BevatronCalculator(models[1]).get_descriptors(ethanol))
+
+
+@pytest.mark.parametrize("kind", ["molecule", "crystal"])
+def test_the_hessian_is_the_slope_of_the_forces(model, ethanol, crystal, kind):
+    atoms = ethanol if kind == "molecule" else crystal
+    calculator = BevatronCalculator(model)
+    second = calculator.get_hessian(atoms)
+    size = 3 * len(atoms)
+    assert second.shape == (size, size)
+    np.testing.assert_allclose(second, second.T, atol=1e-9)
+    atoms.calc = calculator
+    step, numerical = 1e-4, np.zeros((size, size))
+    for row in range(size):
+        slopes = []
+        for sign in (1, -1):
+            moved = atoms.copy()
+            moved.calc = calculator
+            moved.positions[row // 3, row % 3] += sign * step
+            slopes.append(moved.get_forces().ravel())
+        numerical[row] = (slopes[1] - slopes[0]) / (2 * step)
+    np.testing.assert_allclose(second, numerical, atol=2e-5 * np.abs(second).max())
+    atoms.get_potential_energy()
+    np.testing.assert_array_equal(calculator.get_hessian(), second)
+
+
+def test_ase_makes_frequencies_of_the_hessian(model, ethanol):
+    second = BevatronCalculator(model).get_hessian(ethanol)
+    assert len(VibrationsData.from_2d(ethanol, second).get_energies()) == 27
+
+
+def test_what_has_no_descriptors_is_refused(model, ethanol):
+    calculator = BevatronCalculator(model)
+    with pytest.raises(ConfigError, match="num_layers: the model has 2 layers, got 3"):
+        calculator.get_descriptors(ethanol, num_layers=3)
+    for method in (calculator.get_descriptors, calculator.get_hessian):
+        with pytest.raises(CalculatorSetupError, match="no atoms"):
+            method()
+        with pytest.raises(DataError, match="Fe"):
+            method(Atoms("Fe"))
 
 
 def test_model_folders_are_accepted_and_committees_of_them(model, ethanol, tmp_path):

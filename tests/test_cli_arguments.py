@@ -86,7 +86,7 @@ def test_every_command_of_the_usage_is_there(capsys):
 
 MISTAKES = {
     "command": (["predct"], "did you mean 'predict'"),
-    "group": (["bench"], "goes on with one of: store, loader"),
+    "group": (["bench"], "needs one of: store, loader"),
     "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: .*mace\)"),
     "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
     "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
@@ -96,6 +96,23 @@ MISTAKES = {
     "range": (["train", "mace", "--optim.lr", "-1"], "optim.lr: expected a number above 0"),
     "choice": (["train", "mace", "--train.dtype", "half"], "--train.dtype: expected one of"),
     "no value": (["train", "mace", "--train.epochs"], "--train.epochs: expected a value"),
+    "weight": (["train", "mace", "--loss.energy-weight", "-1"], "loss.energy_weight: expected 0"),
+    "group's weight": (
+        ["train", "mace", "--data.labels.group-weights", "slabs", "-2"],
+        "--data.labels.group-weights: expected 0 or more for the group 'slabs', got -2",
+    ),
+    "one of several types": (
+        ["train", "mace", "--data.e0", "fitted"],
+        "expected auto or least_squares or isolated or pairs of a name and a number, got 'fitted'",
+    ),
+    "number or word": (
+        ["train", "mace", "--batch.capacity", "atoms", "many"],
+        "expected a whole number or pairs of a name and a whole number or auto, got 'atoms'",
+    ),
+    "pair": (["train", "mace", "--optim.betas", "1"], "--optim.betas: expected 2 values"),
+    "pair of numbers": (["train", "mace", "--optim.betas", "a", "b"], "numbers, got 'a', 'b'"),
+    "output": (["train", "mace", "--output", __file__], f"{__file__} is a file; name a folder"),
+    "inside a file": (["train", "mace", "--output", f"{__file__}/run"], "is a file; name a folder"),
     "whole number": (["train", "mace", "--train.epochs", "2.5"], "expected a whole number"),
     "stray word": (["train", "mace", "stray"], "'stray'"),
     "required": (["prepare", "a.xyz", "--cutoff", "4"], "needs --out"),
@@ -104,7 +121,7 @@ MISTAKES = {
         "--cutoff: expected a number, got 'x'",
     ),
     "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
-    "no recipe": (["train"], r"goes on with a recipe \(gpspp, graph, mace\) or a YAML file"),
+    "no recipe": (["train"], r"needs a recipe \(gpspp, graph, mace\) or a YAML file"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
@@ -124,8 +141,13 @@ def test_mistakes_are_told_in_one_sentence(case, refused):
 BAD_YAML = {
     "data: {trains: [a]}": r"data.trains: unknown key \(did you mean 'train'\?\)",
     "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
-    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' stands twice",
+    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' occurs twice",
     "recipe: macee": "there is no 'macee'",
+    "data: {train: [{{ file }}]}": "line 1: not valid YAML .*a template .*not been filled in",
+    "data:\n  train:": "--data.train: has no value; give a list, or take the key out",
+    "preset:": "preset: has no value",
+    "data: {e0: fitted}": "'auto', 'least_squares', 'isolated' or keys and values, got 'fitted'",
+    "data: {labels: {group_weights: {a: -1}}}": "group-weights: expected 0 or more .*'a', got -1",
     "data: [": "not valid YAML",
     "just text": "expected keys and values",
 }

@@ -66,13 +66,43 @@ def test_number_without_a_dot_is_a_number():
         ({"inner": 3}, r"^inner: expected keys and values, got 3$"),
         ({"paths": "a"}, r"^paths: expected a list, got 'a'$"),
         ({"flags": {"x": 1}}, r"^flags.x: expected true or false, got 1$"),
-        ({"energies": {"H": "?"}}, r"^energies: expected"),
+        ({"energies": {"H": "?"}}, r"^energies.H: expected a number, got '\?'$"),
+        ({"energies": "fitted"}, r"^energies: expected 'fit' or keys and values, got 'fitted'$"),
+        ({"inner": {"lr": None}}, r"^inner.lr: has no value; give a number, or take the key out"),
+        ({"paths": None}, r"^paths: has no value; give a list, or take the key out"),
+        ({"inner": None}, r"^inner: has no value; give keys and values, or take the key out"),
         ({"pair": [1]}, r"^pair: expected 2 values, got 1$"),
     ],
 )
 def test_mistake_is_one_sentence(values, message):
     with pytest.raises(ConfigError, match=message):
         from_dict(Outer, values)
+
+
+@dataclass(frozen=True)
+class Checked:
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate > 1:
+            raise ConfigError(f"inner.rate: expected at most 1, got {self.rate}")
+
+
+@dataclass(frozen=True)
+class Around:
+    inner: Checked = field(default_factory=Checked)
+
+
+@dataclass(frozen=True)
+class AroundAll:
+    model: Around = field(default_factory=Around)
+
+
+def test_a_group_that_names_its_own_key_is_named_once():
+    with pytest.raises(ConfigError, match=r"^model\.inner\.rate: expected"):
+        from_dict(AroundAll, {"model": {"inner": {"rate": 2}}})
+    with pytest.raises(ConfigError, match=r"^inner\.rate: expected"):
+        from_dict(Around, {"inner": {"rate": 2}})
 
 
 def test_missing_key_is_named():
@@ -83,9 +113,12 @@ def test_missing_key_is_named():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", "line 2: .*stands twice"),
+        ("a: 1\na: 2\n", "line 2: .*occurs twice"),
         ("a: [1\n", "line 2: not valid YAML"),
         ("- 1\n", "expected keys and values"),
+        ("a: {{ name }}\n", r"line 1: .*has a template such as \{\{ name \}\} not been filled in"),
+        ("a:\n- [{{ name }}]\n", "line 2: .*has a template"),
+        ("? [a, b]\n: 5\n", "line 1: .*expected a plain key"),
     ],
 )
 def test_broken_yaml_names_file_and_line(tmp_path, text, message):

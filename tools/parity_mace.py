@@ -5,9 +5,11 @@ process of that environment (`parity_mace_peer.py`) and compares, for every case
 
 - ours exported, evaluated by mace-torch, against ours;
 - mace-torch's own random model, converted, against mace-torch;
+- the same rounded to float32, as checkpoints are, and used in float64;
 
 energies, forces, stress, virials, energies of atoms, five losses and the norm of every parameter's
-gradient through the second derivative. The result goes to ``benchmarks/results``.
+gradient through the second derivative. The result goes to ``benchmarks/results``; checkpoint and
+values of the case `GOLDEN` go to ``tests/parity``, where a test compares with them.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from bevatron.data.neighbours import neighbour_list
 from bevatron.data.samples import collate_structures
@@ -84,6 +87,19 @@ CASES = {
         **TWO_HEADS,
     },
 }
+CASES["zbl_density_agnesi_three_layers"] = {
+    **CASES["like_mp_0b2"],
+    "num_channels": 4,
+    "l_max": 2,
+    "correlation": 2,
+    "num_interactions": 3,
+    "num_bessel": 5,
+    "radial_mlp": (8, 8),
+    "readout_width": 4,
+}
+GOLDEN = "zbl_density_agnesi_three_layers"
+GOLDEN_FILES = ROOT / "tests" / "parity" / GOLDEN
+
 EXPORTED = ("residual", "like_mp_0b2", "plain")
 """Cases that also go through a ``.model`` file, written and read by us beside mace-torch."""
 
@@ -318,7 +334,19 @@ def run(names):
             config = json.loads((exchange / name / "theirs.json").read_text())
             theirs = evaluate(from_mace_torch(state, config), structures)
             rows.append((name, "mace-torch's in ours", compare(theirs, results["theirs"])))
+            state = torch.load(exchange / name / "single.pt", weights_only=True)
+            single = evaluate(from_mace_torch(state, config).double(), structures)
+            rows.append((name, "float32 used in float64", compare(single, results["single"])))
+            if name == GOLDEN:
+                write_golden(state, config, results["single"])
     return rows
+
+
+def write_golden(state, config, values):
+    """Write a checkpoint in float32 and what mace-torch computes with it in float64."""
+    save_file({k: v.contiguous() for k, v in state.items()}, f"{GOLDEN_FILES}.safetensors")
+    golden = {"against": list(PACKAGES), "config": config, **values}
+    write_text_atomically(GOLDEN_FILES.with_suffix(".json"), json.dumps(golden) + "\n")
 
 
 def report(rows):

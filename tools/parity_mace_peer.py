@@ -4,7 +4,8 @@
 
 For every case of FOLDER/cases.json: build mace-torch's model from ``CASE/config.json``, once with
 the weights of ``CASE/ours.pt`` and once with random weights of its own, which it writes to
-``CASE/theirs.pt`` with ``CASE/theirs.json``. What both compute goes to ``CASE/results.json``.
+``CASE/theirs.pt`` with ``CASE/theirs.json``, and rounded to float32 to ``CASE/single.pt``. What all
+of them compute goes to ``CASE/results.json``.
 mace must be imported before e3nn.o3, whose import needs what mace sets.
 """
 
@@ -128,6 +129,11 @@ def run(folder, structures, seed):
     torch.save(model.state_dict(), folder / "theirs.pt")
     (folder / "theirs.json").write_text(json.dumps(written_config(model, config), default=plain))
     results = {"theirs": evaluate(model, structures, config)}
+    single = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    torch.save(single, folder / "single.pt")
+    # But for the couplings of messages, which are exact on our side.
+    model.load_state_dict({k: v for k, v in single.items() if "_w3j" not in k}, strict=False)
+    results["single"] = evaluate(model, structures, config)
     model.load_state_dict(torch.load(folder / "ours.pt", weights_only=True), strict=True)
     results["ours"] = evaluate(model, structures, config)
     exported = folder / "ours.model"

@@ -96,7 +96,16 @@ def sentence(box: str, command: str) -> str:
     text = re.split(r" (?:Got errors:|Argument helptext:|For full helptext)", text)[0].strip()
     for pattern, replacement in _WORDING:
         text = re.sub(pattern, replacement, text)
+    text = re.sub(r"(?<=expected )[^ ]*[A-Z{|].*(?=, got )", _plain_types, text)
     return text.removesuffix(".")
+
+
+def _plain_types(found: re.Match[str]) -> str:
+    """Write ``{None}|INT|{auto}`` and the like in plain English."""
+    text = found[0]
+    for pattern, replacement in _TYPES:
+        text = re.sub(pattern, replacement, text)
+    return text.removeprefix(" or ")
 
 
 def flags(target: Any, prefix: str = "") -> frozenset[str]:
@@ -143,6 +152,7 @@ def as_typed(message: str, options: str) -> str:
         lambda found: f"{options}{found[1]}-key" + (f" {found[2]}" if found[2] else ""),
         message,
     )
+    text = re.sub(r"(?:data\.)?(?:labels\.)?\bgroup_weights\b", f"{options}group-weights", text)
     text = re.sub(r"\ballow_(zero_labels|unlabelled)\b", _allow(options), text)
     text = text.replace("oversized='alone'", "--batch.oversized alone")
     text = text.replace("overwrite=True", "--overwrite")
@@ -161,15 +171,35 @@ _WORDING = (
     (r"invalid literal for int\(\) with base 10: (.*)", r"expected a whole number, got \1"),
     (r"could not convert string to float: (.*)", r"expected a number, got \1"),
     (r"no type matching (.*) could be instantiated from \[(.*)\]", r"expected \1, got \2"),
-    (r"expected \{None\}\|FLOAT,", "expected a number,"),
-    (r"expected \{None\}\|INT,", "expected a whole number,"),
+    (
+        r"Could not parse arguments \[(.*)\] into tuple type .*(?:float|int).*",
+        r"expected numbers, got \1",
+    ),
+    (r"Failed to parse key-value pairs!", "expected pairs, each a name and its value"),
     (
         r"^.*?invalid choice (.*) for argument '(.*)'\. Expected one of \((.*?),?\)",
         r"\2: expected one of \3, got \1",
     ),
-    (r"^.*?Missing value for argument '(.*)'\. Expected (\d+) values", r"\1: expected a value"),
+    (
+        r"^.*?Missing value for argument '(.*)'\. Expected (\d+) values",
+        lambda found: (
+            f"{found[1]}: expected {'a value' if found[2] == '1' else found[2] + ' values'}"
+        ),
+    ),
 )
 """Pattern in tyro's message -> our wording."""
+
+_TYPES = (
+    (r"\{None\}", ""),
+    (r"\{\[STR (\w+) \[STR \w+ \.\.\.\]\]\}", r"pairs of a name and \1"),
+    (r"\{([^{}]*)\}", lambda choices: " or ".join(re.split(r",\s*", choices[1]))),
+    (r"\bINT\b", "a whole number"),
+    (r"\bFLOAT\b", "a number"),
+    (r"\bSTR\b", "text"),
+    (r"\bPATH\b", "a path"),
+    (r"\|", " or "),
+)
+"""Pattern in tyro's notation of types -> our wording, in this order."""
 
 
 def _unknown(names: str, text: str, command: str) -> str:

@@ -33,7 +33,7 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     values
         What a YAML or JSON file holds.
     path
-        Where ``values`` stands in the whole configuration, for messages.
+        Path of ``values`` in the whole configuration, for messages.
 
     Raises
     ------
@@ -70,8 +70,9 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     try:
         return cls(**arguments)
     except ConfigError as error:
-        prefix = f"{path}." if path and not str(error).startswith(path) else ""
-        raise ConfigError(f"{prefix}{error}") from None
+        text, (outer, _, own) = str(error), path.rpartition(".")
+        where = "" if text.startswith(path) else outer if text.startswith(f"{own}.") else path
+        raise ConfigError(f"{where}.{text}" if where else text) from None
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -137,15 +138,22 @@ def fingerprint(values: Any, length: int = 16) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key that stands twice."""
+    """A safe loader that refuses duplicate keys and keys that are lists or mappings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict):
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    "expected a plain key; has a template such as {{ name }} not been filled in?",
+                    key_node.start_mark,
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' stands twice", key_node.start_mark
+                    None, None, f"the key '{key}' occurs twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -173,6 +181,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _convert(arguments[0], value, where)
+    if value is None and hint is not Any and type(None) not in arguments:
+        raise ConfigError(
+            f"{where}: has no value; give {_name(hint)}, or take the key out for the default"
+        )
     if origin in {typing.Union, types.UnionType}:
         return _convert_union(arguments, value, where)
     if origin is Literal:
@@ -205,6 +217,8 @@ def _convert_union(hints: Sequence[Any], value: Any, where: str) -> Any:
         try:
             return _convert(hint, value, where)
         except ConfigError as error:
+            if isinstance(value, Mapping) and getattr(hint, "__origin__", None) is dict:
+                raise  # it names the key inside that is wrong
             problems.append(error)
     if len(problems) == 1:
         raise problems[0]
@@ -246,5 +260,22 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
 
 
 def _name(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    """Name a type as a user would."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in {typing.Union, types.UnionType}:
+        return " or ".join(_name(one) for one in arguments if one is not type(None))
+    if origin is Literal:
+        choices = ", ".join(repr(choice) for choice in arguments)
+        return choices if len(arguments) == 1 else f"one of {choices}"
+    if origin is tuple:
+        return "a list"
+    if origin in {dict, Mapping} or dataclasses.is_dataclass(hint):
+        return "keys and values"
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+    }
     return names.get(hint) or str(getattr(hint, "__name__", hint))

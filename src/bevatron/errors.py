@@ -32,8 +32,12 @@ class CheckpointError(BevatronError):
     """A checkpoint is missing, incomplete or of another model or other settings."""
 
 
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is missing or does not match its checksum."""
+
+
 class DivergenceError(BevatronError):
-    """The loss became NaN or exploded; the message names the samples of the batch."""
+    """A loss or a prediction is not finite, or a loss exploded; the message names the samples."""
 
 
 class OutOfMemoryError(BevatronError):

@@ -17,16 +17,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import xxhash
+
 from bevatron.errors import BevatronError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 TEMPORARY = ".tmp"
-"""How the name of an unfinished file or folder ends."""
+"""Suffix of the name of an unfinished file or folder."""
 
 ASIDE = ".old"
-"""How the name of a folder ends that is being replaced."""
+"""Suffix of the name of a folder that is being replaced."""
 
 crash_hooks: list[Callable[[str, Path], None]] = []
 """Called before every step as ``hook(step, path)``; tests kill the process or raise OSError here.
@@ -163,6 +165,17 @@ def write_json_atomically(
     write_text_atomically(path, text + "\n", error)
 
 
+def checksum(data: bytes) -> str:
+    """Return the xxh3_64 of a file's bytes in hexadecimal, as stores, checkpoints and models have.
+
+    Examples
+    --------
+    >>> checksum(b"abc")
+    '78af5f94892f3950'
+    """
+    return xxhash.xxh3_64_hexdigest(data)
+
+
 def fsync_file(path: Path) -> None:
     """Wait until the content of a file, written by somebody else, is on disk."""
     step("fsync", path)
@@ -197,7 +210,7 @@ def fsync_tree(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[Path]:
-    """Give a new folder to write into that takes the place of ``path`` once all of it is on disk.
+    """Yield a new folder to write, which replaces ``path`` once all of it is on disk.
 
     If the body raises, the new folder is removed and an older ``path`` stays as it was. After a
     kill call `recover_folder` before reading.

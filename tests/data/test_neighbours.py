@@ -126,8 +126,8 @@ def test_far_away_shifts_are_sorted_without_overflow():
 @pytest.mark.parametrize(
     ("positions", "cell", "pbc", "message"),
     [
-        ([[0, 0, 0], [0, 0, 1e-5]], np.zeros((3, 3)), False, "atoms 0 and 1 are on one spot"),
-        ([[0, 0, 0], [4, 4, 0]], 4 * np.eye(3), True, "atoms 0 and 1 are on one spot"),
+        ([[0, 0, 0], [0, 0, 1e-5]], np.zeros((3, 3)), False, "atoms 0 and 1 coincide"),
+        ([[0, 0, 0], [4, 4, 0]], 4 * np.eye(3), True, "atoms 0 and 1 coincide"),
         ([[0, 0, 0]], np.zeros((3, 3)), True, "zero volume"),
         ([[0, 0, 0]], np.ones((3, 3)), True, "zero volume"),
         ([[0, 0, np.nan]], np.eye(3), True, "NaN"),
@@ -141,6 +141,46 @@ def test_nonsense_is_refused(positions, cell, pbc, message):
 def test_a_cutoff_of_zero_is_refused():
     with pytest.raises(DataError, match="cutoff is 0"):
         neighbour_list(np.zeros((1, 3)), np.eye(3), True, 0)
+
+
+@pytest.mark.parametrize("size", [1e10, 1e200, 1.7e308])
+@pytest.mark.parametrize("periodic", [True, False])
+def test_sizes_that_no_structure_has_are_refused(size, periodic):
+    """vesin ends the process with a signal."""
+    water = np.array([[0.0, 0, 0], [1.0, 0, 0], [0.0, 1.0, 0]])
+    with pytest.raises(DataError, match=r"lattice vector 2 .* length of .* Å, at most 1e\+06"):
+        neighbour_list(water, np.diag([9.0, size, 9.0]), periodic, 5.0)
+    far = np.array([[0.0, 0, 0], [1.0, 0, 0], [-size, 1.0, 0]])
+    with pytest.raises(DataError, match=r"atom 2 \(counting from 0\) is .* away from the others"):
+        neighbour_list(far, 9 * np.eye(3), periodic, 5.0)
+
+
+THIN = {
+    "wire": ([[0, 0, 0], [1.0, 0, 0], [0, 0, 2.0]], np.diag([5.0, 5.0, 9e5]), True),
+    "skewed wire": (
+        [[0, 0, 0], [1.0, 0, 0], [0, 0, 2.0]],
+        [[10.0, 0, 0], [3.0, 10.0, 0], [9.0, 0, 9e5]],
+        True,
+    ),
+    "fragments in a plane": ([[0, 0, 0], [1.0, 0, 0], [5e4, 5e4, 0]], np.zeros((3, 3)), False),
+    "fragments on a line": ([[0, 0, 0], [1.0, 0, 0], [0, 0, 9e5]], np.zeros((3, 3)), False),
+    "fragments above a slab": ([[0, 0, 0], [1.0, 0, 0], [0, 0, 9e5]], 6 * np.eye(3), (1, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_thin_boxes_at_which_vesin_aborts(name):
+    positions, cell, pbc = THIN[name]
+    positions = np.array(positions, dtype=float)
+    periodic = np.broadcast_to(np.asarray(pbc, dtype=bool), (3,))
+    found = rows(*neighbour_list(positions, cell, periodic, 5.0))
+    near = np.linalg.norm(positions, axis=1) < 100
+    shorter = np.array(cell, dtype=float)
+    shorter[2, 2] = min(shorter[2, 2], 50.0)
+    expected = brute_force(positions[near], shorter, periodic, 5.0)
+    alone = brute_force(np.zeros((1, 3)), shorter, periodic, 5.0)
+    expected += [(2, 2, *shift) for _, _, *shift in alone if not near.all()]
+    assert sorted(found) == sorted(expected)
 
 
 def test_add_neighbours_pickles_and_leaves_its_sample_alone():

@@ -1,6 +1,8 @@
 """Structures and small models for the tests of MACE."""
 
 import functools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import torch
 from bevatron.data.neighbours import neighbour_list
 from bevatron.data.samples import collate_structures
 from bevatron.models.mace import MACE, MaceConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def make_sample(

@@ -4,29 +4,9 @@ import json
 
 import pytest
 import torch
+from model_kinds import KINDS
 
 from bevatron.errors import CheckpointError
-from bevatron.models import gpspp, graph_attention, mace
-
-
-def small_mace():
-    config = mace.MaceConfig.preset("small").with_data(
-        atomic_numbers=(1, 8), atomic_energies=((-1.0, -2.0),), avg_num_neighbors=4.0
-    )
-    return mace.MACE(config)
-
-
-KINDS = {
-    "mace": (small_mace, mace.save_model, mace.load_model),
-    "gpspp": (lambda: gpspp.build("gpspp-4", num_layers=1), gpspp.save_model, gpspp.load_model),
-    "graph_attention": (
-        lambda: graph_attention.NodeClassifier(
-            graph_attention.GraphAttentionConfig().with_data(inputs=5, outputs=3)
-        ),
-        graph_attention.save_model,
-        graph_attention.load_model,
-    ),
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
-"""Makes the tiny task importable."""
+"""Makes the tiny task and the steps of other tests importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "capture")]

@@ -148,6 +148,8 @@ def one_sentence(
 
 def run() -> None:
     """Run the command of this process and exit."""
+    # Threads of OpenMP that wait sleep: spinning, they take the cores from processes beside them.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     if "torch.distributed" in sys.modules:
         from bevatron.parallel.mesh import ranks_from_environment
@@ -171,7 +173,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         if arguments and arguments[0] in {"-h", "--help"}:
             return _group_help(command, group)
         if not arguments or arguments[0] not in group:
-            raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
+            raise ConfigError(f"`bevatron {command}` needs one of: {', '.join(group)}")
         command, arguments = f"{command} {arguments[0]}", arguments[1:]
     elif command not in known:
         first = sorted({name.partition(" ")[0] for name in known})

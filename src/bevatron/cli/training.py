@@ -17,8 +17,8 @@ class TrainOptions:
     Attributes
     ----------
     resume
-        ``never``: the folder must not hold a run; ``auto``: resume one if it does; ``must``: it has
-        to hold one.
+        ``never``: the folder must not hold a run; ``auto``: resume one if it does, from its newest
+        intact checkpoint; ``must``: it has to hold one, whose newest checkpoint is intact.
     dry_run
         Print parameters, memory and steps, and exit.
     """
@@ -35,7 +35,7 @@ def train(arguments: list[str]) -> int:
     recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(
-            f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
+            f"`bevatron train` needs a recipe ({recipes}) or a YAML file; "
             "`bevatron train --help` says more"
         )
     if arguments[0] in {"-h", "--help"}:
@@ -61,7 +61,7 @@ def _written_out(argument: str) -> str:
 
 
 def _train_command(config: type) -> Any:
-    """Make the class from which tyro parses a configuration and how to start."""
+    """Create the class from which tyro parses a configuration and how to start."""
 
     @dataclass(frozen=True)
     class Command:

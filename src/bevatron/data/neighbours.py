@@ -18,8 +18,12 @@ from bevatron.typing import Arrays
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
-ONE_SPOT = 1e-3
-"""Two atoms closer than this, in Å, are on one spot: the energy of such a structure is nonsense."""
+MIN_DISTANCE = 1e-3
+"""Two atoms closer than this, in Å, coincide: the energy of such a structure is meaningless."""
+
+
+LARGEST_EXTENT = 1e6
+"""Å; a structure or cell this large has its lengths in another unit or a calculation exploded."""
 
 
 def neighbour_list(
@@ -51,8 +55,8 @@ def neighbour_list(
     Raises
     ------
     DataError
-        If positions or cell are not finite, the periodic axes span no volume, or two atoms are on
-        one spot.
+        If positions or cell are not finite or larger than `LARGEST_EXTENT`, the periodic axes span
+        no volume, or two atoms coincide.
 
     Examples
     --------
@@ -74,12 +78,16 @@ def neighbour_list(
         raise DataError("positions or cell hold NaN or infinity")
     if len(r) == 0:
         return np.zeros((0, 2), np.int32), np.zeros((0, 3), np.int32)
+    refuse_large_extent(r, box, periodic)
     if periodic.any() and not span_volume(box, periodic):
         raise DataError("the cell has zero volume along its periodic axes")
-    # One thread: whole structures are what is done in parallel.
-    finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
-    pairs, shifts, distances = finder.compute(r, box, periodic, "PSd", copy=False)
-    _refuse_one_spot(pairs, distances)
+    if _too_thin_for_vesin(r, box, periodic, cutoff):
+        pairs, shifts, distances = _pairs_by_ase(r, box, periodic, cutoff)
+    else:
+        # One thread: whole structures are what is done in parallel.
+        finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
+        pairs, shifts, distances = finder.compute(r, box, periodic, "PSd", copy=False)
+    _refuse_coinciding_atoms(pairs, distances)
     order = _order(pairs, shifts, len(r))
     return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
 
@@ -107,7 +115,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
 def span_volume(
     cell: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_], thinnest: float = 0.1
 ) -> bool:
-    """Say whether the periodic lattice vectors span a volume (or an area, or a length).
+    """Whether the periodic lattice vectors span a volume (or an area, or a length).
 
     Heights are compared, not the volume: every periodic vector must extend at least ``thinnest`` Å
     out of the plane of the other periodic ones, so the result does not depend on the other lengths.
@@ -126,15 +134,85 @@ def span_volume(
     return volume > 0 and volume >= thinnest * max(areas)
 
 
+def refuse_large_extent(
+    positions: npt.NDArray[np.float64],
+    cell: npt.NDArray[np.float64],
+    periodic: npt.NDArray[np.bool_],
+) -> None:
+    """Refuse a cell or distances between atoms above `LARGEST_EXTENT`.
+
+    Raises
+    ------
+    DataError
+        Naming the lattice vector or the atom.
+    """
+    longest = float(np.abs(cell).max())
+    if longest > LARGEST_EXTENT:
+        axis = int(np.abs(cell).max(axis=1).argmax()) + 1
+        raise DataError(
+            f"lattice vector {axis} of the cell holds a length of {longest:.3g} Å; lengths are in "
+            f"Å, at most {LARGEST_EXTENT:.0g}"
+        )
+    # Atoms of a trajectory that was never wrapped may be many cells away.
+    most = LARGEST_EXTENT * (1e3 if periodic.all() else 1.0)
+    # Halved, because a difference of two huge numbers overflows.
+    away = np.abs(positions / 2 - np.median(positions / 2, axis=0)).max(axis=1)
+    if 2 * away.max() > most:
+        raise DataError(
+            f"atom {int(away.argmax())} (counting from 0) is {2 * away.max():.3g} Å away from the "
+            f"others; lengths are in Å, at most {most:.0g}"
+        )
+
+
+VESIN_CELLS = 1e5
+"""Cells of vesin's grid; a box with more is divided more coarsely along all three axes."""
+
+
+def _too_thin_for_vesin(
+    positions: npt.NDArray[np.float64],
+    cell: npt.NDArray[np.float64],
+    periodic: npt.NDArray[np.bool_],
+    cutoff: float,
+) -> bool:
+    """Whether vesin's coarser grid may leave no cell along a thin axis, at which it aborts."""
+    spans = np.ptp(positions, axis=0)
+    lengths = np.linalg.norm(cell, axis=1)
+    widest = np.where(periodic, np.maximum(lengths, spans.max()), spans.max())
+    total = float(np.prod(np.maximum(widest / cutoff, 1.0)))
+    if total <= VESIN_CELLS:
+        return False
+    thinnest = float(spans.min())
+    if periodic.all():
+        thinnest = float(1.0 / np.linalg.norm(np.linalg.inv(cell), axis=0).max())
+    elif periodic.any():
+        thinnest = min(thinnest, float(lengths[periodic].min()))
+    return bool(max(thinnest / cutoff, 1.0) * (VESIN_CELLS / total) ** (1 / 3) < 2.0)
+
+
+def _pairs_by_ase(
+    positions: npt.NDArray[np.float64],
+    cell: npt.NDArray[np.float64],
+    periodic: npt.NDArray[np.bool_],
+    cutoff: float,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Find pairs, shifts and distances as vesin does, slower, in a box of any shape."""
+    from ase.neighborlist import primitive_neighbor_list
+
+    first, second, distances, shifts = primitive_neighbor_list(
+        "ijdS", periodic, cell, positions, float(cutoff)
+    )
+    return np.stack([first, second], axis=1), shifts, distances
+
+
 def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
     return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
 
 
-def _refuse_one_spot(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
-    if len(distances) and distances.min() < ONE_SPOT:
+def _refuse_coinciding_atoms(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
+    if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = (int(atom) for atom in pairs[int(distances.argmin())])
         raise DataError(
-            f"atoms {min(i, j)} and {max(i, j)} are on one spot "
+            f"atoms {min(i, j)} and {max(i, j)} coincide "
             f"({distances.min():.1e} Å apart, counting from 0)"
         )
 

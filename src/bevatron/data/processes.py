@@ -1,22 +1,95 @@
 """Number of worker processes, and starting them without importing the user's script."""
 
+import math
 import os
 import signal
-from multiprocessing import spawn
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 
 def usable_cpus() -> int:
-    """Count the CPUs that this process may use."""
+    """Count the CPUs that this process may use: of its affinity, within the quota of its cgroup."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cpus if quota >= cpus else max(math.ceil(quota), 1)
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return how many CPUs' time the cgroups of this process allow; infinity without a limit.
+
+    Parameters
+    ----------
+    root
+        Of the file system, for tests.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return math.inf
+    quotas = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be that of the host while its own group is mounted on top.
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = base / path.lstrip("/")
+        folders = {base, group, *(p for p in group.parents if p.is_relative_to(base))}
+        quotas += [_quota_of(folder) for folder in folders]
+    return min(quotas)
+
+
+def _quota_of(folder: Path) -> float:
+    """Read the quota of one cgroup, version 2 or 1."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
 
 
 def own_cpus() -> int:
     """Count the CPUs of this process, shared equally by the local ranks of torchrun."""
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return max(usable_cpus() // ranks, 1)
+
+
+PRELOADED = (
+    "torch",
+    "bevatron.data.loader.worker",
+    "bevatron.data.samples",
+    "bevatron.data.store.prepare",
+)
+"""Modules that the fork server imports, once for all processes it starts."""
+
+
+def start_fork_server() -> None:
+    """Start the server that worker processes are forked from; it imports while this one goes on."""
+    if not sys.platform.startswith("linux"):
+        return
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    with _without_stop_signals():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _without_stop_signals() -> Iterator[None]:
+    """Block the signals by which schedulers announce the end of a job, for processes started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:
@@ -46,10 +119,9 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
             data.pop("init_main_from_path", None)
         return data
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     spawn.get_preparation_data = reduced
     try:
-        process.start()
+        with _without_stop_signals():
+            process.start()
     finally:
         spawn.get_preparation_data = original
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,4 +1,4 @@
-"""What `bevatron env` prints: versions, devices, and which kernels run here or why not."""
+"""The output of `bevatron env`: versions, devices, and which kernels run here or why not."""
 
 import importlib.metadata
 import os
@@ -36,7 +36,10 @@ REQUIRED_PACKAGES = (
 )
 
 DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
-SETTINGS_VARIABLES = ("BEVATRON_KERNELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
+SETTINGS_VARIABLES = (
+    *("BEVATRON_KERNELS", "BEVATRON_MODELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"),
+)
 
 _LINE = 84
 """Characters of a line of operators."""
@@ -86,9 +89,10 @@ def _devices() -> Iterator[tuple[str, str]]:
     memory = _memory_gib()
     yield (
         "cpu",
-        f"{usable_cpus()} usable cores, {torch.get_num_threads()} threads"
+        f"{usable_cpus()} usable of {os.cpu_count()} cores"
         + (f", {memory:.1f} GiB of memory" if memory else ""),
     )
+    yield "cpu threads", _threads()
     if torch.version.cuda is None and torch.version.hip is None:
         yield "gpu", "none: this build of torch is for CPUs only"
     elif not torch.cuda.is_available():
@@ -109,6 +113,22 @@ def _devices() -> Iterator[tuple[str, str]]:
         if there
     ]
     yield "distributed", ", ".join(backends) or "not available"
+
+
+def _threads() -> str:
+    """Say how many threads torch uses on the CPU, and why."""
+    import torch
+
+    from bevatron.parallel.threads import NODES_PER_THREAD, VARIABLES, idle_cpus, threads_for
+
+    given = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    if given:
+        return f"{torch.get_num_threads()} ({', '.join(given)})"
+    most = threads_for(sys.maxsize)
+    return (
+        f"1 for each {NODES_PER_THREAD} atoms or nodes of a batch, at most {most}; predictions use "
+        f"idle cores only, now {min(idle_cpus(), most)} (OMP_NUM_THREADS sets the number)"
+    )
 
 
 def _memory_gib() -> float | None:

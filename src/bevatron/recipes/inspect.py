@@ -92,7 +92,7 @@ def render(table: inspect.Table) -> rich_table.Table:
     shown = rich_table.Table(
         title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
     )
-    # On a narrow terminal names stay whole and the other columns fold.
+    # On a narrow terminal names are not broken; the other columns wrap.
     longest = max((len(number(row[0])) for row in table.rows), default=0)
     for column, header in enumerate(table.headers):
         first = column == 0

@@ -1,5 +1,6 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -7,15 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bevatron.config import load_yaml
-from bevatron.errors import CheckpointError, ConfigError
+from bevatron.data.processes import own_cpus, start_fork_server
+from bevatron.errors import CheckpointError, ConfigError, DamagedError
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import SYSTEMS, recipe
+from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
+WORTH_A_FORK_SERVER = 4
+"""CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
+
 
 def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
-    """Make the configuration that command-line arguments then change.
+    """Build the configuration that command-line arguments then override.
 
     Parameters
     ----------
@@ -27,7 +33,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     Raises
     ------
     ConfigError
-        For an unknown recipe or key.
+        For an unknown recipe or key, and for a preset of which a file leaves nothing.
     """
     if name in SYSTEMS:
         values: dict[str, Any] = {"recipe": name}
@@ -36,18 +42,25 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", next(iter(SYSTEMS))))
+    chosen = str(values.pop("recipe", None) or next(iter(SYSTEMS)))
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
-    if preset is not None:
-        values["preset"] = preset
     try:
-        return cls.from_values(values)
+        config = cls.from_values(values)
+        if preset is None or preset == config.preset:
+            return config
+        changed = cls.from_values({**values, "preset": preset})
     except ConfigError as error:
         raise ConfigError(str(error) if name in SYSTEMS else f"{name}: {error}") from None
+    if dataclasses.replace(changed, preset=config.preset) == config:
+        raise ConfigError(
+            f"--preset {preset}: changes nothing, because {name} gives every key that it sets; "
+            "leave it out, or take those keys out of the file"
+        )
+    return changed
 
 
 def start(
@@ -63,16 +76,21 @@ def start(
         For errors of the user.
     """
     folder = Path(config.output)
+    refuse_file(folder)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
     begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
-    if resume == "must" and not there:
-        raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
+    if resume == "must":
+        if not there:
+            raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
+        _check_newest(checkpoints)
     if resume == "never" and begun and not dry_run:
         raise ConfigError(
-            f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
+            f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
             "begins a new one"
         )
+    if own_cpus() >= WORTH_A_FORK_SERVER:
+        start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
     if dry_run:
@@ -80,8 +98,34 @@ def start(
         return 0
     result = fit(run)
     if ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result)
+        _print_what_next(result, run.model_options)
     return result.exit_code
+
+
+def _check_newest(checkpoints: Path) -> None:
+    """Refuse a damaged newest checkpoint, which ``auto`` would pass over."""
+    for path in list_checkpoints(checkpoints)[-1:]:
+        try:
+            read_intact(path)
+        except DamagedError as error:
+            raise DamagedError(
+                f"{error}; `--resume auto` goes on from the newest intact checkpoint"
+            ) from None
+
+
+def refuse_file(folder: Path) -> None:
+    """Refuse a run's folder that is a file, or is inside one.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file.
+    """
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"--output {folder}: {path} is a file; name a folder for the run, a new one"
+            )
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
@@ -95,22 +139,22 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
     return value
 
 
-def _print_what_next(result: FitResult) -> None:
+def _print_what_next(result: FitResult, options: str) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        print("the same command with --resume auto goes on")  # noqa: T201
+        print("the same command with --resume auto resumes")  # noqa: T201
         return
     if (folder / "report.html").is_file():
         print(f"report: {folder / 'report.html'}")  # noqa: T201
     print(  # noqa: T201
-        f"errors on other data: bevatron evaluate {folder} FILE; "
-        f"predictions: bevatron predict {folder} FILE OUT"
+        f"errors on other data: bevatron evaluate {folder} FILE{options}; "
+        f"predictions: bevatron predict {folder} FILE OUT{options}"
     )
 
 
 def _print_description(run: Run) -> None:
-    """Print what a run would be."""
+    """Print a summary of a run without training."""
     with open_mesh(run.settings.train.device) as mesh:
         if not mesh.is_main:
             return

@@ -3,8 +3,8 @@
 ``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
 ``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank,
 ``rng-shared.safetensors`` of generators that all ranks have alike, and ``state.json``: progress,
-identity of the run, number of threads, length of metrics.jsonl and a checksum of each file. Nothing
-is pickled. A new checkpoint is complete on disk before an old one is removed.
+identity of the run, number of threads, length of metrics.jsonl and a checksum of each file and of
+itself. Nothing is pickled. A new checkpoint is complete on disk before an old one is removed.
 """
 
 import json
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bevatron.errors import CheckpointError
-from bevatron.files import atomic_folder, remove_folder, step
+from bevatron.errors import CheckpointError, DamagedError
+from bevatron.files import atomic_folder, checksum, remove_folder, step
+from bevatron.models.common.model_folder import misfit
 from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.identity import flatten
@@ -110,9 +110,9 @@ def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Me
         "metrics_bytes": record.metrics_bytes,
         "num_ranks": record.num_ranks,
         "torch": str(torch.__version__),
-        "files": {name: _checksum(data) for name, data in sorted(files.items())},
+        "files": {name: checksum(data) for name, data in sorted(files.items())},
     }
-    files[STATE] = json.dumps(values, indent=1).encode()
+    files[STATE] = json.dumps({**values, "checksum": _checksum_of(values)}, indent=1).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -151,11 +151,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     Raises
     ------
+    DamagedError
+        If it is missing, incomplete or damaged.
     CheckpointError
-        If it is missing, incomplete, damaged or of a newer format.
+        If it is of a newer format or may not be read.
     """
     try:
         values = json.loads((path / STATE).read_text())
+        # Checkpoints of 0.1.0 have none.
+        stored = values.pop("checksum", None)
+        if stored is not None and stored != _checksum_of(values):
+            raise DamagedError(f"{path / STATE}: damaged (its checksum does not match)")
         if values["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: a checkpoint of format {values['format']}, this version of bevatron "
@@ -170,21 +176,36 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
         progress = Progress.from_json(values["progress"])
         return Checkpoint(path, progress, record, values["ema_updates"], values["files"])
+    except PermissionError as error:
+        raise CheckpointError(f"{path / STATE}: cannot be read ({error.strerror})") from None
     except OSError as error:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path}: not a checkpoint, {STATE} cannot be read ({error.strerror})"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: {STATE} is damaged ({error}); remove this folder to resume from an "
-            f"older checkpoint"
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{path / STATE}: damaged ({error!r})") from None
+
+
+def read_intact(path: Path) -> Checkpoint:
+    """Read the state of a checkpoint after comparing all its files with their checksums.
+
+    Raises
+    ------
+    DamagedError
+        Naming the first file that is missing or damaged.
+    CheckpointError
+        As `read_checkpoint`.
+    """
+    checkpoint = read_checkpoint(path)
+    for name in checkpoint.checksums:
+        _read_bytes(checkpoint, name)
+    return checkpoint
 
 
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know is seeded afresh.
+    A rank that the checkpoint does not know gets a new seed.
 
     Raises
     ------
@@ -194,9 +215,8 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     try:
         state.model.load_state_dict(_read(checkpoint, "model.safetensors"))
     except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
         raise CheckpointError(
-            f"{checkpoint.path}: the weights are of another model ({reason})"
+            f"{checkpoint.path}: the weights belong to another model ({misfit(error)})"
         ) from None
     load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
     if state.ema is not None:
@@ -226,7 +246,7 @@ def _read(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
     try:
         return load(_read_bytes(checkpoint, name))
     except SafetensorError as error:
-        raise CheckpointError(f"{checkpoint.path / name}: damaged ({error})") from None
+        raise DamagedError(f"{checkpoint.path / name}: damaged ({error})") from None
 
 
 def _read_bytes(checkpoint: Checkpoint, name: str) -> bytes:
@@ -235,13 +255,12 @@ def _read_bytes(checkpoint: Checkpoint, name: str) -> bytes:
         raise CheckpointError(f"{checkpoint.path}: written without {name}, which this run needs")
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except PermissionError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    if _checksum(data) != checkpoint.checksums[name]:
-        raise CheckpointError(
-            f"{path}: damaged (its checksum is wrong); remove {checkpoint.path.name} to resume "
-            f"from an older checkpoint"
-        )
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
+    if checksum(data) != checkpoint.checksums[name]:
+        raise DamagedError(f"{path}: damaged (its checksum does not match)")
     return data
 
 
@@ -251,5 +270,7 @@ def _pack(tensors: Mapping[str, Tensor]) -> bytes:
     )
 
 
-def _checksum(data: bytes) -> str:
-    return xxhash.xxh3_64_hexdigest(data)
+def _checksum_of(values: Mapping[str, Any]) -> str:
+    """Hash plain values, the same before they are written as JSON and after they are read."""
+    plain = json.loads(json.dumps(values))
+    return checksum(json.dumps(plain, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""What a user sees during a run: a progress bar on a terminal, plain lines otherwise.
+"""Output during a run: a progress bar on a terminal, plain lines otherwise.
 
 Every line also goes to log.txt with the time. Only rank 0 prints.
 """
@@ -52,7 +52,7 @@ class Console:
         self._log(text)
 
     def begin_epoch(self, epoch: int, epochs: int, done: int, total: int) -> None:
-        """Begin the bar of an epoch of which ``done`` of ``total`` steps are done."""
+        """Start the progress bar of an epoch with ``done`` of ``total`` steps done."""
         if not (self._active and self._rich.is_terminal):
             return
         self._progress = Progress(
@@ -112,7 +112,7 @@ class Console:
 
 
 def figures(record: Mapping[str, Any]) -> str:
-    """Put the figures of a step's or an epoch's record into one line.
+    """Format the figures of a step's or an epoch's record in one line.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.data.loader import LoadedBatch, Loader
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
+from bevatron.parallel.threads import few_threads
 from bevatron.task import Collate, Task
 from bevatron.train.epochs import IndexedBatch, pack_samples
 from bevatron.train.settings import BatchConfig, LoaderConfig
@@ -20,7 +21,7 @@ from bevatron.typing import IntArray
 
 
 class Interrupted(Exception):  # noqa: N818  not an error
-    """An evaluation was given up because the run is to stop."""
+    """An evaluation was abandoned because the run must stop."""
 
 
 def evaluate(
@@ -82,12 +83,12 @@ def evaluate_batches(
     interrupted
         Asked before every batch, on all ranks.
     predict
-        In place of the task's.
+        Replaces the task's.
 
     Raises
     ------
     Interrupted
-        If ``interrupted`` said so.
+        If ``interrupted`` returned True.
     """
     metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):
@@ -132,7 +133,9 @@ def predict(
     with in_eval_mode(model), made as loaded_batches:
         for loaded in loaded_batches:
             moved = loaded.batch.to(mesh.device, dtype, non_blocking=True)
-            yield moved, task.predict(model, moved)
+            with few_threads(max(loaded.batch.sizes.values(), default=0), mesh.device):
+                outputs = task.predict(model, moved)
+            yield moved, outputs
 
 
 def ordered_batches(
@@ -169,14 +172,16 @@ def make_loader(
     config: LoaderConfig | None,
     mesh: Mesh,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says."""
-    config = config or LoaderConfig()
-    pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
+    """Make a loader as a `LoaderConfig` says; without one it has no workers."""
+    config = config or LoaderConfig(workers=0)
+    on_gpu = mesh.device.type == "cuda"
+    pin = config.pin if config.pin is not None else on_gpu
     return Loader(
         dataset,
         batches,
         collate,
-        workers=config.workers,
+        # On a CPU, workers would compete with training for the cores.
+        workers=config.workers if on_gpu or config.workers is not None else 0,
         window=config.window,
         prefetch=config.prefetch,
         sample_timeout=config.sample_timeout,
@@ -186,7 +191,7 @@ def make_loader(
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for the length of a ``with`` block."""
+    """Set a model to eval mode for the length of a ``with`` block."""
     was_training = model.training
     model.eval()
     try:

@@ -8,7 +8,7 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from bevatron.data.loader import Loader
+from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.parallel.threads import threads_for
 from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
@@ -34,12 +36,15 @@ from bevatron.train.evaluate import (
 from bevatron.train.logger import Logger
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
-from bevatron.train.step import LaunchedStep, note_loss, train_step
+from bevatron.train.step import LaunchedStep, note_loss, size_of_batches, train_step
+
+FEW_STEPS = 20
+"""An epoch of fewer steps is warned of."""
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
@@ -63,7 +68,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     Raises
     ------
     BevatronError
-        Whatever a user can mend, see `bevatron.errors`.
+        Any error that a user can fix, see `bevatron.errors`.
     """
     config = run.settings.train
     with ExitStack() as stack:
@@ -73,7 +78,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         if mesh.is_main:
             stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
-        threads = None if checkpoint is None else checkpoint.record.threads
+        threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
@@ -84,12 +89,30 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
         if mesh.is_main:
             folder.write_config(run)
         if checkpoint is not None:
+            for reason in folder.passed_over:
+                console.say(f"{reason}; going on from {checkpoint.path.name}, which is intact")
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = Saver(run, state, folder, logger, mesh)
+        if mesh.device.type == "cpu":
+            console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
         stack.callback(made.close)
         return made.walk()
+
+
+def _threads(run: Run, mesh: Mesh) -> int | None:
+    """Choose the threads of a new run on the CPU by the size of its batches."""
+    if mesh.device.type != "cpu" or not len(run.train):
+        return None
+    name, counts = next(iter(run.sizes.items()))
+    batch = run.settings.batch
+    most = int(counts.sum())
+    if batch.algorithm == "fixed_count":
+        most = round(batch.size * float(counts.mean()))
+    elif batch.capacity != "auto":
+        most = min(most, batch.capacities(run.sizes).get(name, most))
+    return threads_for(max(most, int(counts.max())))
 
 
 def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainState:
@@ -97,7 +120,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
     check_autocast(run.task, config)
-    # One that was loaded to be trained further may come in eval mode.
+    # A model loaded for further training may be in eval mode.
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
@@ -153,6 +176,7 @@ class Trainer:
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
         self.loader = make_loader(run.train, [], collate, loader, mesh)
+        self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
@@ -187,6 +211,16 @@ class Trainer:
             return result
         return self.saver.finish(result)
 
+    def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
+        """Warn of batches so large that the weights hardly ever change."""
+        steps = -(-epoch.num_batches // self.run.settings.optim.accumulate)
+        if steps < FEW_STEPS and not one_unchanging_batch(self.run):
+            self.logger.console.say(
+                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, and the weights "
+                f"change once a step; more is learned with a lower {size_of_batches(self.run)} or "
+                "with more epochs"
+            )
+
     def _is_over(self) -> bool:
         progress, settings = self.state.progress, self.run.settings
         stage_two = settings.schedule.stage_two_start
@@ -210,6 +244,8 @@ class Trainer:
         run, progress = self.run, self.state.progress
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
+        if not progress.step:
+            self._warn_of_few_steps(epoch)
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
         self.logger.console.begin_epoch(
             progress.epoch,
@@ -221,7 +257,6 @@ class Trainer:
         group: list[Any] = []
         places: list[int] = []
         in_flight: list[StepInFlight] = []
-        self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
             places.append(loaded.position)
@@ -250,6 +285,8 @@ class Trainer:
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
         self.logger.console.end_epoch()
+        if self.stopped_by is None and progress.epoch + 1 < run.settings.train.epochs:
+            self._prefetch(progress.epoch + 1)
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
         """Launch a step; one that is not captured is over when this returns."""
@@ -287,18 +324,28 @@ class Trainer:
         self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
         self._collect_garbage()
 
-    def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was repacked."""
-        run, progress = self.run, self.state.progress
+    def _prefetch(self, number: int, segments: Sequence[Segment] = ()) -> EpochPlan:
+        """Plan what is left of an epoch; workers load it, if need be while this one validates."""
+        run = self.run
         epoch = plan_epoch(
             run.sizes,
             run.settings.batch,
             self.planner,
             seed=run.settings.train.seed,
-            epoch=progress.epoch,
-            segments=progress.segments,
+            epoch=number,
+            segments=segments,
             describe=run.train.describe,
         )
+        self.loader.set_batches(epoch.batches)
+        self.prefetched = number, epoch
+        return epoch
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Plan what is left of the epoch, and say so if it was repacked."""
+        progress = self.state.progress
+        number, epoch = self.prefetched
+        if epoch is None or number != progress.epoch:
+            epoch = self._prefetch(progress.epoch, progress.segments)
         progress.segments = epoch.segments
         if epoch.changed:
             note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}
@@ -306,7 +353,7 @@ class Trainer:
             self.logger.write({"kind": "repacked", **note})
             self.logger.console.say(
                 f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
-                f"packed anew, {len(epoch.batches)} batches per rank"
+                f"repacked, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
             shapes = self.captured.plan(epoch.of_all_ranks())
@@ -315,7 +362,7 @@ class Trainer:
         return epoch
 
     def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
-        """Note which batches a loader window let overtake others, on all ranks."""
+        """Record which batches overtook others within the loader window, on all ranks."""
         if self.run.settings.loader.window > 1:
             taken = {*range(first), *(first + place for place in places)}
             prefix = set(range(segment.done))
@@ -354,9 +401,10 @@ class Trainer:
                 return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
+                name = self._monitor().removeprefix("-")
                 self.logger.console.say(
-                    f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
-                    f"cannot be the best ones; if that goes on, lower optim.lr"
+                    f"epoch {number}: {name} is {value} in validation, so these weights cannot be "
+                    "the best ones; if this persists, lower optim.lr"
                 )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
@@ -396,10 +444,15 @@ class Trainer:
         return self.metrics
 
     def _monitor(self) -> str:
-        return (self.run.settings.train.monitor or self.run.monitor).removeprefix("-")
+        """Name the metric that decides in this epoch, with a minus where larger is better."""
+        run, start = self.run, self.run.settings.schedule.stage_two_start
+        later = start is not None and self.state.progress.epoch >= start
+        of_stage = run.stage_two_monitor if later else None
+        return run.settings.train.monitor or of_stage or run.monitor
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        wanted, name = self.run.settings.train.monitor or self.run.monitor, self._monitor()
+        wanted = self._monitor()
+        name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(
                 f"train.monitor: '{name}' is no metric of this validation set "
@@ -423,7 +476,7 @@ def _explained_memory(batch: object) -> Iterator[None]:
 
 @contextmanager
 def _garbage_collection(collect_every: int | None) -> Iterator[None]:
-    """Switch Python's automatic collection off if the loop collects by itself."""
+    """Switch off Python's automatic garbage collection if the loop collects itself."""
     if collect_every is None or not gc.isenabled():
         yield
         return

@@ -37,7 +37,7 @@ def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
 
 
 class Sharing(Protocol):
-    """Decides among which ranks an epoch's samples are divided.
+    """Decides how an epoch's samples are divided among ranks.
 
     Losses and gradients are sums over ranks divided by counts over all ranks, whatever a rank
     holds. So ranks may divide the samples, or each sample into parts; only who takes which batches
@@ -141,25 +141,30 @@ class Run:
         others.
     monitor
         Validation metric that decides what is best; `TrainConfig.monitor` overrides it.
+    stage_two_monitor
+        The same from the second stage on; None = as before it.
     resume
-        Go on from the newest checkpoint in ``folder``, if there is one.
+        Resume from the newest checkpoint in ``folder``, if there is one.
     checkpoint
-        Go on from this checkpoint of ``folder`` instead; newer ones are removed.
+        Resume from this checkpoint of ``folder`` instead; newer ones are removed.
     save_model
         Writes a model folder.
     shown_metrics
         Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the start of the log: what was found in the data.
+    model_options
+        What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
-        What the ranks divide among themselves: samples, or the parts of each sample.
+        Whether ranks divide the samples or each sample.
     generators
         Random number generators of the run's own, such as those of a mask that ranks share, by
         name: in the same state on all ranks, saved and restored with it.
     before_end
         Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
-        Called on rank 0 when the run is over and its weights are written, e.g. for the report.
+        Called on rank 0 when the run is over and its weights are written, e.g. for the report; a
+        line that it returns is logged.
     """
 
     model: nn.Module
@@ -173,15 +178,17 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     monitor: str = "loss"
+    stage_two_monitor: str | None = None
     resume: bool = False
     checkpoint: Path | None = None
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
+    model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     before_end: Callable[[Mesh], None] | None = None
-    on_end: Callable[[FitResult, Path], None] | None = None
+    on_end: Callable[[FitResult, Path], str | None] | None = None
 
 
 def example_batch(run: Run) -> Any:
@@ -195,7 +202,7 @@ def one_unchanging_batch(run: Run) -> bool:
 
 
 def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
-    """Say what a run would be without running it: parameters, memory, steps.
+    """Describe a run without running it: parameters, memory, steps.
 
     The memory of activations is measured: one small batch goes through the loss on the CPU while
     the bytes kept for the backward pass are counted, and is scaled up to a full batch.

@@ -5,21 +5,22 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from bevatron.config import dump_yaml
-from bevatron.errors import BevatronError, CheckpointError, ConfigError
+from bevatron.errors import BevatronError, CheckpointError, ConfigError, DamagedError
 from bevatron.files import (
     ASIDE,
     atomic_folder,
+    checksum,
     explained,
     recover_folder,
     remove_folder,
@@ -36,6 +37,7 @@ from bevatron.train.checkpoint import (
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
+    read_intact,
     save_checkpoint,
 )
 from bevatron.train.identity import check_identity, harmless_settings, identity_of
@@ -58,6 +60,11 @@ class RunFolder:
     ----------
     path
         The folder.
+
+    Attributes
+    ----------
+    passed_over
+        Why newer checkpoints than that of `open` were not taken, newest first; on rank 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,6 +74,7 @@ class RunFolder:
         self.metrics = path / METRICS
         self.log = path / "log.txt"
         self.config = path / "config.yaml"
+        self.passed_over: list[str] = []
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -108,7 +116,8 @@ class RunFolder:
         ConfigError
             If the folder holds a run and ``run.resume`` is off, or cannot be written.
         CheckpointError
-            If the checkpoint is missing, damaged or of another run.
+            If the checkpoint is missing, damaged or of another run; without ``run.checkpoint`` the
+            newest intact one is taken, and it is an error if there are only damaged ones.
         """
         chosen = None
         if mesh.is_main:
@@ -138,14 +147,27 @@ class RunFolder:
                     f"{path}: not a checkpoint of {self.path}; to begin a new run from its weights "
                     f"fine-tune from that run"
                 )
-            return path
+            return read_intact(path).path
         if not run.resume:
             if there or _has_lines(self.metrics) or self.best.exists():
                 raise ConfigError(
                     f"{self.path}: holds a run already; resume it or choose another folder"
                 )
             return None
-        return there[-1] if there else None
+        return self._newest_intact(there)
+
+    def _newest_intact(self, there: Sequence[Path]) -> Path | None:
+        for path in reversed(there):
+            try:
+                return read_intact(path).path
+            except DamagedError as error:
+                self.passed_over.append(str(error))
+        if there:
+            raise CheckpointError(
+                f"{self.path}: none of its checkpoints is intact ({self.passed_over[0]}); begin a "
+                "new run in another folder"
+            )
+        return None
 
     def settle(self, checkpoint: Checkpoint, decisions: Decisions, mesh: Mesh) -> None:
         """Remove what is newer than the checkpoint that the run resumes from.
@@ -173,28 +195,32 @@ class RunFolder:
         """Replace the best model; a kill leaves the old one or the new one."""
         with atomic_folder(self.best, CheckpointError) as folder:
             save_model(folder, weights)
-            write_json_atomically(folder / BEST_NOTE, note, CheckpointError)
+            files = {WEIGHTS: checksum((folder / WEIGHTS).read_bytes())}
+            write_json_atomically(folder / BEST_NOTE, {**note, "files": files}, CheckpointError)
 
     def best_weights(self, decisions: Decisions) -> dict[str, Tensor] | None:
-        """Read the best weights; None if those on disk are not the ones that are remembered."""
+        """Read the best weights; None if those on disk are damaged or not the recorded ones."""
         try:
             note = json.loads((self.best / BEST_NOTE).read_text())
-            if note["step"] == decisions.best_step and note["value"] == decisions.best:
-                return load_file(self.best / WEIGHTS)
-        except (OSError, ValueError, KeyError, SafetensorError):
+            data = (self.best / WEIGHTS).read_bytes()
+            # Runs of 0.1.0 noted no checksum.
+            same = note.get("files", {}).get(WEIGHTS) in {None, checksum(data)}
+            if same and note["step"] == decisions.best_step and note["value"] == decisions.best:
+                return load(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
             return None
         return None
 
     def final_weights(
         self, run: Run, last: dict[str, Tensor], decisions: Decisions
     ) -> tuple[dict[str, Tensor], str]:
-        """Choose the weights of a finished run and say which they are."""
+        """Choose the weights of a finished run and describe them."""
         wants_best = run.settings.checkpoint.final == "best" and run.settings.checkpoint.best
         if not wants_best or decisions.best is None:
             return last, "the last"
         best = self.best_weights(decisions)
         if best is None:
-            return last, "the last (the best ones are not in the folder any more)"
+            return last, "the last (the best ones in the folder are damaged or gone)"
         return best, f"the best, of epoch {decisions.best_epoch + 1}"
 
 
@@ -276,7 +302,7 @@ class Saver:
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:
-        """Write the weights of a finished run, put them into the model, call what ends it.
+        """Write the weights of a finished run, put them into the model, call its end hooks.
 
         No rank leaves before all is written: over NCCL `equalise` makes no host wait.
         """
@@ -292,12 +318,14 @@ class Saver:
         if self.run.before_end is not None:
             self.run.before_end(self.mesh)
         if self.mesh.is_main and self.run.on_end is not None:
-            self.run.on_end(result, self.run.folder)
+            line = self.run.on_end(result, self.run.folder)
+            if line:
+                self.logger.console.say(line)
         barrier(self.mesh)
         return result
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
-        """Sum up where the run is."""
+        """Summarise the progress of the run."""
         progress = self.state.progress
         return FitResult(
             folder=self.run.folder,

@@ -108,28 +108,56 @@ def test_several_targets_must_be_named(table):
     ("text", "options", "sentence"),
     [
         ("", {}, "empty"),
-        ("smiles,y\n", {}, "no rows|no column of numbers"),
+        ("smiles,y\n", {}, "holds no rows"),
+        ("smiles,note,y\n", {"targets": ("y",)}, "holds no rows"),
         ("a,b\n1,2\n", {}, "no column is called 'smiles'"),
-        ("smiles;y\nC;1\n", {}, "divided by semicolons; write it with commas"),
+        ("smiles;y\nC;1\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,1\n", {"smiles": "mol"}, "no column 'mol'"),
         ("smiles,y\nC,1\n", {"targets": ("z",)}, "no column 'z'"),
         ("smiles,y\nC,1\nC,abc\n", {"targets": ("y",)}, "row 1: 'y' is 'abc'"),
         ("smiles,y\nC,inf\n", {"targets": ("y",)}, "row 0: 'y' is infinite"),
+        ("smiles,y\nC,1\nC,1e300\n", {}, r"row 1: 'y' is 1e\+300, beyond 3.4e\+38"),
         ("smiles,y\nC,1\nC,1,2\n", {}, "cannot be read as a table"),
         ("smiles,y,y\nC,1,2\n", {}, "two columns"),
         ("smiles,note\nC,a\n", {}, r"no column of numbers.*columns\.targets"),
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,abc\n", {}, r"row 2: 'y' is 'abc'.*columns\.targets"),
         ("smiles,mass,y\nC,1,2\nC,2,3\nC,3,inf\n", {}, "row 2: 'y' is infinite"),
         ("smiles,y,split\nC,1,middle\n", {}, "row 0: 'split' is 'middle'"),
-        (b"smiles,y\n\xff\xfe,1\n", {}, "not written in UTF-8"),
+        (b"smiles,y\n\xff\xfe,1\n", {}, "not UTF-8; save it in UTF-8"),
         ("smiles,y\nC,1\n".encode("utf-16"), {}, "is written in UTF-16; save it in UTF-8"),
-        ("smiles;y\nC;1,5\n", {}, "divided by semicolons; write it with commas"),
+        ("smiles;y\nC;1,5\n", {}, "separated by semicolons; write it with commas"),
         ("smiles,y\nC,no\n", {}, "classes are numbers too"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_in_one_sentence(table, text, options, sentence):
     with pytest.raises(DataError, match=sentence):
         rows(open_molecules(table(text), MoleculeOptions(**options)))
+
+
+def test_labels_that_float32_cannot_hold_are_refused_in_lists_and_structures_too(table):
+    for label, sentence in ((-1e39, "molecule 1: 'y' is -1e.39, beyond"), (np.inf, "is infinite")):
+        with pytest.raises(DataError, match=sentence):
+            molecules_in_memory(["C", "CC"], [1.0, label], ["y"])
+    sdf = table(entry(gap="1e300"), "m.sdf")
+    with pytest.raises(DataError, match=r"row 0: 'gap' is 1e\+300"):
+        rows(open_molecules(sdf, MoleculeOptions(targets=("gap",))))
+
+
+def test_missing_molecules_of_a_list_keep_their_places():
+    reader = molecules_in_memory(["C", None, float("nan"), np.float64("nan"), "CC"])
+    assert smiles(reader) == ["C", "", "", "", "CC"]
+    with pytest.raises(DataError, match=r"molecule 1: expected a SMILES .* got float"):
+        molecules_in_memory(["C", 1.5])
+
+
+def test_columns_in_latin_1_are_kept_where_they_are_not_molecules(table):
+    path = table("smiles,name,y\nCCO,éthanol,1\n".encode("latin-1"))
+    reader = open_molecules(path, MoleculeOptions(unlabelled=True))
+    assert reader.files[0].everything()["name"].to_pylist() == ["éthanol"]
+    assert targets(open_molecules(path)).tolist() == [[1.0]]
+    path = table("smiles,name,y\nCCO,日本,1\n", "utf8.csv")
+    reader = open_molecules(path)
+    assert reader.files[0].everything()["name"].to_pylist() == ["日本"]
 
 
 def test_a_missing_file_an_unknown_kind_and_a_double_are_refused(table, tmp_path):

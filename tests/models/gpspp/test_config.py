@@ -74,7 +74,8 @@ def test_switches_change_the_number_of_parameters_as_in_the_official_tests(chang
 
 
 def test_presets_are_named_by_layers_and_parts():
-    assert list(PRESETS) == [f"gpspp-{n}{s}" for s in ("", "-mpnn") for n in (16, 8, 4)]
+    published = [f"gpspp-{n}{s}" for s in ("", "-mpnn") for n in (16, 8, 4)]
+    assert list(PRESETS) == [*published, "gpspp-small"]
     with torch.device("meta"):
         model = build("gpspp-8-mpnn", num_layers=3)
     assert (model.config.num_layers, model.config.attention) == (3, False)

@@ -290,6 +290,33 @@ def test_what_is_no_molecule_is_named(smiles, sentence):
             field.check(made[1][field.name])
 
 
+@pytest.mark.parametrize(
+    ("smiles", "sentence"),
+    [
+        ("\u0421CO", r"has '\u0421' \(U\+0421, cyrillic capital letter es\), which is not ASCII"),
+        ("CCO\u200b", r"U\+200B, zero width space"),
+        ("\ufeffCCO", r"U\+FEFF"),
+        ("Cl\u00e9", r"U\+00E9"),
+        ("CC\u00a0O", r"U\+00A0, no-break space"),
+    ],
+)
+def test_letters_that_rdkit_would_drop_are_refused(smiles, sentence):
+    from bevatron.errors import DataError
+
+    with pytest.raises(DataError, match=sentence):
+        featurize(smiles)
+
+
+def test_what_follows_a_smiles_is_ignored_aloud():
+    def reason(text):
+        return featurize(text)["reason"].tobytes().decode()
+
+    assert reason("CC O") == "ignored: what follows the SMILES after a space"
+    assert reason(" CCO \n") == reason("CO |(0,0,1;1.5,0,0)| methanol") == ""
+    places = [[0, 0, 0], [1.5, 0, 0], [2.0, 1.0, 0.0]]
+    assert len(featurize("CCO ethanol", positions=places)["positions"]) == 3
+
+
 @pytest.mark.parametrize("positions", [np.zeros((2, 3)), np.full((3, 3), np.nan), np.zeros((3, 3))])
 def test_positions_that_make_no_sense_are_refused(positions):
     from bevatron.errors import DataError

@@ -13,6 +13,7 @@ from bevatron.models.gpspp import DropoutConfig, load_model, observe, save_model
 from bevatron.models.gpspp.encoders import GaussianKernels
 from bevatron.models.gpspp.graphs import Drops, Graphs, draw_drops
 from bevatron.models.gpspp.layers import Stream
+from bevatron.models.gpspp.shared import Shared
 
 EVERYTHING = (
     "raw",
@@ -98,7 +99,7 @@ def test_split_layers_equal_the_equations(sender, adjacent, edges, globals_):
     kept = (torch.rand(batch.num_edges) > 0.3).double() / 0.7
     drops = Drops(edge=kept, global_=torch.tensor([2.0, 0.0, 2.0]))
     streams = (None if given is None else Stream(given, given) for given in (e, g))
-    update, _, *streams = mpnn(x, *streams, graphs, drops)
+    update, *streams = mpnn(Shared(x), *streams, graphs, drops)
     got = (update, *(None if stream is None else stream.wide for stream in streams))
 
     def mlp(module, rows):

@@ -58,7 +58,7 @@ def duplicate_edge(name: str, row: int, col: int, more: str = "") -> DataError:
     """Return the error of an edge that is repeated."""
     return DataError(
         f"{name}: the edge from {col} to {row} occurs more than once{more}; set "
-        "duplicates='merge' or duplicates='sum' to take them as one"
+        "duplicates='merge' or duplicates='sum' to combine them"
     )
 
 

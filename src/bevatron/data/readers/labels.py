@@ -17,12 +17,13 @@ under plain names. Two explicit names whose values differ, or a file where some 
 and others another, are refused: the user must choose.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bevatron.data.readers.base import Signature, Survey
-from bevatron.errors import DataError
+from bevatron.errors import ConfigError, DataError
 
 Quantity: TypeAlias = Literal["energy", "forces", "stress", "virials"]
 
@@ -66,7 +67,7 @@ class LabelOptions:
         Name of the text that puts a structure into a group for metrics ('IsolatedAtom' marks
         reference energies of single atoms).
     group_weights
-        Factor on the weight of all structures of a group.
+        Factor on the weight of all structures of a group, 0 or more.
     weight_key
         Name of the weight of a structure; 1 where absent.
     energy_weight_key
@@ -102,6 +103,14 @@ class LabelOptions:
     allow_unlabelled: bool = False
     allow_zero_labels: bool = False
     trust: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse weights that would reward errors."""
+        for group, weight in self.group_weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ConfigError(
+                    f"group_weights: expected 0 or more for the group '{group}', got {weight:g}"
+                )
 
     def given(self, quantity: Quantity) -> str | None:
         """Name the user gave for a quantity."""
@@ -196,7 +205,7 @@ def _candidates(quantity: Quantity, signatures: Iterable[Signature]) -> list[tup
 
 
 def _other_is_given(quantity: Quantity, options: LabelOptions) -> bool:
-    """Whether the user named stress and so does not want virials, or the other way round."""
+    """Whether the user named stress, which excludes virials, or vice versa."""
     pair: dict[Quantity, Quantity] = {"stress": "virials", "virials": "stress"}
     return quantity in pair and bool(options.given(pair[quantity]))
 
@@ -225,7 +234,7 @@ def _refuse_mixture(
         if name not in there and other is not None:
             raise DataError(
                 f"{file}, frame {first}: has '{other}' where other frames have '{name}'; "
-                f"set {quantity}_key to the one that is meant"
+                f"set {quantity}_key to the right one"
             )
 
 
@@ -238,17 +247,17 @@ def _refuse_missing_energy(
     if key is not None and any(key in signature.info for signature in survey.counts):
         return
     there = sorted({name for s in survey.counts for name in s.info + s.arrays})
-    found = f"the names there are {', '.join(map(repr, there))}" if there else "no names are there"
+    found = f"the names found are {', '.join(map(repr, there))}" if there else "no names were found"
     wanted = f"no frame has the energy '{key}'" if key else "no frame has an energy"
     hint = _lookalike("energy", survey)
-    advice = f"; set energy_key='{hint}' if that is it" if hint else "; set energy_key"
+    advice = f"; set energy_key='{hint}' if that is the energy" if hint else "; set energy_key"
     raise DataError(f"{file}: {wanted} ({found}){advice}")
 
 
 def _refuse_lookalikes(
     file: str, names: Mapping[Quantity, str], survey: Survey, options: LabelOptions
 ) -> None:
-    """Refuse to train without a label that is there under an unknown name."""
+    """Refuse to train without a label that is present under an unknown name."""
     wanted: tuple[tuple[Quantity, ...], ...] = (("forces",), ("stress", "virials"))
     for quantities in wanted:
         if any(q in names or options.given(q) == "" for q in quantities):
@@ -257,8 +266,8 @@ def _refuse_lookalikes(
             name = _lookalike(quantity, survey)
             if name is not None:
                 raise DataError(
-                    f"{file}: no {quantity} under a common name, but '{name}' looks like them; set "
-                    f"{quantity}_key='{name}' to use it or {quantity}_key='' to do without"
+                    f"{file}: no {quantity} under a common name, but '{name}' looks like one; set "
+                    f"{quantity}_key='{name}' to use it or {quantity}_key='' to ignore it"
                 )
 
 

@@ -9,6 +9,7 @@ from bevatron.data.samples.feature_sets import (
     ATOM_VOCABULARIES,
     BOND_VOCABULARIES,
     FEATURE_SETS,
+    FEATURES_VERSION,
     FeatureSet,
     feature_set,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "ATOM_VOCABULARIES",
     "BOND_VOCABULARIES",
     "EDGE_FIELDS",
+    "FEATURES_VERSION",
     "FEATURE_SETS",
     "MAX_DISTANCE",
     "RAW_STRUCTURE_FIELDS",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.typing import Array, Arrays
+from bevatron.typing import Array, Arrays, FloatArray
 
 BINS_PER_OCTAVE = 4
 """Number of histogram bins for each doubling of the size."""
@@ -29,10 +29,11 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
         ``all`` and, by the number of the source file, ``files``: each with ``structures``,
         ``atoms``, ``edges``, ``labels`` (structures with energy, forces, stress, and with none of
         them), ``elements`` (atoms by atomic number), ``neighbours`` (per atom: min, max, and
-        ``histogram``: atoms by number of neighbours; the mean is edges / atoms), ``sizes`` (atoms
-        and edges per structure: min, max and histogram by the lower bound of the bin),
-        ``energy_per_atom`` (eV; min, max, sum) and ``forces`` (eV/Å; components, sum of squares,
-        max). ``groups`` and ``heads`` count structures by name and number.
+        ``histogram``: atoms by number of neighbours; the mean is edges / atoms), ``distances``
+        (between neighbours, Å; min), ``sizes`` (atoms and edges per structure: min, max and
+        histogram by the lower bound of the bin), ``energy_per_atom`` (eV; min, max, sum) and
+        ``forces`` (eV/Å; components, sum of squares, max). ``groups`` and ``heads`` count
+        structures by name and number.
 
     Examples
     --------
@@ -50,6 +51,16 @@ def summarise_structures(samples: Sequence[Arrays]) -> dict[str, Any]:
         "groups": merge(groups),
         "heads": merge([{str(int(sample["head"])): 1} for sample in samples]),
     }
+
+
+def edge_lengths(sample: Arrays) -> FloatArray:
+    """Return the distances between neighbours of a structure, [E] Å."""
+    senders, receivers = sample["edges"][:, 0], sample["edges"][:, 1]
+    positions = np.asarray(sample["positions"], dtype=np.float64)
+    shifts = np.asarray(sample["edge_shifts"], dtype=np.float64)
+    moved = shifts @ np.asarray(sample["cell"], dtype=np.float64)
+    lengths: FloatArray = np.linalg.norm(positions[receivers] - positions[senders] + moved, axis=1)
+    return lengths
 
 
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -114,7 +125,7 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
         "edges": num_edges,
         "labels": {**labels, "none": int(not any(labels.values()))},
         "elements": _counts(sample["atomic_numbers"]),
-        "sizes": {"atoms": _size(num_atoms), "edges": _size(num_edges)},
+        "sizes": {"atoms": size_range(num_atoms), "edges": size_range(num_edges)},
     }
     if num_atoms:
         degrees = np.bincount(sample["edges"][:, 1], minlength=num_atoms)
@@ -123,6 +134,8 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
             "max": int(degrees.max()),
             "histogram": _counts(degrees),
         }
+    if num_edges:
+        part["distances"] = {"min": float(edge_lengths(sample).min())}
     if labels["energy"] and num_atoms:
         per_atom = energy / num_atoms
         part["energy_per_atom"] = {"min": per_atom, "max": per_atom, "sum": per_atom}
@@ -136,7 +149,8 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
     return part
 
 
-def _size(size: int) -> dict[str, Any]:
+def size_range(size: int) -> dict[str, Any]:
+    """Return the summary of one sample of this size."""
     return {"min": size, "max": size, "histogram": {str(histogram_bin(size)): 1}}
 
 

@@ -1,6 +1,7 @@
 """Folders that hold one model: ``model.json`` (kind and configuration) and ``weights.safetensors``.
 
-A folder says by itself what it is, holds no pickle and is written wholly or not at all.
+A folder says by itself what it is, holds no pickle and is written wholly or not at all. model.json
+holds the checksum of the weights, which are read only if they match it and are finite.
 """
 
 import json
@@ -11,12 +12,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from bevatron.config import from_dict, to_dict
-from bevatron.errors import CheckpointError
-from bevatron.files import write_bytes_atomically, write_json_atomically
+from bevatron.errors import CheckpointError, ConfigError
+from bevatron.files import atomic_write, checksum, write_json_atomically
 
 FORMAT = 1
 """Version of the layout."""
@@ -57,21 +58,49 @@ def save_model(
     Raises
     ------
     CheckpointError
-        If the folder cannot be written.
+        If a weight is NaN or infinite, which is named, or the folder cannot be written.
     """
     folder = Path(path)
+    bad = not_finite(state_dict)
+    if bad is not None:
+        raise CheckpointError(
+            f"{folder}: the model is not saved, its '{bad}' holds NaN or infinity; the training "
+            "has diverged (a lower learning rate or clipping may help)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be made ({error.strerror})") from None
     tensors = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
-    # The description comes last: a folder without one is not a model.
     description = folder / MODEL_FILE
     weights = save({name: value.clone() for name, value in tensors.items()})
-    write_bytes_atomically(folder / WEIGHTS_FILE, weights, CheckpointError)
-    write_json_atomically(
-        description, {"format": FORMAT, "kind": kind, "config": dict(config)}, CheckpointError
-    )
+    # The description comes last, and an older one goes before its weights do: a folder without one
+    # is not a model, and a kill never leaves weights with the checksum of others.
+    with atomic_write(folder / WEIGHTS_FILE, CheckpointError) as file:
+        file.write(weights)
+        file.flush()
+        description.unlink(missing_ok=True)
+    values = {
+        "format": FORMAT,
+        "kind": kind,
+        "files": {WEIGHTS_FILE: checksum(weights)},
+        "config": dict(config),
+    }
+    write_json_atomically(description, values, CheckpointError)
+
+
+def not_finite(state_dict: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, None if there is none.
+
+    Examples
+    --------
+    >>> not_finite({"a": torch.zeros(2), "b": torch.tensor([0.0, torch.nan])})
+    'b'
+    """
+    for name, value in state_dict.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            return name
+    return None
 
 
 def load_model_folder(path: Path | str) -> ModelFolder:
@@ -80,27 +109,83 @@ def load_model_folder(path: Path | str) -> ModelFolder:
     Raises
     ------
     CheckpointError
-        If it is missing, damaged or of a newer version; the message says which file.
+        If it is missing, damaged, of a newer version or its weights are not finite; the message
+        says which file.
     """
     folder = Path(path)
     description, weights = folder / MODEL_FILE, folder / WEIGHTS_FILE
     for file in (description, weights):
         if not file.is_file():
             raise CheckpointError(f"{folder}: is not a model folder, it has no {file.name}")
-    try:
-        values = json.loads(description.read_text())
-        found, kind, config = values["format"], values["kind"], values["config"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CheckpointError(f"{description}: cannot be read ({error})") from None
-    if found != FORMAT:
+    values = read_description(description)
+    for key, kind in (("format", int), ("config", dict)):
+        if not isinstance(values.get(key), kind):
+            raise CheckpointError(f"{description}: is damaged, it has no '{key}'; copy it again")
+    if values["format"] != FORMAT:
         raise CheckpointError(
-            f"{description}: has format {found}, this version of bevatron reads {FORMAT}; update it"
+            f"{description}: has format {values['format']}, this version of bevatron reads "
+            f"{FORMAT}; update it"
+        )
+    files = values.get("files")
+    # Folders of 0.1.0 have no checksums.
+    expected = files.get(WEIGHTS_FILE) if isinstance(files, dict) else None
+    return ModelFolder(values["kind"], values["config"], _read_weights(weights, expected))
+
+
+def misfit(error: RuntimeError) -> str:
+    r"""Shorten what torch says of a state dict that does not fit, which lists every key.
+
+    Examples
+    --------
+    >>> misfit(RuntimeError('Error(s) for Net:\n\tMissing key(s): "a.weight", "b.weight", "c"'))
+    'Missing key(s): "a.weight" and 2 more'
+    """
+    first, *others = str(error).splitlines()[-1].strip().rstrip(". ").split('", "')
+    return f'{first}" and {len(others)} more' if others else first
+
+
+def read_description(file: Path) -> dict[str, Any]:
+    """Read a model.json, of which only ``kind`` is certain to be there.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read or holds something else.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{file}: is damaged, it is not JSON; copy it again") from None
+    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+        raise CheckpointError(
+            f"{file}: is damaged or something else, it names no kind of model; copy it again"
+        )
+    return values
+
+
+def _read_weights(file: Path, expected: str | None) -> dict[str, Tensor]:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+    if expected is not None and checksum(data) != expected:
+        raise CheckpointError(
+            f"{file}: is damaged, it does not match the checksum in {MODEL_FILE}; copy both files "
+            "or make the model again"
         )
     try:
-        state = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{weights}: is damaged ({error}); copy or make it again") from None
-    return ModelFolder(kind=str(kind), config=dict(config), state=state)
+        state = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{file}: is damaged ({error}); copy or make it again") from None
+    bad = not_finite(state)
+    if bad is not None:
+        raise CheckpointError(
+            f"{file}: '{bad}' holds NaN or infinity; the training had diverged or the file is "
+            "damaged, take another model"
+        )
+    return state
 
 
 class ModelKind(Generic[Config, Model]):
@@ -114,6 +199,8 @@ class ModelKind(Generic[Config, Model]):
         Class of the configuration, which the model keeps as ``config``.
     model
         Makes a model from its configuration and a floating-point type.
+    absent
+        Values of keys that folders of earlier versions lack, where they are not the defaults.
     """
 
     def __init__(
@@ -121,8 +208,10 @@ class ModelKind(Generic[Config, Model]):
         kind: str,
         config: type[Config],
         model: Callable[[Config, torch.dtype | None], Model],
+        absent: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind, self.config, self.model = kind, config, model
+        self.absent = dict(absent or {})
 
     def save(self, model: Model, path: Path | str) -> None:
         """Write a model into a folder (``model.json``, ``weights.safetensors``)."""
@@ -141,8 +230,8 @@ class ModelKind(Generic[Config, Model]):
         Raises
         ------
         CheckpointError
-            If the folder cannot be read, holds another kind of model, or its weights do not fit its
-            configuration.
+            If the folder cannot be read, holds another kind of model, its configuration is not one
+            or its weights do not fit it.
         """
         folder = load_model_folder(path)
         if folder.kind != self.kind:
@@ -150,12 +239,14 @@ class ModelKind(Generic[Config, Model]):
                 f"{path}: holds a model of kind '{folder.kind}', expected '{self.kind}'"
             )
         stored = (value.dtype for value in folder.state.values() if value.is_floating_point())
-        model = self.model(from_dict(self.config, folder.config), dtype or next(stored, None))
         try:
+            config = from_dict(self.config, {**self.absent, **folder.config}, "config")
+            model = self.model(config, dtype or next(stored, None))
             model.load_state_dict(folder.state)
+        except ConfigError as error:
+            raise CheckpointError(f"{Path(path) / MODEL_FILE}: {error}") from None
         except RuntimeError as error:
-            first = str(error).splitlines()[-1].strip()
             raise CheckpointError(
-                f"{path}: the weights do not fit the configuration ({first})"
+                f"{path}: the weights do not fit the configuration ({misfit(error)})"
             ) from None
         return model.eval()

@@ -1,7 +1,14 @@
 """GPS++: configuration, features, model, task, conversion from the official weights."""
 
 from bevatron.models.common.model_folder import ModelKind
-from bevatron.models.gpspp.config import PRESETS, DropoutConfig, GPSPlusPlusConfig, Target
+from bevatron.models.gpspp.config import (
+    FROM_DATA,
+    PRESETS,
+    DropoutConfig,
+    GPSPlusPlusConfig,
+    Target,
+    TrainedOn,
+)
 from bevatron.models.gpspp.convert import from_official
 from bevatron.models.gpspp.corruption import CorruptionConfig, Inputs, Mode, corrupt, observe
 from bevatron.models.gpspp.features import Featurizer, featurize
@@ -11,12 +18,14 @@ from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
 from bevatron.models.gpspp.task import GPSPlusPlusTask
 
 KIND = "gpspp"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
-_folder = ModelKind(KIND, GPSPlusPlusConfig, GPSPlusPlus)
+# Models that record no version of their features are older than the second.
+_folder = ModelKind(KIND, GPSPlusPlusConfig, GPSPlusPlus, absent={"features_version": 1})
 save_model, load_model = _folder.save, _folder.load
 
 __all__ = [
+    "FROM_DATA",
     "KIND",
     "OUTPUTS",
     "PRESETS",
@@ -31,6 +40,7 @@ __all__ = [
     "Mode",
     "PropertyMetrics",
     "Target",
+    "TrainedOn",
     "build",
     "corrupt",
     "featurize",

@@ -1,17 +1,17 @@
 """Hyper-parameters of GPS++, frozen and checked, and the published ones by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal, Self
 
 from tyro.conf import Suppress
 
-from bevatron.data.samples import FeatureSet, feature_set
+from bevatron.data.samples import FEATURES_VERSION, FeatureSet, feature_set
 from bevatron.errors import ConfigError
 from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
 TargetKind = Literal["regression", "binary", "multiclass"]
-"""What a target is: a number, 0 or 1, or the number of a class from 0."""
+"""Kind of a target: a number, 0 or 1, or the number of a class from 0."""
 
 PCQM4MV2_MEAN = 5.380503871833475
 PCQM4MV2_STD = 1.1785068841097899
@@ -48,16 +48,48 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.std > 0:
-            raise ConfigError(f"targets: '{self.name}' has a std of {self.std}, expected above 0")
+            raise ConfigError(f"std: expected above 0 for '{self.name}', got {self.std}")
         if self.kind == "multiclass" and self.num_classes < 2:
             raise ConfigError(
-                f"targets: '{self.name}' has {self.num_classes} classes, expected 2 or more"
+                f"num_classes: expected 2 or more for '{self.name}', got {self.num_classes}"
             )
 
     @property
     def width(self) -> int:
         """Number of outputs of the network for it."""
         return self.num_classes if self.kind == "multiclass" else 1
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The molecules that a model has learnt from, so that others can be told from them.
+
+    Attributes
+    ----------
+    atomic_numbers
+        Of their elements, ascending.
+    min_atoms, max_atoms
+        Heavy atoms of the smallest and the largest.
+    positions
+        Whether positions were shown.
+    """
+
+    atomic_numbers: tuple[int, ...]
+    min_atoms: int
+    max_atoms: int
+    positions: bool
+
+    def joined(self, other: Self | None) -> Self:
+        """Return both together."""
+        if other is None:
+            return self
+        return replace(
+            self,
+            atomic_numbers=tuple(sorted({*self.atomic_numbers, *other.atomic_numbers})),
+            min_atoms=min(self.min_atoms, other.min_atoms),
+            max_atoms=max(self.max_atoms, other.max_atoms),
+            positions=self.positions or other.positions,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,6 +212,10 @@ class GPSPlusPlusConfig:
         A head that predicts the direction of the noise on positions.
     targets
         What is predicted.
+    features_version
+        See `bevatron.data.samples.FEATURES_VERSION`.
+    trained_on
+        See `TrainedOn`; None = not recorded.
     dropout
         See `DropoutConfig`.
 
@@ -232,6 +268,8 @@ class GPSPlusPlusConfig:
     noisy_edges: bool = True
     denoising: bool = False
     targets: Suppress[tuple[Target, ...]] = (Target("gap", unit="eV"),)
+    features_version: Suppress[int] = FEATURES_VERSION
+    trained_on: Suppress[TrainedOn | None] = None
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
 
     def __post_init__(self) -> None:
@@ -295,6 +333,9 @@ class GPSPlusPlusConfig:
         return cls(**preset_values(PRESETS, name) | changes)
 
 
+FROM_DATA = ("targets", "features_version", "trained_on")
+"""Hyper-parameters that nobody sets: they are those of the data."""
+
 _RANGES = (
     ("num_layers", 1, 1024),
     ("node_width", 1, 65536),
@@ -311,13 +352,32 @@ _RANGES = (
     ("num_kernels", 1, 65536),
     ("max_path", 1, 254),
     ("max_degree", 1, 1024),
+    ("features_version", 1, FEATURES_VERSION),
 )
 
 _GAP = (Target("gap", mean=PCQM4MV2_MEAN, std=PCQM4MV2_STD, unit="eV"),)
 
-PRESETS: dict[str, dict[str, Any]] = {
-    f"gpspp-{layers}{suffix}": {"num_layers": layers, "targets": _GAP, **changes}
-    for suffix, changes in (("", {}), ("-mpnn", {"attention": False}))
-    for layers in (16, 8, 4)
+_SMALL: dict[str, Any] = {
+    "num_layers": 3,
+    "node_width": 64,
+    "edge_width": 32,
+    "global_width": 16,
+    "num_heads": 8,
+    "ffn_width": 128,
+    "expansion": 2,
+    "embedding_width": 32,
+    "num_kernels": 32,
+    "dropout": DropoutConfig(node=0.1, global_=0.1, encoder=0.1, attention=0.1, graph=0.1),
+    "targets": _GAP,
 }
-"""The published models: 44, 22 and 11 million parameters, and those without attention."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    **{
+        f"gpspp-{layers}{suffix}": {"num_layers": layers, "targets": _GAP, **changes}
+        for suffix, changes in (("", {}), ("-mpnn", {"attention": False}))
+        for layers in (16, 8, 4)
+    },
+    "gpspp-small": _SMALL,
+}
+"""The published models, 44, 22 and 11 million parameters, and those without attention; and a small
+one of 0.36 million for thousands of molecules, which a CPU trains in minutes."""

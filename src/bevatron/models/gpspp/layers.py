@@ -6,8 +6,7 @@ stored in both directions, the sum over senders into an atom equals the sum over
 it, and the two blocks of weights that act on it are added up. The weights are those of the plain
 layers.
 
-Inputs of several operators (atoms, messages, the bias) are returned by each for the next
-(``_with_input``): their gradient comes back along the same path, and each accumulates its own.
+What several operators read (atoms, messages, the bias) is `Shared`; see there.
 """
 
 from typing import NamedTuple
@@ -26,20 +25,23 @@ from bevatron.kernels import (
     residual_norm,
     scaled_residual,
 )
-from bevatron.kernels.molecule.linear import linear_with_input
-from bevatron.kernels.molecule.molecule_attention import molecule_attention_with_bias
-from bevatron.kernels.molecule.neighbour_sums import neighbour_sums_with_inputs
 from bevatron.kernels.molecule.norm_gelu import Activation
-from bevatron.kernels.molecule.segment_sum import segment_sum_with_input
 from bevatron.models.gpspp.config import GPSPlusPlusConfig
 from bevatron.models.gpspp.graphs import Drops, Graphs
+from bevatron.models.gpspp.shared import (
+    Shared,
+    attention_of,
+    linear_of,
+    neighbour_sums_of,
+    sums_of,
+)
 
 EPS = 1e-3
 """Of all layer norms: the default of Keras, with which the published models were trained."""
 
 
 def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """Make a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
+    """Build a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:
@@ -48,7 +50,7 @@ def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 
 
 def uniform_dense(width_in: int, width_out: int, radius: float) -> nn.Linear:
-    """Make a linear layer with weights and bias from (-radius, radius)."""
+    """Build a linear layer with weights and bias from (-radius, radius)."""
     layer = nn.Linear(width_in, width_out)
     nn.init.uniform_(layer.weight, -radius, radius)
     nn.init.uniform_(layer.bias, -radius, radius)
@@ -134,15 +136,14 @@ class EdgeUpdate(MLP):
         super().__init__(sum(self.widths), config.expansion * edge, edge)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, e: Tensor, g: Tensor | None, graphs: Graphs
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the messages, and pass the atoms on."""
+        self, x: Shared, e: Tensor, g: Tensor | None, graphs: Graphs
+    ) -> Tensor:
+        """Compute the messages: W2 GELU(LN(W_r x_r + W_s x_s + W_e e + W_g g + b)) + b2."""
         receiver, sender, edge, *rest = self.first.weight.split(self.widths, 1)
         assert self.norm is not None
-        of_atoms, x = linear_with_input(x, torch.cat([receiver, sender]))
         hidden = bond_norm_gelu(
             linear(e, edge),
-            of_atoms,
+            linear_of(x, torch.cat([receiver, sender])),
             graphs.bonds,
             self.norm.weight,
             self.norm.bias,
@@ -152,7 +153,7 @@ class EdgeUpdate(MLP):
             ptr=graphs.graph_ptr if g is not None else None,
             eps=EPS,
         )
-        return linear(hidden, self.second.weight, self.second.bias), x
+        return linear(hidden, self.second.weight, self.second.bias)
 
 
 class NodeUpdate(MLP):
@@ -174,47 +175,41 @@ class NodeUpdate(MLP):
 
     def forward(  # type: ignore[override]
         self,
-        x: Tensor,
-        messages: Tensor | None,
+        x: Shared,
+        messages: Shared | None,
         g: Tensor | None,
         graphs: Graphs,
         scale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute the updates of atoms; pass atoms and messages on."""
+    ) -> Tensor:
+        """Compute the updates: W2 GELU(LN(W_R R + W_S S + W_x x + W_g g + b)) + b2."""
         parts = list(self.first.weight.split(self.widths, 1))
         rows = linear(g, parts.pop()) if g is not None else None
         own = parts.pop()
         if messages is None:
-            hidden = self._from_nodes(x, parts, own, graphs)
+            hidden = self._from_nodes(x.value, parts, own, graphs)
         else:
-            hidden, x, messages = self._from_messages(x, messages, parts, own, graphs, scale)
-        return self.after_first(hidden, rows, graphs), x, messages
+            hidden = self._from_messages(x, messages, parts, own, graphs, scale)
+        return self.after_first(hidden, rows, graphs)
 
     def _from_messages(
         self,
-        x: Tensor,
-        messages: Tensor,
+        x: Shared,
+        messages: Shared,
         parts: list[Tensor],
         own: Tensor,
         graphs: Graphs,
         scale: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        step = 2 if self.adjacent else 1
-        weights = parts[0::step]
-        sums, handed_on, near_x = neighbour_sums_with_inputs(
-            messages,
-            x if self.adjacent else None,
-            graphs.bonds,
-            scale=scale,
-            outgoing=self.sides == 2,
-            own=self.adjacent,
+    ) -> Tensor:
+        """Compute W_R R + W_S S + W_x x, the sums and the atom being one row."""
+        near = x if self.adjacent else None
+        sums = neighbour_sums_of(
+            messages, near, graphs.bonds, scale=scale, outgoing=self.sides == 2
         )
         if not self.adjacent:
-            return linear(sums, torch.cat(weights, 1)) + linear(x, own), x, handed_on
+            return linear(sums, torch.cat(parts, 1)) + linear(x.value, own)
         # The neighbours are the same whichever way the bonds are walked.
-        near = parts[1] + parts[3] if self.sides == 2 else parts[1]
-        assert near_x is not None
-        return linear(sums, torch.cat([*weights, near, own], 1)), near_x, handed_on
+        of_neighbours = parts[1] + parts[3] if self.sides == 2 else parts[1]
+        return linear(sums, torch.cat([*parts[0::2], of_neighbours, own], 1))
 
     def _from_nodes(self, x: Tensor, parts: list[Tensor], own: Tensor, graphs: Graphs) -> Tensor:
         """Without edge features a sum over bonds is of neighbours, or the atom times its degree."""
@@ -241,18 +236,16 @@ class GlobalUpdate(MLP):
     def forward(  # type: ignore[override]
         self,
         g: Tensor,
-        nodes: Tensor,
-        messages: Tensor | None,
+        nodes: Shared,
+        messages: Shared | None,
         graphs: Graphs,
         scale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Tensor:
         """Sum up each molecule's updates, and its messages times their factors; pass both on."""
-        of_nodes, nodes = segment_sum_with_input(nodes, graphs.graph_ptr)
-        read = [g, of_nodes.to(g.dtype)]
+        read = [g, sums_of(nodes, graphs.graph_ptr).to(g.dtype)]
         if messages is not None:
-            of_edges, messages = segment_sum_with_input(messages, graphs.edge_ptr, scale)
-            read.append(of_edges.to(g.dtype))
-        return super().forward(torch.cat(read, 1)), nodes, messages
+            read.append(sums_of(messages, graphs.edge_ptr, scale).to(g.dtype))
+        return super().forward(torch.cat(read, 1))
 
 
 class Stream(NamedTuple):
@@ -280,20 +273,20 @@ class MessagePassing(nn.Module):
         self.global_ = GlobalUpdate(config) if config.updates_globals(layer) else None
 
     def forward(
-        self, x: Tensor, e: Stream | None, g: Stream | None, graphs: Graphs, drops: Drops
-    ) -> tuple[Tensor, Tensor, Stream | None, Stream | None]:
-        """Compute the update of nodes, and the new edges and globals; pass the nodes on."""
+        self, x: Shared, e: Stream | None, g: Stream | None, graphs: Graphs, drops: Drops
+    ) -> tuple[Tensor, Stream | None, Stream | None]:
+        """Compute the update of nodes, ``e + Drop(messages)`` and ``g + Drop(update)``."""
         narrow_g = None if g is None else g.narrow
         messages = None
         if self.edge is not None and e is not None:
-            messages, x = self.edge(x, e.narrow, narrow_g, graphs)
-        nodes, x, messages = self.node(x, messages, narrow_g, graphs, drops.edge)
+            messages = Shared(self.edge(x, e.narrow, narrow_g, graphs))
+        nodes = Shared(self.node(x, messages, narrow_g, graphs, drops.edge))
         if self.global_ is not None and g is not None:
-            update, nodes, messages = self.global_(g.narrow, nodes, messages, graphs, drops.edge)
+            update = self.global_(g.narrow, nodes, messages, graphs, drops.edge)
             g = Stream(*scaled_residual(g.wide, update, drops.global_))
         if e is not None and messages is not None:
-            e = Stream(*scaled_residual(e.wide, messages, drops.edge))
-        return nodes, x, e, g
+            e = Stream(*scaled_residual(e.wide, messages.value, drops.edge))
+        return nodes.value, e, g
 
 
 class Attention(nn.Module):
@@ -312,14 +305,11 @@ class Attention(nn.Module):
         self.out = uniform_dense(width, width, width**-0.5)
 
     def forward(
-        self, x: Tensor, bias: Tensor | None, graphs: Graphs, seed: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Compute the update of the nodes; pass nodes and bias on."""
-        qkv, x = linear_with_input(x, self.qkv.weight, self.qkv.bias)
-        found, bias = molecule_attention_with_bias(
-            qkv.unflatten(1, (3, self.num_heads, -1)),
-            None,
-            None,
+        self, x: Shared, bias: Shared | None, graphs: Graphs, seed: Tensor | None
+    ) -> Tensor:
+        """Compute the update of the nodes: softmax(q k^T / sqrt(head) + B) v W."""
+        found = attention_of(
+            linear_of(x, self.qkv.weight, self.qkv.bias).unflatten(1, (3, self.num_heads, -1)),
             bias,
             graphs.graph_ptr,
             graphs.pair_ptr,
@@ -327,7 +317,7 @@ class Attention(nn.Module):
             dropout=0.0 if seed is None else self.rate,
             seed=seed,
         )
-        return linear(found.flatten(1), self.out.weight, self.out.bias), x, bias
+        return linear(found.flatten(1), self.out.weight, self.out.bias)
 
 
 class FeedForward(nn.Module):
@@ -339,12 +329,12 @@ class FeedForward(nn.Module):
         self.first = uniform_dense(width, config.ffn_width, width**-0.5)
         self.second = uniform_dense(config.ffn_width, width, width**-0.5)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map rows, and pass them on."""
-        hidden, x = linear_with_input(x, self.first.weight)
+    def forward(self, x: Shared) -> Tensor:
+        """Map rows."""
+        hidden = linear_of(x, self.first.weight)
         hidden = norm_gelu(hidden, None, None, linear_bias=self.first.bias)
         hidden = F.dropout(hidden, self.rate, self.training)
-        return linear(hidden, self.second.weight, self.second.bias), x
+        return linear(hidden, self.second.weight, self.second.bias)
 
 
 class Block(nn.Module):
@@ -373,18 +363,19 @@ class Block(nn.Module):
         drops: Drops,
     ) -> tuple[Tensor, Stream | None, Stream | None, Tensor | None]:
         """Compute new nodes, edges and globals; pass the bias on."""
+        nodes, pairs = Shared(x), None if bias is None else Shared(bias)
         updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]] = []
         if self.mpnn is not None and self.mpnn_norm is not None:
-            update, x, e, g = self.mpnn(x, e, g, graphs, drops)
+            update, e, g = self.mpnn(nodes, e, g, graphs, drops)
             updates.append((update, self.mpnn_norm, drops.node))
         if self.attention is not None and self.attention_norm is not None:
-            update, x, bias = self.attention(x, bias, graphs, drops.seed)
+            update = self.attention(nodes, pairs, graphs, drops.seed)
             updates.append((update, self.attention_norm, drops.attention))
-        nodes = _added(x, updates)
+        merged = Shared(_added(nodes.value, updates))
         if self.ffn is not None and self.ffn_norm is not None:
-            update, nodes = self.ffn(nodes)
-            nodes = _added(nodes, [(update, self.ffn_norm, drops.ffn)])
-        return nodes, e, g, bias
+            update = self.ffn(merged)
+            merged.value = _added(merged.value, [(update, self.ffn_norm, drops.ffn)])
+        return merged.value, e, g, None if pairs is None else pairs.value
 
 
 def _added(x: Tensor, updates: list[tuple[Tensor, nn.LayerNorm, Tensor | None]]) -> Tensor:

@@ -1,21 +1,18 @@
 """MACE: configuration, model, task, statistics of the data, conversion from and to mace-torch."""
 
 from bevatron.models.common.model_folder import ModelKind
+from bevatron.models.mace.atomic_energies import AtomicEnergies
 from bevatron.models.mace.config import PRESETS, MaceConfig
-from bevatron.models.mace.convert import (
-    from_mace_torch,
-    load_mace_torch_file,
-    save_mace_torch_file,
-    to_mace_torch,
-)
+from bevatron.models.mace.convert import from_mace_torch, to_mace_torch
 from bevatron.models.mace.features import Statistics, statistics
 from bevatron.models.mace.finetune import TransferRow, load_matching
 from bevatron.models.mace.losses import LossConfig, StageTwo
+from bevatron.models.mace.mace_torch_file import load_mace_torch_file, save_mace_torch_file
 from bevatron.models.mace.model import MACE, hessian
 from bevatron.models.mace.task import MaceMetrics, MaceTask, per_structure_errors
 
 KIND = "mace"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
 _folder = ModelKind(KIND, MaceConfig, MACE)
 save_model, load_model = _folder.save, _folder.load
@@ -24,6 +21,7 @@ __all__ = [
     "KIND",
     "MACE",
     "PRESETS",
+    "AtomicEnergies",
     "LossConfig",
     "MaceConfig",
     "MaceMetrics",

@@ -54,7 +54,7 @@ def join_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N K 
 
 
 def flatten_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N D"]:
-    """Make a flat feature of one [N, K, 2l+1] per degree."""
+    """Join features [N, K, 2l+1] of each degree into a flat one."""
     return torch.cat([part.transpose(1, 2).flatten(1) for part in parts], dim=1)
 
 
@@ -246,7 +246,7 @@ class PairRepulsion(nn.Module):
     exponent: Tensor
     prefactor: Tensor
     covalent_radii: Tensor
-    decays: Tensor
+    decays_e4: Tensor
 
     def __init__(self, polynomial_cutoff: int) -> None:
         super().__init__()
@@ -256,8 +256,10 @@ class PairRepulsion(nn.Module):
         self.register_buffer("coefficients", phi)
         self.register_buffer("exponent", torch.tensor(0.3, dtype=dtype))
         self.register_buffer("prefactor", torch.tensor(0.4543, dtype=dtype))
-        decays = torch.tensor([3.2, 0.9423, 0.4028, 0.2016], dtype=dtype)
-        self.register_buffer("decays", decays, persistent=False)
+        # mace-torch's decays are constants of its code, exact in any precision; so are these, for a
+        # change of a module's floating-point type leaves integers alone.
+        decays = torch.tensor([32000, 9423, 4028, 2016])
+        self.register_buffer("decays_e4", decays, persistent=False)
         self.register_buffer("covalent_radii", torch.tensor(covalent_radii, dtype=dtype))
 
     def forward(
@@ -268,7 +270,8 @@ class PairRepulsion(nn.Module):
         screened = charges**self.exponent
         sender, receiver = edges
         a = self.prefactor * 0.529 / (screened[sender] + screened[receiver])
-        phi = (self.coefficients * torch.exp(-self.decays * (lengths / a).unsqueeze(-1))).sum(-1)
+        decays = self.decays_e4.to(lengths.dtype) / 1e4
+        phi = (self.coefficients * torch.exp(-decays * (lengths / a).unsqueeze(-1))).sum(-1)
         radii = self.covalent_radii[numbers]
         cutoff = polynomial_cutoff(lengths, radii[sender] + radii[receiver], self.polynomial_cutoff)
         energy = 0.5 * 14.3996 * charges[sender] * charges[receiver] / lengths * phi * cutoff

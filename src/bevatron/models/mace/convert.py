@@ -1,29 +1,33 @@
-"""From and to mace-torch: state dict and configuration, and its pickled ``.model`` files.
+"""From and to mace-torch: state dict and configuration.
 
 Weights and buffers are taken as stored, also where they are rounded to float32; coupling
 coefficients that differ from those built here (a reduced basis, float32 rounding) come along and
 are saved with the model. Every entry of a state dict is either used, checked or refused by name.
+Coupling coefficients of messages are exact here; mace-torch uses those of a float32 checkpoint
+rounded, also in float64, where forces then differ by some 1e-9 of their size.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bevatron.errors import CheckpointError, TrustError, require
-from bevatron.files import atomic_write
+from bevatron.errors import CheckpointError
 from bevatron.maths.symmetric_product import CouplingTensor, symmetric_coefficients
+from bevatron.models.common.model_folder import misfit, not_finite
 from bevatron.models.mace.config import MaceConfig
 from bevatron.models.mace.layers import coupling_state
 from bevatron.models.mace.mace_torch_config import parse_config, write_config
 from bevatron.models.mace.mace_torch_layout import (
+    CoefficientName,
     Piece,
     coefficient_names,
     constants,
+    contraction_name,
     pieces,
+    weight_name,
     wigner_names,
 )
 from bevatron.models.mace.model import MACE
@@ -55,10 +59,8 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     reader = _Reader(state_dict)
     dtype = reader.dtype
     settings = parse_config(config, reader.tensors)
+    state = {piece.ours: reader.take(piece) for piece in pieces(settings)}
     couplings = _stored_couplings(settings, reader)
-    state: dict[str, Tensor] = {}
-    for piece in pieces(settings):
-        state[piece.ours] = reader.take(piece)
     for ours, coupling in couplings.items():
         state.update({f"{ours}.{key}": value for key, value in coupling_state(coupling).items()})
     _check_constants(settings, reader)
@@ -74,8 +76,9 @@ def from_mace_torch(state_dict: Mapping[str, Tensor], config: Mapping[str, Any])
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CheckpointError(f"the state dict does not fit its configuration ({first})") from None
+        raise CheckpointError(
+            f"the state dict does not fit its configuration ({misfit(error)})"
+        ) from None
     return model
 
 
@@ -111,126 +114,15 @@ def to_mace_torch(model: MACE) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, write_config(config)
 
 
-def load_mace_torch_file(path: Path | str, *, trust: bool = False) -> MACE:
-    """Read a ``.model`` file of mace-torch, which must be installed.
-
-    Parameters
-    ----------
-    path
-        The file.
-    trust
-        Agree to unpickle it: a pickle can run any code that is in it.
-
-    Raises
-    ------
-    TrustError
-        Without ``trust``.
-    MissingPackageError
-        If mace-torch is not installed.
-    CheckpointError
-        If the file holds something else.
-    """
-    if not trust:
-        raise TrustError(
-            f"{path}: is a pickle, which can run any code that is in it; "
-            "if you trust where it comes from, say so (--trust)"
-        )
-    require("mace", "", distribution="mace-torch")
-    from mace.tools.scripts_utils import extract_config_mace_model
-
-    try:
-        module = torch.load(path, map_location="cpu", weights_only=False)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    kind = type(module).__name__
-    if kind not in {"MACE", "ScaleShiftMACE"}:
-        raise CheckpointError(f"{path}: holds a {kind}, expected a MACE or ScaleShiftMACE")
-    # mace-torch itself reads the settings of the one class only.
-    scaled = kind == "ScaleShiftMACE"
-    config = extract_config_mace_model(module) if scaled else _plain_settings(module)
-    config["class"] = kind
-    return from_mace_torch(module.state_dict(), config)
-
-
-def _plain_settings(module: Any) -> dict[str, Any]:
-    """Read the settings off a plain ``MACE`` of mace-torch, with the keys of its own function."""
-    heads = getattr(module, "heads", None) or ["default"]
-    radial, readout = module.radial_embedding, module.readouts[-1]
-    transform = getattr(radial, "distance_transform", None)
-    nonlinear = hasattr(readout, "hidden_irreps")
-    width = readout.hidden_irreps.num_irreps if nonlinear else len(heads)
-    plain = {
-        name: getattr(module, name, None)
-        for name in ("edge_irreps", "use_so3", "use_agnostic_product", "use_last_readout_only")
-    }
-    return {
-        **plain,
-        "readout_cls": type(readout) if nonlinear else None,
-        "gate": readout.non_linearity.acts[0].f if nonlinear else None,
-        "r_max": module.r_max.item(),
-        "num_bessel": len(radial.bessel_fn.bessel_weights),
-        "num_polynomial_cutoff": radial.cutoff_fn.p.item(),
-        "max_ell": round(module.spherical_harmonics.irreps_out.dim**0.5) - 1,
-        "interaction_cls": type(module.interactions[-1]),
-        "interaction_cls_first": type(module.interactions[0]),
-        "num_interactions": module.num_interactions.item(),
-        "hidden_irreps": str(module.products[0].linear.irreps_out),
-        "MLP_irreps": f"{width // len(heads)}x0e",
-        "avg_num_neighbors": module.interactions[0].avg_num_neighbors,
-        "atomic_numbers": module.atomic_numbers,
-        "correlation": len(module.products[0].symmetric_contractions.contractions[0].weights) + 1,
-        "apply_cutoff": getattr(module, "apply_cutoff", True),
-        "radial_MLP": list(module.interactions[0].conv_tp_weights.hs[1:-1]),
-        "pair_repulsion": hasattr(module, "pair_repulsion_fn"),
-        "distance_transform": None if transform is None else type(transform).__name__,
-        "heads": heads,
-    }
-
-
-def save_mace_torch_file(model: MACE, path: Path | str) -> None:
-    """Write a ``.model`` file that mace-torch, which must be installed, and its tools read.
-
-    Raises
-    ------
-    MissingPackageError
-        If mace-torch is not installed.
-    """
-    state, config = to_mace_torch(model)
-    module = build_mace_torch(config, model.embedding.weight.dtype)
-    module.load_state_dict(state)
-    with atomic_write(Path(path), CheckpointError) as file:
-        torch.save(module, file)
-
-
-def build_mace_torch(config: Mapping[str, Any], dtype: torch.dtype) -> torch.nn.Module:
-    """Build mace-torch's own module from a configuration of `to_mace_torch`."""
-    require("mace", "", distribution="mace-torch")
-    from e3nn.o3 import Irreps
-    from mace import modules
-
-    values = dict(config)
-    kind = getattr(modules, values.pop("class"))
-    for name in ("interaction_cls", "interaction_cls_first"):
-        values[name] = modules.interaction_classes[values[name]]
-    values["gate"] = torch.nn.functional.silu
-    for name in ("hidden_irreps", "MLP_irreps"):
-        values[name] = Irreps(values[name])
-    values["atomic_energies"] = torch.tensor(values["atomic_energies"], dtype=torch.float64).numpy()
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        module: torch.nn.Module = kind(**values)
-    finally:
-        torch.set_default_dtype(before)
-    return module
-
-
 class _Reader:
     """A state dict from which every entry is taken exactly once."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = {name: value.detach().cpu() for name, value in tensors.items()}
         self._used: dict[str, int] = {}
+        bad = not_finite(self.tensors)
+        if bad is not None:
+            raise CheckpointError(f"the state dict's '{bad}' holds NaN or infinity")
         if "products.0.symmetric_contractions.weight" in self.tensors:
             raise CheckpointError(
                 "the state dict is in cuEquivariance's layout; convert it to e3nn's first "
@@ -254,14 +146,19 @@ class _Reader:
     def take(self, piece: Piece) -> Tensor:
         """Take the next stretch of a flat tensor, or a whole one."""
         if not piece.flat:
-            values = self.get(piece.theirs)
-            return values.clone() if -1 in piece.shape else self._shaped(piece, values)
+            return self._shaped(piece, self.get(piece.theirs))
         start = self._used.get(piece.theirs, 0)
         whole = self.get(piece.theirs)
         self._used[piece.theirs] = start + piece.size
         return self._shaped(piece, whole.reshape(-1)[start : start + piece.size])
 
     def _shaped(self, piece: Piece, values: Tensor) -> Tensor:
+        if not values.is_floating_point():
+            raise CheckpointError(f"the state dict's '{piece.theirs}' holds {values.dtype}")
+        if -1 in piece.shape:
+            axes = len(values.shape) == len(piece.shape)
+            if axes and all(a in {-1, b} for a, b in zip(piece.shape, values.shape, strict=True)):
+                return values.clone()
         if values.numel() != piece.size:
             raise CheckpointError(
                 f"the state dict's '{piece.theirs}' has {self.tensors[piece.theirs].numel()} "
@@ -294,10 +191,26 @@ def _stored_couplings(config: MaceConfig, reader: _Reader) -> dict[str, Coupling
     for name in coefficient_names(config):
         stored = reader.get(name.theirs)
         reader.optional(name.flag)
+        _check_coupling(config, name, stored, reader)
         found[name.ours] = CouplingTensor.from_dense(stored, name.degree)
         exact = symmetric_coefficients(config.l_max, name.degree, name.nu).dense()
         equal &= stored.shape == exact.shape and bool((stored - exact).abs().max() < 1e-13)
     return {} if equal else found
+
+
+def _check_coupling(
+    config: MaceConfig, name: CoefficientName, stored: Tensor, reader: _Reader
+) -> None:
+    """Check that coefficients have the axes M (but for degree 0), lm_1, ..., lm_nu, path."""
+    components = [2 * name.degree + 1] if name.degree else []
+    weights = f"{contraction_name(name.layer, name.degree)}.{weight_name(config, name.nu)}"
+    paths = reader.get(weights).shape[1]
+    expected = [*components, *[(config.l_max + 1) ** 2] * name.nu, paths]
+    if list(stored.shape) != expected or not stored.is_floating_point():
+        raise CheckpointError(
+            f"the state dict's '{name.theirs}' is {list(stored.shape)}, which does not fit the "
+            f"configuration and '{weights}', expected {expected}"
+        )
 
 
 def _check_constants(config: MaceConfig, reader: _Reader) -> None:
@@ -310,16 +223,20 @@ def _check_constants(config: MaceConfig, reader: _Reader) -> None:
             if name in {"atomic_numbers", "num_interactions"}:
                 raise CheckpointError(f"the state dict has no '{name}'")
             continue
-        if stored.shape != value.shape or not torch.allclose(
-            stored.double(), value.double(), atol=1e-6
+        if (
+            stored.shape != value.shape
+            or stored.is_complex()
+            or not torch.allclose(stored.double(), value.double(), atol=1e-6)
         ):
             reason = "other signs or order of components" if name in wigner else "another value"
             raise CheckpointError(f"the state dict's '{name}' is not as expected: {reason}")
     for name in ("r_max", "radial_embedding.bessel_fn.r_max"):
         stored = reader.optional(name)
-        if stored is not None and abs(float(stored) - config.r_max) > 1e-5:
+        if stored is not None and (
+            stored.numel() != 1 or not abs(stored.real.item() - config.r_max) <= 1e-5
+        ):
             raise CheckpointError(
-                f"the state dict's '{name}' is {float(stored)}, not {config.r_max}"
+                f"the state dict's '{name}' is {stored.tolist()}, not {config.r_max}"
             )
 
 

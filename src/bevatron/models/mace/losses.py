@@ -20,7 +20,7 @@ h_d(x) = x^2/2 for |x| < d, d (|x| - d/2) beyond.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -38,22 +38,23 @@ class StageTwo:
     Attributes
     ----------
     start_epoch
-        First epoch of the stage, counted from 0.
+        First epoch of the stage, counted from 0; None = no second stage. In a run it is the same as
+        ``schedule.stage_two_start``, which also sets the learning rate.
     energy_weight
         As in `LossConfig`.
     forces_weight
         Likewise.
     stress_weight
-        Likewise.
+        Likewise; None = as in the first stage.
     virials_weight
-        Likewise.
+        Likewise; None = as in the first stage.
     """
 
-    start_epoch: int
+    start_epoch: int | None = None
     energy_weight: float = 1000.0
     forces_weight: float = 100.0
-    stress_weight: float = 0.0
-    virials_weight: float = 0.0
+    stress_weight: float | None = None
+    virials_weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class LossConfig:
     huber_delta
         d of ``huber`` and ``universal``.
     stage_two
-        Other weights from some epoch on.
+        The weights of the second stage; None = as `StageTwo` has them, without a second stage.
 
     Raises
     ------
@@ -89,13 +90,15 @@ class LossConfig:
     stress_weight: float = 0.0
     virials_weight: float = 0.0
     huber_delta: float = 0.01
-    stage_two: StageTwo | None = None
+    stage_two: StageTwo | None = field(default_factory=StageTwo)
 
     def __post_init__(self) -> None:
-        for where, stage in (("", self), ("stage_two.", self.stage_two)):
-            if stage is None:
-                continue
-            weights = term_weights(stage)
+        if self.stage_two is None:
+            object.__setattr__(self, "stage_two", StageTwo())
+        stages = {"loss.": self.weights(0)}
+        if self.stage_two_start is not None:
+            stages["loss.stage_two."] = self._second_weights()
+        for where, weights in stages.items():
             for name, weight in weights.items():
                 if weight < 0:
                     raise ConfigError(f"{where}{name}_weight: expected 0 or more, got {weight}")
@@ -110,17 +113,36 @@ class LossConfig:
             if weights["stress"] and self.kind == "l1l2":
                 raise ConfigError(f"{where}stress_weight: loss 'l1l2' has energies and forces only")
         if self.huber_delta <= 0:
-            raise ConfigError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
+            raise ConfigError(
+                f"loss.huber_delta: expected a number above 0, got {self.huber_delta}"
+            )
 
+    @property
+    def stage_two_start(self) -> int | None:
+        """First epoch of the second stage; None without one."""
+        return None if self.stage_two is None else self.stage_two.start_epoch
 
-def term_weights(stage: LossConfig | StageTwo) -> dict[str, float]:
-    """Return the factors of the terms by name."""
-    return {
-        "energy": stage.energy_weight,
-        "forces": stage.forces_weight,
-        "stress": stage.stress_weight,
-        "virials": stage.virials_weight,
-    }
+    def weights(self, epoch: int) -> dict[str, float]:
+        """Return the factors of the terms in an epoch, by name."""
+        start = self.stage_two_start
+        if start is not None and epoch >= start:
+            return self._second_weights()
+        return {
+            "energy": self.energy_weight,
+            "forces": self.forces_weight,
+            "stress": self.stress_weight,
+            "virials": self.virials_weight,
+        }
+
+    def _second_weights(self) -> dict[str, float]:
+        two = self.stage_two or StageTwo()
+        stress, virials = two.stress_weight, two.virials_weight
+        return {
+            "energy": two.energy_weight,
+            "forces": two.forces_weight,
+            "stress": self.stress_weight if stress is None else stress,
+            "virials": self.virials_weight if virials is None else virials,
+        }
 
 
 def label_counts(batch: StructureBatch) -> dict[str, Tensor]:

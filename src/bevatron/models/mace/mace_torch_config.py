@@ -1,11 +1,13 @@
 """mace-torch's configuration in ours and back: keys, class names, unsupported options."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from torch import Tensor
 
+from bevatron.config import from_dict
 from bevatron.errors import ConfigError
 from bevatron.maths.irreps import Irreps
 from bevatron.models.mace.config import InteractionKind, MaceConfig
@@ -18,19 +20,61 @@ KINDS: dict[str, InteractionKind] = {
 }
 """mace-torch's interaction blocks and ours."""
 
-_PLAIN = {
-    "edge_irreps": (None,),
-    "use_so3": (False, None),
-    "use_edge_irreps_first": (False, None),
-    "use_agnostic_product": (False, None),
-    "use_last_readout_only": (False, None),
-    "use_embedding_readout": (False, None),
-    "embedding_specs": (None,),
-    "radial_type": ("bessel", None),
-    "keep_last_layer_irreps": (False, None),
-    "lammps_mliap": (False, None),
-}
-"""Options with the only values that are supported."""
+Block = Literal[
+    "RealAgnosticInteractionBlock",
+    "RealAgnosticResidualInteractionBlock",
+    "RealAgnosticDensityInteractionBlock",
+    "RealAgnosticDensityResidualInteractionBlock",
+]
+
+
+@dataclass(frozen=True)
+class MaceTorchConfig:
+    """What a configuration of mace-torch may say: its keys, and the values that are supported.
+
+    Keys without a default must be there. What mace-torch's modules do not read (``cueq_config``)
+    or the state dict holds (E0, scale and shift) may be anything.
+    """
+
+    r_max: float
+    num_bessel: int
+    num_polynomial_cutoff: int
+    max_ell: int
+    interaction_cls: Block
+    interaction_cls_first: Block
+    num_interactions: int
+    hidden_irreps: str
+    MLP_irreps: str
+    # Without an activation (None) or with another one the read-out is another function. A model of
+    # one layer has no such read-out.
+    gate: Literal["silu", "SiLU"]
+    avg_num_neighbors: float
+    atomic_numbers: tuple[int, ...]
+    correlation: int | tuple[int, ...]
+    heads: tuple[str, ...] = ("default",)
+    radial_MLP: tuple[int, ...] = (64, 64, 64)  # noqa: N815  mace-torch's name
+    apply_cutoff: bool = True
+    pair_repulsion: bool = False
+    distance_transform: Literal["None", "Agnesi", "AgnesiTransform"] = "None"
+    radial_type: Literal["bessel"] = "bessel"
+    readout_cls: Literal["NonLinearReadoutBlock", "LinearReadoutBlock"] = "NonLinearReadoutBlock"
+    # So that a message says "expected one of None".
+    edge_irreps: Literal[None] = None  # noqa: PYI061
+    embedding_specs: Literal[None] = None  # noqa: PYI061
+    use_so3: Literal[False] = False
+    use_edge_irreps_first: Literal[False] = False
+    use_agnostic_product: Literal[False] = False
+    use_last_readout_only: Literal[False] = False
+    use_embedding_readout: Literal[False] = False
+    keep_last_layer_irreps: Literal[False] = False
+    lammps_mliap: Literal[False] = False
+    num_elements: Any = None
+    atomic_energies: Any = None
+    atomic_inter_scale: Any = None
+    atomic_inter_shift: Any = None
+    use_reduced_cg: Any = None
+    cueq_config: Any = None
+    oeq_config: Any = None
 
 
 def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> MaceConfig:
@@ -41,44 +85,53 @@ def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Mace
     config
         Values as mace-torch's ``extract_config_mace_model`` gives them, or the same as plain JSON.
     state
-        The state dict, for what it alone tells (whether there is a scale and a shift).
+        The state dict, which alone shows whether there are a scale and a shift.
 
     Raises
     ------
     ConfigError
-        For a missing key or an option that this model has not.
+        For a missing key or an option that this model has not; it names key, value and what is
+        supported.
     """
-    _refuse_unsupported(config)
-    hidden = Irreps.parse(str(_get(config, "hidden_irreps"))).simplify()
+    given = _read(config)
+    if given.num_interactions > 1 and given.readout_cls != "NonLinearReadoutBlock":
+        raise ConfigError(
+            f"readout_cls: {given.readout_cls} is not supported, only NonLinearReadoutBlock"
+        )
+    hidden = _irreps("hidden_irreps", given.hidden_irreps)
     channels = hidden[0].mul
     degrees = [(block.l, block.parity) for block in hidden]
     if degrees != [(degree, (-1) ** degree) for degree in range(len(hidden))] or any(
         block.mul != channels for block in hidden
     ):
         raise ConfigError(f"hidden_irreps: expected equal numbers of 0e, 1o, 2e, ..., got {hidden}")
-    num_interactions = int(_get(config, "num_interactions"))
-    heads = config.get("heads") or ["default"]
-    radial_mlp = config.get("radial_MLP") or (64, 64, 64)
+    readout = _irreps("MLP_irreps", given.MLP_irreps)
+    if len(readout) != 1 or readout[0].l != 0:
+        raise ConfigError(f"MLP_irreps: expected scalars such as 16x0e, got {readout}")
+    found = given.correlation
+    correlations = {found} if isinstance(found, int) else set(found)
+    if len(correlations) != 1:
+        raise ConfigError(f"correlation: expected the same for all layers, got {given.correlation}")
     return MaceConfig(
-        atomic_numbers=tuple(int(z) for z in _numbers(_get(config, "atomic_numbers"))),
-        heads=tuple(str(head) for head in heads),
-        avg_num_neighbors=float(_get(config, "avg_num_neighbors")),
+        atomic_numbers=given.atomic_numbers,
+        heads=given.heads,
+        avg_num_neighbors=given.avg_num_neighbors,
         scale_shift="scale_shift.scale" in state,
-        r_max=float(_get(config, "r_max")),
-        num_bessel=int(_get(config, "num_bessel")),
-        polynomial_cutoff=int(_get(config, "num_polynomial_cutoff")),
-        apply_cutoff=bool(config.get("apply_cutoff", True)),
-        distance_transform=_transform(config.get("distance_transform")),
-        pair_repulsion=bool(config.get("pair_repulsion", False)),
-        radial_mlp=tuple(int(width) for width in radial_mlp),
-        l_max=int(_get(config, "max_ell")),
+        r_max=given.r_max,
+        num_bessel=given.num_bessel,
+        polynomial_cutoff=given.num_polynomial_cutoff,
+        apply_cutoff=given.apply_cutoff,
+        distance_transform="none" if given.distance_transform == "None" else "agnesi",
+        pair_repulsion=given.pair_repulsion,
+        radial_mlp=given.radial_MLP,
+        l_max=given.max_ell,
         num_channels=channels,
         max_L=hidden.l_max,
-        correlation=_correlation(_get(config, "correlation")),
-        num_interactions=num_interactions,
-        readout_width=_readout_width(config),
-        interaction_first=_kind(config, "interaction_cls_first"),
-        interaction=_kind(config, "interaction_cls"),
+        correlation=correlations.pop(),
+        num_interactions=given.num_interactions,
+        readout_width=readout[0].mul,
+        interaction_first=KINDS[given.interaction_cls_first],
+        interaction=KINDS[given.interaction_cls],
     )
 
 
@@ -121,70 +174,64 @@ def write_config(config: MaceConfig) -> dict[str, Any]:
     return values
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    for key, allowed in _PLAIN.items():
-        value = config.get(key)
-        if value not in allowed and str(value) not in {str(choice) for choice in allowed}:
-            raise ConfigError(f"{key}: {value!r} is not supported, only {allowed[0]!r}")
-    readout = config.get("readout_cls")
-    # A model of one layer has the linear read-out only.
-    known = {"NonLinearReadoutBlock"}
-    known |= {"LinearReadoutBlock"} if config.get("num_interactions") == 1 else set()
-    if readout is not None and _class_name(readout) not in known:
-        raise ConfigError(
-            f"readout_cls: {_class_name(readout)} is not supported, only NonLinearReadoutBlock"
-        )
-    gate = config.get("gate")
-    if gate is not None and "silu" not in str(getattr(gate, "__name__", gate)).lower():
-        raise ConfigError(f"gate: {gate!r} is not supported, only silu")
-    kind = config.get("class", "ScaleShiftMACE")
-    if kind not in {"MACE", "ScaleShiftMACE"}:
-        raise ConfigError(f"class: {kind} is not supported, only MACE and ScaleShiftMACE")
+def _read(config: Mapping[str, Any]) -> MaceTorchConfig:
+    """Check a configuration against `MaceTorchConfig`."""
+    values = {str(key): _plain(value) for key, value in config.items()}
+    kind = values.pop("class", "ScaleShiftMACE")
+    if kind not in ("MACE", "ScaleShiftMACE"):  # may be unhashable
+        raise ConfigError(f"class: {kind!r} is not supported, only MACE and ScaleShiftMACE")
+    known = {field.name for field in fields(MaceTorchConfig)}
+    for key, value in values.items():
+        if key not in known and value not in (None, False):
+            raise ConfigError(f"{key}: {value!r} is not supported, this option is not known here")
+    # To mace-torch None is as good as absent, but for the gate, which it leaves out.
+    given = {k: v for k, v in values.items() if k in known and (v is not None or k == "gate")}
+    given |= {k: _class_name(given[k]) for k in _NAMED if isinstance(given.get(k), str)}
+    if given.get("num_interactions") == 1:
+        given["gate"] = "silu"
+    try:
+        return from_dict(MaceTorchConfig, given)
+    except ConfigError as error:
+        raise ConfigError(f"{error} in the configuration of the mace-torch model") from None
 
 
-def _get(config: Mapping[str, Any], key: str) -> Any:
-    if config.get(key) is None:
-        raise ConfigError(f"{key}: missing in the configuration of the mace-torch model")
-    return config[key]
+_NAMED = ("interaction_cls", "interaction_cls_first", "readout_cls", "gate")
+"""Keys of classes and functions, which are given as such, by name or by their repr."""
 
 
-def _numbers(values: Any) -> list[Any]:
-    """Numbers from a list, an array or mace-torch's table of elements."""
-    values = getattr(values, "zs", values)
-    return list(values.tolist() if hasattr(values, "tolist") else values)
+def _plain(value: Any) -> Any:
+    """Turn arrays, tables of elements, classes and what JSON made of None into plain values."""
+    value = getattr(value, "zs", value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return {"None": None, "True": True, "False": False}.get(value, value)
+    if value is None or isinstance(value, bool | int | float | dict):
+        return value
+    if callable(value) and not isinstance(value, type):
+        value = getattr(value, "__name__", type(value).__name__)
+    return str(value)
 
 
-def _class_name(value: Any) -> str:
-    """Name of a class given as such, as its name or as its repr."""
-    text = value.__name__ if isinstance(value, type) else str(value)
-    names = re.findall(r"[A-Za-z_]\w*", text)
-    return names[-1] if names else text
+def _class_name(text: str) -> str:
+    """Return the bare name in ``<class 'mace.modules.X'>``, ``<function x at 0x7f>`` or ``a.b.x``.
+
+    Examples
+    --------
+    >>> _class_name("<function silu at 0x7f904452f380>"), _class_name("torch.nn.SiLU")
+    ('silu', 'SiLU')
+    """
+    found = re.match(r"<(?:class|function|built-in method|built-in function) '?([\w.]+)", text)
+    return (found[1] if found else text.removesuffix("()")).rpartition(".")[2]
 
 
-def _kind(config: Mapping[str, Any], key: str) -> InteractionKind:
-    name = _class_name(_get(config, key))
-    if name not in KINDS:
-        raise ConfigError(f"{key}: {name} is not supported (supported: {', '.join(KINDS)})")
-    return KINDS[name]
-
-
-def _transform(value: Any) -> Any:
-    if value is None or str(value).lower() == "none":
-        return "none"
-    if str(value).lower() in {"agnesi", "agnesitransform"}:
-        return "agnesi"
-    raise ConfigError(f"distance_transform: {value} is not supported, only None and Agnesi")
-
-
-def _correlation(value: Any) -> int:
-    values = {int(v) for v in value} if isinstance(value, Sequence) else {int(value)}
-    if len(values) != 1:
-        raise ConfigError(f"correlation: expected the same for all layers, got {value}")
-    return values.pop()
-
-
-def _readout_width(config: Mapping[str, Any]) -> int:
-    irreps = Irreps.parse(str(_get(config, "MLP_irreps"))).simplify()
-    if len(irreps) != 1 or irreps[0].l != 0:
-        raise ConfigError(f"MLP_irreps: expected scalars such as 16x0e, got {irreps}")
-    return irreps[0].mul
+def _irreps(key: str, text: str) -> Irreps:
+    try:
+        irreps = Irreps.parse(text).simplify()
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    if not len(irreps):
+        raise ConfigError(f"{key}: expected irreps such as 16x0e, got {text!r}")
+    return irreps

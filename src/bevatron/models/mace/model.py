@@ -12,6 +12,7 @@ heads, S = (l_max+1)^2 components of the spherical harmonics. Units eV and Å.
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -37,8 +38,8 @@ from bevatron.models.mace.blocks import (
 from bevatron.models.mace.config import MaceConfig
 from bevatron.models.mace.layers import ContractionWeights, Interaction, Product
 
-OUTPUTS = ("energy", "node_energy", "forces", "stress", "virials", "descriptors")
-"""What `MACE.forward` can compute."""
+OUTPUTS = ("energy", "node_energy", "forces", "stress", "virials", "descriptors", "features")
+"""Outputs of `MACE.forward`."""
 
 
 class MACE(nn.Module):
@@ -138,7 +139,8 @@ class MACE(nn.Module):
             energy [G] and node_energy [N], always, in float64: atoms are summed in double precision
             whatever the model's; forces [N, 3] = -dE/dr; stress [G, 3, 3] = dE/d(strain)/volume,
             zero without a periodic axis, see `stress_volume`; virials [G, 3, 3] = -dE/d(strain);
-            descriptors [N, layers * K], the scalars of every layer.
+            descriptors [N, layers * K], the scalars of every layer; features [N, sum of F], all
+            features of every layer, channel after channel as e3nn has them.
 
         Raises
         ------
@@ -156,6 +158,8 @@ class MACE(nn.Module):
             if "descriptors" in compute:
                 k = self.config.num_channels
                 outputs["descriptors"] = torch.cat([x[:, :k] for x in features], dim=1)
+            if "features" in compute:
+                outputs["features"] = torch.cat([self._by_channel(x) for x in features], dim=1)
             if derivatives:
                 outputs.update(
                     geometry.derivatives(outputs["energy"], batch, self.config.r_max, create_graph)
@@ -201,6 +205,14 @@ class MACE(nn.Module):
             a, skip = interaction(features[-1], harmonics, radial, geometry.order, elements)
             features.append(product(a, skip, elements))
         return features[1:]
+
+    def _by_channel(self, x: Tensor) -> Tensor:
+        """Bring a layer's features from ``ir_mul`` to ``mul_ir``: all of a channel together."""
+        rows = x.unflatten(1, (-1, self.config.num_channels))
+        degrees = range(math.isqrt(rows.shape[1]))  # (L + 1)^2 components
+        return torch.cat(
+            [rows[:, d**2 : (d + 1) ** 2].transpose(1, 2).flatten(1) for d in degrees], dim=1
+        )
 
     def _energies(
         self,

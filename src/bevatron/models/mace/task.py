@@ -9,12 +9,10 @@ from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.models.common.metrics import ErrorSums, error_rows
 from bevatron.models.mace.losses import (
     LossConfig,
-    StageTwo,
     atoms_per_structure,
     label_counts,
     label_stress,
     loss_sum,
-    term_weights,
 )
 from bevatron.task import Loss
 from bevatron.typing import Arrays, IntArray
@@ -37,7 +35,8 @@ class MaceTask:
     def __init__(self, loss: LossConfig | None = None, heads: Sequence[str] = ("default",)) -> None:
         self.config = loss if loss is not None else LossConfig()
         self.heads = tuple(heads)
-        self._stage: LossConfig | StageTwo = self.config
+        self.weights = self.config.weights(0)
+        """Factors of the terms in the current stage."""
 
     def collate(
         self, samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
@@ -47,17 +46,11 @@ class MaceTask:
 
     def begin_epoch(self, epoch: int) -> None:
         """Choose the weights of the stage that the epoch belongs to."""
-        two = self.config.stage_two
-        self._stage = two if two is not None and epoch >= two.start_epoch else self.config
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Factors of the terms in the current stage."""
-        return term_weights(self._stage)
+        self.weights = self.config.weights(epoch)
 
     def constants(self) -> Hashable:
         """Return the weights of the stage, which a captured step holds as constants."""
-        return self._stage
+        return tuple(self.weights.items())
 
     def normalisers(self, batch: StructureBatch) -> dict[str, Tensor]:
         """Count the labels that each term averages over."""

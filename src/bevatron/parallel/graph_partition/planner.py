@@ -20,7 +20,7 @@ ATTENDS = {
 }
 """What each scheme computes: GAT's attention, dot products, whole rows with any formula."""
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
-"""What ``auto`` considers; the paper's scheme is there for comparison."""
+"""Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
 
 
 @dataclass(frozen=True)

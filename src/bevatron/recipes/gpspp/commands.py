@@ -41,8 +41,7 @@ def prepare(
 ) -> None:
     """Compute the features of molecules once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -64,7 +63,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a trained model runs.
+    """How a trained model is run.
 
     Attributes
     ----------
@@ -73,7 +72,7 @@ class ModelOptions:
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
-        Precision; bfloat16: of matmuls only, all else in float32.
+        Precision; bfloat16 is used in matmuls only.
     capacity
         Maximum number of atoms per batch.
     workers
@@ -124,7 +123,7 @@ def evaluate(
     columns
         Columns of SMILES and labels; targets are the model's unless named, in its order.
     options
-        How the model runs.
+        How the model is run.
     out
         Also write the table to this JSON file.
     """
@@ -169,7 +168,7 @@ def predict(
     prefix
         Prefix of the names of the results.
     options
-        How the model runs.
+        How the model is run.
     """
     from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
 
@@ -180,8 +179,11 @@ def predict(
         return
     done = predict_file(predictor, source, out, columns, prefix)
     without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
+    outside = f", {done.outside} outside the training data (see 'reason')" if done.outside else ""
     flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
-    say(f"{done.rows} rows are in {out}{without}{flat}")
+    for name, new in done.renamed.items():
+        say(f"{source} has a column '{name}' already, the new one is called '{new}'")
+    say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
 
 
 def embed(
@@ -207,7 +209,7 @@ def embed(
     columns
         Where SMILES and 3D structures are.
     options
-        How the model runs.
+        How the model is run.
     """
     from bevatron.recipes.gpspp.embed import embed_file
 

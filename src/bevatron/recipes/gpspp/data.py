@@ -1,7 +1,7 @@
 """Data sets of molecules for a recipe: from paths in a configuration to samples.
 
-A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are no
-usable molecule stay in the store, so that row i of a store is row i of the file, but never reach a
+A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are not
+usable molecules stay in the store, so that row i of a store is row i of the file, but never reach a
 model; they are listed in a file next to the store.
 """
 
@@ -25,7 +25,14 @@ from bevatron.recipes.gpspp.splits import (
     usable_rows,
     warn_of_duplicates,
 )
-from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules, summary_lines
+from bevatron.recipes.gpspp.stores import (
+    check_molecules,
+    features_version_of,
+    prepare_molecules,
+    rejects,
+    rejects_file,
+    summary_lines,
+)
 from bevatron.typing import IntArray
 
 
@@ -42,9 +49,9 @@ class MoleculeDataConfig:
     test
         The same, for the errors in the report.
     split
-        How ``train`` is split where there are no such files: ``random``; ``scaffold``, molecules
+        How ``train`` is split if there are no such files: ``random``; ``scaffold``, molecules
         of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
-        file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
+        file (a column ``split``, OGB's split file); ``auto``: given if available, else random.
     valid_size
         Size of the validation set: a fraction below 1, or a number of molecules.
     test_size
@@ -83,7 +90,7 @@ class MoleculeDataConfig:
         shares = [size for size in sizes if size < 1]
         if any(size < 0 or (size >= 1 and size != int(size)) for size in sizes):
             raise ConfigError(
-                "train_size, valid_size and test_size: expected shares below 1 or whole numbers"
+                "train_size, valid_size and test_size: expected fractions below 1 or whole numbers"
             )
         if sum(shares) > 1 or (not self.train_size and sum(shares) >= 1):
             raise ConfigError("valid_size and test_size: leave nothing to train on")
@@ -100,7 +107,7 @@ class MoleculeData:
         ``train`` and ``valid`` have at least one label each.
     targets
         Names of the targets.
-    feature_set
+    feature_set, features_version
         Of the samples.
     fingerprint
         Hash of the training molecules and their split; a run is not resumed with others.
@@ -113,14 +120,18 @@ class MoleculeData:
     test: Dataset | None
     targets: tuple[str, ...]
     feature_set: str
+    features_version: int
     fingerprint: str
     report: tuple[str, ...]
 
 
 def load_molecules(
-    config: MoleculeDataConfig, prepared: Path, stage_to: Path | None = None
+    config: MoleculeDataConfig,
+    prepared: Path,
+    stage_to: Path | None = None,
+    features_version: int | None = None,
 ) -> MoleculeData:
-    """Open or prepare all data of a run and divide them.
+    """Open or prepare all data of a run and split them.
 
     Parameters
     ----------
@@ -130,6 +141,8 @@ def load_molecules(
         Where files are prepared unless the configuration names a folder.
     stage_to
         Node-local folder that stores are copied to and read from.
+    features_version
+        That of the model that the molecules are for; None = that of the stores that are given.
 
     Raises
     ------
@@ -138,7 +151,12 @@ def load_molecules(
     """
     if not config.train:
         raise ConfigError("data.train: expected a file of molecules or a store (--data FILE)")
-    stores = {role: _open_stores(getattr(config, role), config, prepared, role) for role in ROLES}
+    given = {role: _given_stores(getattr(config, role), config.feature_set) for role in ROLES}
+    version = _agreed_version([s for opened in given.values() for s in opened], features_version)
+    stores = {}
+    for role in ROLES:
+        stores[role] = [*given[role], *_prepared_stores(config, prepared, role, version)]
+        version = _agreed_version(stores[role], version)
     if stage_to is not None:
         stores = {
             role: [Store.open(stage(store.path, stage_to)) for store in opened]
@@ -155,6 +173,8 @@ def load_molecules(
     parts = {role: usable_rows(data, role) for role, data in whole.items() if data is not None}
     train = whole["train"]
     assert train is not None
+    if not len(parts["train"]):
+        raise DataError(_nothing_usable(stores["train"]))
     wanted = {
         role: getattr(config, f"{role}_size") for role in ("valid", "test") if whole[role] is None
     }
@@ -186,6 +206,7 @@ def load_molecules(
         test=datasets.get("test"),
         targets=targets,
         feature_set=config.feature_set,
+        features_version=features_version_of(stores["train"][0]),
         fingerprint=fingerprint([origin, plan]),
         report=tuple(report),
     )
@@ -207,29 +228,40 @@ def molecule_sizes(dataset: Dataset) -> dict[str, IntArray]:
     }
 
 
-def _open_stores(
-    paths: Sequence[Path], config: MoleculeDataConfig, prepared: Path, role: str
+def _is_store(path: Path) -> bool:
+    return path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists())
+
+
+def _given_stores(paths: Sequence[Path], feature_set_name: str) -> list[Store]:
+    stores = [Store.open(path) for path in map(Path, paths) if _is_store(path)]
+    return [check_molecules(store, feature_set_name) for store in stores]
+
+
+def _agreed_version(stores: Sequence[Store], wanted: int | None) -> int | None:
+    """Return the version of the features of all stores; None if there are none."""
+    for store in stores:
+        if wanted is None:
+            wanted = features_version_of(store)
+        check_molecules(store, store.manifest["settings"]["feature_set"], wanted)
+    return wanted
+
+
+def _prepared_stores(
+    config: MoleculeDataConfig, prepared: Path, role: str, version: int | None
 ) -> list[Store]:
-    stores, files = [], []
-    for path in map(Path, paths):
-        if path.is_dir() and ((path / MANIFEST).exists() or (path / PREPARATION).exists()):
-            stores.append(check_molecules(Store.open(path), config.feature_set))
-        else:
-            files.append(path)
-    if files:
-        own = config.prepared is None
-        out = (config.prepared or prepared) / f"molecules-{role}"
-        stores.append(
-            prepare_molecules(
-                files,
-                out,
-                config.feature_set,
-                config.columns,
-                workers=config.prepare_workers,
-                overwrite=own,
-            )
-        )
-    return stores
+    files = [path for path in map(Path, getattr(config, role)) if not _is_store(path)]
+    if not files:
+        return []
+    store = prepare_molecules(
+        files,
+        (config.prepared or prepared) / f"molecules-{role}",
+        config.feature_set,
+        config.columns,
+        workers=config.prepare_workers,
+        overwrite=config.prepared is None,
+        features_version=version,
+    )
+    return [store]
 
 
 def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
@@ -238,12 +270,12 @@ def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
         if names != named[0][1]:
             raise DataError(
                 f"{path}: its targets are {', '.join(names) or 'none'}, those of {named[0][0]} are "
-                f"{', '.join(named[0][1])}; name the same for all"
+                f"{', '.join(named[0][1])}; choose the same for all"
             )
     if not named[0][1]:
         found = "; ".join(stores[0].manifest.get("report", ())) or str(named[0][0])
         raise DataError(
-            f"{found}; training needs a target, name it by data.columns.targets (of a store by "
+            f"{found}; training needs a target, set data.columns.targets (of a store by "
             "--columns.targets when it is prepared)"
         )
     return named[0][1]
@@ -253,6 +285,19 @@ def _joined(stores: Sequence[Store]) -> Dataset | None:
     if not stores:
         return None
     return stores[0] if len(stores) == 1 else Concatenated(list(stores))
+
+
+def _nothing_usable(stores: Sequence[Store]) -> str:
+    """Say why there is nothing to train on."""
+    rows = sum(len(store) for store in stores)
+    refused = [(place, why, store) for store in stores for place, _, why in rejects(store)]
+    if not refused:
+        return f"{stores[0].path}: none of the {rows} molecules has a label"
+    place, why, store = refused[0]
+    return (
+        f"{place}: {why}; none of the {rows} rows is a molecule with a label, see "
+        f"{rejects_file(store)}"
+    )
 
 
 def _without_label(dataset: Dataset, taken: IntArray) -> list[str]:

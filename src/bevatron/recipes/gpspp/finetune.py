@@ -1,7 +1,6 @@
 """Fine-tuning of GPS++: which weights of another model are kept and which are new."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,19 +9,27 @@ import torch
 
 from bevatron.config import to_dict
 from bevatron.errors import ConfigError
-from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusConfig, Target, load_model
+from bevatron.models.gpspp import (
+    FROM_DATA,
+    DropoutConfig,
+    GPSPlusPlus,
+    GPSPlusPlusConfig,
+    load_model,
+)
 from bevatron.recipes.kinds import newest_model
 
 OF_TARGETS = "decoder."
 """Prefix of the names of weights that belong to targets."""
 
-FREE = frozenset({"targets", "dropout", "noisy_nodes", "noisy_edges", "denoising", "feature_set"})
+FREE = frozenset({"dropout", "noisy_nodes", "noisy_edges", "denoising", "feature_set", *FROM_DATA})
 """Hyper-parameters that a run may change although it starts from another's weights."""
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run takes over from the model it starts from.
+    """What a run keeps of the model it starts from.
+
+    Dropouts are the old model's unless the run sets them otherwise than its preset.
 
     Attributes
     ----------
@@ -38,7 +45,7 @@ class FinetuneConfig:
 
 
 def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlusPlus:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+    """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
     Raises
     ------
@@ -53,22 +60,19 @@ def started_from(
     asked: GPSPlusPlusConfig,
     preset: GPSPlusPlusConfig,
     config: FinetuneConfig,
-    targets: Sequence[Target],
 ) -> tuple[GPSPlusPlus, list[str]]:
-    """Make the model to fine-tune.
+    """Build the model to fine-tune.
 
     Parameters
     ----------
     source
         The trained model.
     asked
-        The run's own hyper-parameters.
+        The run's own hyper-parameters, with what the new data say.
     preset
         The hyper-parameters of the run's preset.
     config
-        What is taken over.
-    targets
-        Of the new data.
+        What is kept.
 
     Returns
     -------
@@ -79,7 +83,7 @@ def started_from(
     ConfigError
         If the run asks for another architecture than the source has.
     """
-    old, plain = to_dict(source.config), to_dict(preset)
+    old, plain, targets = to_dict(source.config), to_dict(preset), asked.targets
     for name, value in to_dict(asked).items():
         if name not in FREE and value not in (plain[name], old[name]):
             raise ConfigError(
@@ -90,10 +94,12 @@ def started_from(
         (t.name, t.kind, t.num_classes) for t in targets
     ]
     keep = same and config.head == "auto"
+    before = source.config.trained_on
     architecture = dataclasses.replace(
         source.config,
-        targets=source.config.targets if keep else tuple(targets),
-        dropout=asked.dropout,
+        targets=source.config.targets if keep else targets,
+        trained_on=None if asked.trained_on is None else asked.trained_on.joined(before),
+        dropout=_dropout(source.config, asked, preset),
         noisy_nodes=asked.noisy_nodes,
         noisy_edges=asked.noisy_edges,
         denoising=asked.denoising,
@@ -106,13 +112,24 @@ def started_from(
     fresh = sorted({n.split(".")[0] for n in state if not _taken(n, source, keep=keep)})
     model.load_state_dict(state)
     number = sum(v.numel() for n, v in state.items() if _taken(n, source, keep=keep))
-    lines = [f"started from a trained model: {number:,} weights taken over"]
+    lines = [f"started from a trained model: {number:,} weights kept"]
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in to_dict(architecture.dropout).items())
+    lines.append(f"dropout, as in the old model unless given: {rates}")
     if fresh:
         lines.append(f"new weights: {', '.join(fresh)}")
     if keep:
         means = ", ".join(f"'{t.name}' {t.mean:.5g} ± {t.std:.5g}" for t in architecture.targets)
-        lines.append(f"the old read-out goes on, with its mean and spread: {means}")
+        lines.append(f"the old readout is kept, with its mean and std: {means}")
     return model, lines
+
+
+def _dropout(
+    source: GPSPlusPlusConfig, asked: GPSPlusPlusConfig, preset: GPSPlusPlusConfig
+) -> DropoutConfig:
+    """Keep the source's rates but for those that the run sets otherwise than its preset."""
+    plain = to_dict(preset.dropout)
+    given = {n: rate for n, rate in to_dict(asked.dropout).items() if rate != plain[n]}
+    return dataclasses.replace(source.dropout, **given)
 
 
 def _taken(name: str, source: GPSPlusPlus, *, keep: bool) -> bool:

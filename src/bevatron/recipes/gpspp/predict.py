@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,26 +34,32 @@ from bevatron.typing import FloatArray
 Split = Literal["test-dev", "test-challenge"]
 
 OGB_SIZES = {"test-dev": 147_037, "test-challenge": 147_432}
-"""Molecules of the parts of PCQM4Mv2 that OGB's evaluator takes predictions of."""
+"""Numbers of molecules in the splits of PCQM4Mv2 that OGB's evaluator takes."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a file of predictions holds.
+    """Counts of a file of predictions.
 
     Attributes
     ----------
     rows
-        As many as the input has.
+        Number of rows, equal to that of the input.
     without
-        Those without a prediction.
+        Rows without a prediction.
     seen_in_2d
-        Those that were seen in 2D although 3D was asked for.
+        Rows seen in 2D although 3D was requested.
+    outside
+        Rows outside the data that a model was trained on.
+    renamed
+        New columns whose names the input has already, and what they are called instead.
     """
 
     rows: int
     without: int
     seen_in_2d: int
+    outside: int
+    renamed: Mapping[str, str]
 
 
 def predict_file(
@@ -65,10 +71,10 @@ def predict_file(
 ) -> Written:
     """Predict every row of a file and write all of them, in order, as CSV or Parquet.
 
-    What a table had is kept, and of an SDF the titles (as ``name``) and the data items; added are
+    The columns of a table, the titles (as ``name``) and data items of an SDF are kept. Added are
     PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
-    for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
-    these names are replaced.
+    for the classes of a multiclass target, and ``reason`` where there is no prediction or doubt
+    about it. Where the file has such a column already, the new one is called ``..._2``.
 
     Parameters
     ----------
@@ -81,7 +87,7 @@ def predict_file(
     options
         Where the SMILES and 3D structures are.
     prefix
-        Begins the names of the results, so that labels in the input stay what they are.
+        Prefix of the names of the results, so that labels in the input are kept.
 
     Raises
     ------
@@ -92,7 +98,11 @@ def predict_file(
         raise DataError(f"{out}: expected a name that ends in .csv or .parquet")
     molecules = open_source(source, options)
     found = predictor.predict(molecules)
-    columns = {**_given(molecules, found), **columns_of(found, prefix)}
+    columns = _given(molecules, found)
+    names = {}
+    for name, column in columns_of(found, prefix).items():
+        names[name] = free_name(name, columns)
+        columns[names[name]] = column
     table = pa.table(columns)
     if out.suffix == ".csv":
         write_text_atomically(out, _as_csv(table), DataError)
@@ -102,11 +112,24 @@ def predict_file(
     asked = predictor.mode != "2d"
     without = int(np.isnan(found.values).all(axis=1).sum())
     flat = int((~found.seen_3d).sum()) - without if asked else 0
-    return Written(len(found), without, flat)
+    renamed = {name: new for name, new in names.items() if name != new}
+    return Written(len(found), without, flat, int(found.outside.sum()), renamed)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name for a new column: the one wanted, or with the first free number.
+
+    Examples
+    --------
+    >>> free_name("reason", ["smiles"]), free_name("reason", ["reason", "reason_2"])
+    ('reason', 'reason_3')
+    """
+    numbered = (f"{name}_{number}" for number in range(2, len(taken) + 3))
+    return next(each for each in (name, *numbered) if each not in taken)
 
 
 def _as_csv(table: Any) -> str:
-    """Write a table as text, quoted only where need be, nothing for what is absent."""
+    """Write a table as text, quoted only where necessary; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -116,7 +139,7 @@ def _as_csv(table: Any) -> str:
 
 
 def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
-    """Open molecules to be predicted: a store as it is, files without a look for targets."""
+    """Open molecules to predict: a store as it is, files without targets."""
     if (source / MANIFEST).is_file():
         return Store.open(source)
     options = options or MoleculeOptions()
@@ -130,7 +153,7 @@ def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[s
     """Return predictions as columns by name."""
     columns: dict[str, Any] = {}
     for t, target in enumerate(found.targets):
-        name = f"{prefix}{target.name}"
+        name = target.name if target.name.startswith(prefix) else f"{prefix}{target.name}"
         values = found.values[:, t]
         absent = np.isnan(values)
         if target.kind == "multiclass":
@@ -147,12 +170,12 @@ def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[s
 
 
 def _floats(values: FloatArray) -> Any:
-    # As many digits as float32 has: more would only be noise.
+    # The digits of float32; more would only be noise.
     return pa.array(values.astype(np.float32), mask=np.isnan(values))
 
 
 def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dict[str, Any]:
-    """Return what the input had: columns of a table; of an SDF titles and data items; SMILES."""
+    """Return the columns of the input: of a table; of an SDF titles and data items; SMILES."""
     smiles = {"smiles": pa.array(found.smiles, pa.string())}
     if isinstance(molecules, MoleculeReader) and len(molecules.files) == 1:
         file = molecules.files[0]
@@ -162,8 +185,8 @@ def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dic
         if isinstance(file, SdfFile):
             items = file.everything()
             titles = items.pop("")
-            names = ["name", "title", *(f"title_{n}" for n in range(2, len(items) + 2))]
-            named = {next(n for n in names if n not in items): titles} if any(titles) else {}
+            title = "name" if "name" not in items else free_name("title", items)
+            named = {title: titles} if any(titles) else {}
             texts = {name: pa.array(column, pa.string()) for name, column in
                      [*named.items(), *items.items()]}  # fmt: skip
             return smiles | texts
@@ -185,9 +208,9 @@ def predict_ogb(
     Parameters
     ----------
     predictor
-        Models of one number.
+        Models of one numeric target.
     source
-        OGB's folder, of which the part is taken; or a file that holds just that part, in order.
+        OGB's folder, of which this split is predicted; or a file of just this split, in order.
     out
         A folder, in which the file gets OGB's name; or a name that ends in .npz.
     split
@@ -204,7 +227,7 @@ def predict_ogb(
     ConfigError
         For models of several targets or of classes.
     DataError
-        If there are not as many molecules as the part has.
+        If the number of molecules is not that of the split.
     """
     target = _single_number(predictor.targets)
     if split not in OGB_SIZES:
@@ -216,7 +239,7 @@ def predict_ogb(
     if number != OGB_SIZES[split]:
         raise DataError(
             f"{source}: {number} molecules for '{split}', which has {OGB_SIZES[split]}; give "
-            "OGB's folder, or a file of just that part"
+            "OGB's folder, or a file of just that split"
         )
     found = predictor.predict(molecules)
     values = found.values[:, 0]
@@ -240,9 +263,9 @@ def _single_number(targets: Sequence[Target]) -> Target:
 
 
 def _part(folder: OgbFolder, split: str) -> MoleculeReader:
-    """Return the molecules of one part, in the order of OGB's split file."""
+    """Return the molecules of one split, in the order of OGB's split file."""
     parts = folder.parts or {}
     if split not in parts:
-        raise DataError(f"{folder.name}: its split file names no '{split}'")
+        raise DataError(f"{folder.name}: its split file has no '{split}'")
     smiles = folder.everything()[folder.column]
     return molecules_in_memory([smiles[int(row)].as_py() or "" for row in parts[split]])

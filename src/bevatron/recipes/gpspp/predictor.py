@@ -16,26 +16,35 @@ from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.readers.molecules import MoleculeReader, molecules_in_memory
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target, observe
+from bevatron.models.gpspp import (
+    GPSPlusPlus,
+    GPSPlusPlusConfig,
+    GPSPlusPlusTask,
+    Mode,
+    Target,
+    observe,
+)
 from bevatron.models.gpspp.features import Featurizer
 from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.gpspp.data import molecule_sizes
+from bevatron.recipes.gpspp.domain import differences
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
 from bevatron.train.evaluate import in_eval_mode, ordered_batches, predict
 from bevatron.train.settings import BatchConfig
-from bevatron.typing import Arrays, FloatArray, IntArray
+from bevatron.typing import Array, Arrays, FloatArray, IntArray
 
 Precision = Literal["float32", "float64", "bfloat16"]
 
 IN_PROCESS = 2000
-"""Number of molecules up to which features are computed in this process."""
+"""Up to this number of molecules, features are computed in this process."""
 
 PAIRS_PER_ATOM = 32
 """Capacity of a batch; a larger molecule is a batch of its own."""
 
 Molecules = Sequence[Any] | MoleculeReader | Store
-"""SMILES and RDKit molecules (None for what is none), a reader, or a prepared store."""
+"""SMILES and RDKit molecules (None or NaN for what is none), a reader, or a prepared store."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,13 @@ class MoleculePredictions:
     smiles
         As given, or written by RDKit.
     reason
-        Why there is no prediction, or what was left out of a molecule; else empty.
+        Why there is no prediction, what was left out of a molecule, and in what it is outside the
+        data that a model was trained on; else empty.
     seen_3d : [n] bool
         Whether positions were seen.
+    outside : [n] bool
+        Whether a molecule is outside the data that a model was trained on: an element that is not
+        in them, more or fewer heavy atoms.
     """
 
     targets: tuple[Target, ...]
@@ -70,6 +83,7 @@ class MoleculePredictions:
     smiles: list[str]
     reason: list[str]
     seen_3d: Any
+    outside: Any
 
     def of(self, name: str) -> FloatArray:
         """Return the predictions of one target, [n]."""
@@ -161,7 +175,9 @@ class MoleculePredictor:
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
         # A given model is copied: moving it would change it for the caller.
         loaded = [
-            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m) for m in given
+            # In this precision the mean and spread of the labels are exact.
+            copy.deepcopy(m) if isinstance(m, GPSPlusPlus) else trained_model(m, dtype)
+            for m in given
         ]
         self.models = [model.to(self.device, dtype).eval() for model in loaded]
         self.targets = self.models[0].config.targets
@@ -172,7 +188,13 @@ class MoleculePredictor:
                     f"{_listed(self.targets)}; models of one ensemble need the same targets"
                 )
             if mode != "2d" and not model.config.uses_positions:
-                raise ConfigError(f"{name}: has nothing for positions, mode '{mode}' is not for it")
+                raise ConfigError(f"{name}: uses no positions, so mode '{mode}' is not possible")
+            known = model.config.trained_on
+            if mode != "2d" and known is not None and not known.positions:
+                raise ConfigError(
+                    f"{name}: was trained without 3D structures, its layers for positions are as "
+                    f"they began; predict with mode '2d' instead of '{mode}'"
+                )
 
     def predict(self, molecules: Molecules) -> MoleculePredictions:
         """Predict properties.
@@ -184,16 +206,28 @@ class MoleculePredictor:
             that cannot be used keep their place and get a reason.
         """
         sums: list[list[FloatArray]] = []
-        texts: tuple[list[str], list[str]] = [], []
+        smiles: list[str] = []
+        unusable: list[str] = []
+        reasons: list[list[str]] = []
         seen: Any = np.zeros(0, dtype=bool)
-        for names, members in self._by_features().items():
-            with self._prepared(molecules, names) as dataset:
+        for members in self._by_features():
+            with self._prepared(molecules, members[0].config) as dataset:
                 sums += [self._values(model, dataset) for model in members]
-                texts = _smiles_and_reasons(dataset)
+                smiles, unusable = _texts(dataset, "smiles"), _texts(dataset, "reason")
+                reasons += [differences(dataset, model.config) for model in members]
                 seen = dataset.lengths("positions") > 0
         values, spread, probabilities = _joined(sums, self.targets)
-        seen = seen & (self.mode != "2d")
-        return MoleculePredictions(self.targets, values, spread, probabilities, *texts, seen)
+        outside = np.array([any(each) for each in zip(*reasons, strict=True)], dtype=bool)
+        return MoleculePredictions(
+            self.targets,
+            values,
+            spread,
+            probabilities,
+            smiles,
+            _listed_reasons([unusable, *reasons]),
+            seen & (self.mode != "2d"),
+            outside,
+        )
 
     def embed(self, molecules: Molecules, *, atoms: bool = False) -> Embeddings:
         """Compute the embeddings of molecules by the first model.
@@ -208,7 +242,7 @@ class MoleculePredictor:
         model = self.models[0]
         width = model.config.node_width
         compute = ["graph_embedding", *(["node_embedding"] if atoms else [])]
-        with self._prepared(molecules, model.config.feature_set) as dataset:
+        with self._prepared(molecules, model.config) as dataset:
             sizes = molecule_sizes(dataset)
             usable = np.flatnonzero(sizes["atoms"] > 0)
             graph = np.full((len(dataset), width), np.nan)
@@ -225,17 +259,24 @@ class MoleculePredictor:
                     graph[usable[indices]] = found["graph_embedding"].double().cpu().numpy()
                     if atoms:
                         nodes.append(found["node_embedding"].double().cpu().numpy())
+            _check_finite(dataset, usable, graph, ["embedding"] * width)
             offsets = np.concatenate([[0], np.cumsum(sizes["atoms"])])
             every = np.concatenate(nodes) if nodes else np.zeros((0, width))
+            reasons = [_texts(dataset, "reason"), differences(dataset, model.config)]
             return Embeddings(
-                graph, every if atoms else None, offsets, *_smiles_and_reasons(dataset)
+                graph,
+                every if atoms else None,
+                offsets,
+                _texts(dataset, "smiles"),
+                _listed_reasons(reasons),
             )
 
-    def _by_features(self) -> dict[str, list[GPSPlusPlus]]:
-        groups: dict[str, list[GPSPlusPlus]] = {}
+    def _by_features(self) -> list[list[GPSPlusPlus]]:
+        groups: dict[tuple[str, int], list[GPSPlusPlus]] = {}
         for model in self.models:
-            groups.setdefault(model.config.feature_set, []).append(model)
-        return groups
+            config = model.config
+            groups.setdefault((config.feature_set, config.features_version), []).append(model)
+        return list(groups.values())
 
     def _limits(self) -> dict[str, int]:
         return {"atoms": self.capacity, "pairs": PAIRS_PER_ATOM * self.capacity}
@@ -245,21 +286,26 @@ class MoleculePredictor:
         return torch.autocast(self.device.type, torch.bfloat16) if narrow else nullcontext()
 
     @contextmanager
-    def _prepared(self, molecules: Molecules, feature_set: str) -> Iterator[Dataset]:
+    def _prepared(self, molecules: Molecules, model: GPSPlusPlusConfig) -> Iterator[Dataset]:
         """Compute features: of a few molecules in memory, of many by workers in a store."""
+        feature_set, version = model.feature_set, model.features_version
         if isinstance(molecules, Store):
-            yield check_molecules(molecules, feature_set)
+            yield check_molecules(molecules, feature_set, version)
             return
         if isinstance(molecules, str):
-            raise DataError("molecules: expected a list of SMILES, got a single text")
-        reader = molecules if isinstance(molecules, MoleculeReader) else _reader(molecules)
+            raise DataError("molecules: expected a list of SMILES, got a single string")
+        reader = (
+            molecules if isinstance(molecules, MoleculeReader) else molecules_in_memory(molecules)
+        )
         if reader.num_samples <= IN_PROCESS:
             raw = list(reader.read(0, reader.num_samples))
-            yield Samples(Featurizer(feature_set).many(raw), reader)
+            yield Samples(Featurizer(feature_set, version).many(raw), reader)
             return
         with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
             out = Path(scratch) / "store"
-            yield prepare_molecules(reader, out, feature_set, workers=self.workers)
+            yield prepare_molecules(
+                reader, out, feature_set, workers=self.workers, features_version=version
+            )
 
     def _values(self, model: GPSPlusPlus, dataset: Dataset) -> list[FloatArray]:
         """By target: numbers or probabilities of one model, [n] or [n, classes]."""
@@ -288,6 +334,8 @@ class MoleculePredictor:
                     "atoms)"
                 ) from error
             every[usable] = np.concatenate(parts)
+            names = [target.name for target in self.targets for _ in range(target.width)]
+            _check_finite(dataset, usable, every, names)
         columns = np.split(every, np.cumsum(widths)[:-1], axis=1)
         return [c if c.shape[1] > 1 else c[:, 0] for c in columns]
 
@@ -320,28 +368,36 @@ class Samples:
         """Rows of a ragged field in every sample, [n]."""
         return np.array([len(sample[field]) for sample in self._samples], dtype=np.int64)
 
-
-def _reader(molecules: Sequence[Any]) -> MoleculeReader:
-    return molecules_in_memory(["" if molecule is None else molecule for molecule in molecules])
-
-
-def _smiles_and_reasons(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """SMILES and reasons of all molecules."""
-    if isinstance(dataset, Store):
-        return _texts(dataset, "smiles"), _texts(dataset, "reason")
-    samples = [dataset[i] for i in range(len(dataset))]
-    smiles, reasons = (
-        [sample[name].tobytes().decode() for sample in samples] for name in ("smiles", "reason")
-    )
-    return smiles, reasons
+    def flat(self, field: str) -> Iterator[tuple[Array, IntArray]]:
+        """Yield all rows of a ragged field and the samples' offsets, as a store does."""
+        if self._samples:
+            rows = np.concatenate([sample[field] for sample in self._samples])
+            yield rows, np.concatenate([[0], np.cumsum(self.lengths(field))])
 
 
-def _texts(store: Store, field: str) -> list[str]:
+def _check_finite(
+    dataset: Dataset, usable: IntArray, values: FloatArray, names: Sequence[str]
+) -> None:
+    """Refuse predictions [n, W] that are not finite, naming row and target."""
+    bad = np.argwhere(~np.isfinite(values[usable]))
+    if len(bad):
+        row, column = int(usable[bad[0, 0]]), int(bad[0, 1])
+        check_finite(
+            {names[column]: values[row, column : column + 1]}, lambda: dataset.describe(row)
+        )
+
+
+def _texts(dataset: Dataset, field: str) -> list[str]:
     found = []
-    for flat, offsets in store.flat(field):
+    for flat, offsets in dataset.flat(field):  # type: ignore[attr-defined]
         data = flat.tobytes()
         found += [data[a:b].decode() for a, b in pairwise(offsets)]
     return found
+
+
+def _listed_reasons(reasons: Sequence[Sequence[str]]) -> list[str]:
+    """Join several lists of reasons molecule by molecule, each reason once."""
+    return ["; ".join(dict.fromkeys(filter(None, own))) for own in zip(*reasons, strict=True)]
 
 
 def _numbers(outputs: dict[str, torch.Tensor], targets: Sequence[Target]) -> FloatArray:

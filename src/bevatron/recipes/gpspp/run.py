@@ -14,6 +14,7 @@ from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
 from bevatron.models.gpspp import (
+    FROM_DATA,
     CorruptionConfig,
     GPSPlusPlus,
     GPSPlusPlusConfig,
@@ -30,14 +31,15 @@ from bevatron.recipes.gpspp.data import (
     load_molecules,
     molecule_sizes,
 )
+from bevatron.recipes.gpspp.domain import trained_on
 from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, trained_model
+from bevatron.recipes.gpspp.outcome import WriteOutcome
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    LoaderConfig,
     OptimConfig,
     ScheduleConfig,
     Settings,
@@ -46,8 +48,14 @@ from bevatron.train.settings import (
 
 REPORT = "bevatron.recipes.gpspp.report"
 
+SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
+"""Of gpspp-small: narrow layers bear a higher rate."""
+
+FEWEST_STEPS_PER_EPOCH, FEWEST_STEPS = 20, 1000
+"""Runs with fewer are warned of."""
+
 ROOM = 1.03
-"""Capacity of a batch over what its average molecules need: packing needs some slack."""
+"""Capacity of a batch over the needs of its average molecules: packing needs some slack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,8 @@ class GpsppRun(RunConfig):
         The run's folder.
     preset
         gpspp-16 (44 million parameters), gpspp-8, gpspp-4, or one of them with -mpnn, without
-        attention; `model` changes it.
+        attention; gpspp-small (0.36 million), which a CPU trains on thousands of molecules in
+        minutes. `model` changes it.
     data
         Files of molecules or stores, their columns, the split.
     targets
@@ -73,17 +82,18 @@ class GpsppRun(RunConfig):
         Noise and masking of the inputs in training.
     mode
         Inputs in validation: ``2d``, ``3d`` or ``both``, by which the best
-        epoch is chosen. Where there are 3D structures the other of 2d and 3d is reported too.
+        epoch is chosen. With 3D structures, the other of 2d and 3d is reported too.
     molecules
-        Average number of molecules per step and GPU: unless ``batch.capacity`` is given, batches
-        hold the atoms, bonds and squared atoms of this many.
+        Average number of molecules per step and GPU; None = about the square root of the number
+        of training molecules, 8 to 256. Unless ``batch.capacity`` is given, batches hold the atoms,
+        bonds and squared atoms of this many.
     precision
         ``auto``: matmuls in bfloat16 on a GPU (weights, norms and sums stay float32), in
         float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
         or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
-        See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
-        a CPU unless their number is given.
+        See `bevatron.recipes.run_config.RunConfig`. A warm-up takes at most a tenth of a run's
+        epochs.
     start_from
         A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
@@ -107,30 +117,30 @@ class GpsppRun(RunConfig):
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
     )
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
-    loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
     targets: TargetConfig = field(default_factory=TargetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     corruption: CorruptionConfig = field(default_factory=CorruptionConfig)
     mode: Mode = "2d"
-    molecules: int = 256
+    molecules: int | None = None
     precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
         """Reject values out of range."""
-        if self.molecules < 1:
+        if self.molecules is not None and self.molecules < 1:
             raise ConfigError(f"molecules: expected 1 or more, got {self.molecules}")
 
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
-        """Return the hyper-parameters of a preset."""
-        return {"model": to_dict(GPSPlusPlusConfig.preset(str(name)))}
+        """Return the hyper-parameters of a preset, and the optimizer's of the small model."""
+        model = to_dict(GPSPlusPlusConfig.preset(str(name)))
+        return {"model": model, **({"optim": SMALL_OPTIM} if name == "gpspp-small" else {})}
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
-    """Make a complete run: molecules read or prepared, labels normalised, model, task.
+    """Build a complete run: molecules read or prepared, labels normalised, model, task.
 
     Parameters
     ----------
@@ -147,15 +157,25 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)
     config = _with_feature_set(config, source)
-    data = load_molecules(config.data, config.output / "prepared", config.loader.stage_to)
+    data = load_molecules(
+        config.data,
+        config.output / "prepared",
+        config.loader.stage_to,
+        None if source is None else source.config.features_version,
+    )
     targets, notes = targets_of(config.targets, data)
+    asked = dataclasses.replace(
+        config.model,
+        targets=targets,
+        features_version=data.features_version,
+        trained_on=trained_on(data.train, config.model, config.corruption),
+    )
     torch.manual_seed(config.train.seed)
     if source is None:
-        architecture = dataclasses.replace(config.model, targets=targets)
-        model = GPSPlusPlus(architecture, dtype_of(config.train.dtype))
+        model = GPSPlusPlus(asked, dtype_of(config.train.dtype))
     else:
         preset = GPSPlusPlusConfig.preset(config.preset)
-        model, rows = started_from(source, config.model, preset, config.finetune, targets)
+        model, rows = started_from(source, asked, preset, config.finetune)
         model = model.to(dtype_of(config.train.dtype))
         notes += rows
     freeze(model, config.finetune.frozen)
@@ -173,7 +193,7 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         settings=settings,
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
-            "model": to_dict(model.config),
+            "model": _identity(model.config),
             "loss": to_dict(config.loss),
             "corruption": to_dict(config.corruption),
             "data": {"molecules": len(data.train), "fingerprint": data.fingerprint},
@@ -183,7 +203,9 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
         shown_metrics=_shown(model.config, modes),
-        on_end=WriteReport(REPORT, data, modes, settings.batch) if config.report else None,
+        on_end=WriteOutcome(
+            data, modes, WriteReport(REPORT, data, modes, settings.batch) if config.report else None
+        ),
         notes=[*data.report, *_unused_positions(model.config, data), *notes, *more],
     )
 
@@ -191,12 +213,20 @@ def build(config: GpsppRun, *, resume: bool = False) -> Run:
 def _as_set(config: GpsppRun) -> dict[str, Any]:
     """Return the configuration for config.yaml; targets come from the data, see model.json."""
     values = to_dict(config)
-    del values["model"]["targets"]
+    for name in FROM_DATA:
+        del values["model"][name]
+    return values
+
+
+def _identity(model: GPSPlusPlusConfig) -> dict[str, Any]:
+    """Return the hyper-parameters; the version and kind of the data are in their fingerprint."""
+    values = to_dict(model)
+    del values["features_version"], values["trained_on"]
     return values
 
 
 def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
-    """Make data and model use the same features: those named, or the source's."""
+    """Make data and model use the same features: the configured ones, or the source's."""
     plain = GPSPlusPlusConfig().feature_set
     of_data, of_model = config.data.feature_set, config.model.feature_set
     chosen = of_model if of_data == plain else of_data
@@ -213,7 +243,7 @@ def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
 
 
 def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
-    """List the modes of validation: as asked, and 2D and 3D where there are positions."""
+    """List the modes of validation: the requested one, and 2D and 3D if there are positions."""
     known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
         raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
@@ -272,24 +302,28 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
     device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
-    train, loader, schedule = settings.train, settings.loader, settings.schedule
+    train, schedule = settings.train, settings.schedule
     on_gpu = device.type == "cuda"
-    if loader.workers is None and not on_gpu:
-        # On a CPU, workers would compete with training for the cores.
-        loader = dataclasses.replace(loader, workers=0)
     train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
-        batch = dataclasses.replace(batch, capacity=capacities(data, config.molecules))
+        number = config.molecules or molecules_per_step(len(data.train))
+        batch = dataclasses.replace(batch, capacity=capacities(data, number))
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
-        notes.append(f"a batch holds at most {listed}: about {config.molecules} molecules")
+        chosen = "" if config.molecules else f", chosen for {len(data.train)} training molecules"
+        notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
+    ranks = ranks_from_environment(os.environ)[1]
+    notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)
+    if not on_gpu and config.model == GPSPlusPlusConfig.preset(GpsppRun.preset):
+        notes.append(
+            f"{config.preset} takes hours on a CPU; --preset gpspp-small trains on thousands of "
+            "molecules in minutes"
+        )
     longest = train.epochs / 10
     if schedule.warmup_epochs > longest:
         schedule = dataclasses.replace(schedule, warmup_epochs=longest)
         notes.append(f"warm-up of {longest:g} epochs, a tenth of the run")
-    complete = dataclasses.replace(
-        settings, train=train, batch=batch, loader=loader, schedule=schedule
-    )
+    complete = dataclasses.replace(settings, train=train, batch=batch, schedule=schedule)
     return complete, notes
 
 
@@ -301,12 +335,41 @@ def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "flo
     if asked == "auto":
         return "bfloat16" if on_gpu and train.dtype == "float32" else None
     if train.dtype != "float32":
-        raise ConfigError(f"precision: {asked} goes with train.dtype float32, not {train.dtype}")
+        raise ConfigError(f"precision: {asked} needs train.dtype float32, not {train.dtype}")
     return asked
 
 
+def molecules_per_step(number: int) -> int:
+    """Choose how many molecules a step has, from the number of training molecules.
+
+    The power of two next to its square root, 8 to 256: as many steps in an epoch as molecules in a
+    step. Few molecules need small steps, or an epoch is too few of them.
+
+    Examples
+    --------
+    >>> [molecules_per_step(n) for n in (20, 1_000, 10_000, 3_000_000)]
+    [8, 32, 128, 256]
+    """
+    return int(np.clip(2 ** np.round(np.log2(max(number, 1)) / 2), 8, 256))
+
+
+def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int) -> list[str]:
+    """Warn of a run that has too few steps, of several batches each, to learn much."""
+    sizes = molecule_sizes(data.train)
+    shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
+    per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
+    total = per_epoch * epochs
+    if not epochs or (per_epoch >= FEWEST_STEPS_PER_EPOCH and total >= FEWEST_STEPS):
+        return []
+    warning = (
+        f"warning: {epochs} epochs of about {per_epoch} steps are {total} steps, few to "
+        "learn from; smaller steps (--molecules) or more epochs (--train.epochs) give more"
+    )
+    return [warning]
+
+
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
-    """Return the sizes of a number of average molecules, at least those of the largest.
+    """Return the sizes of a number of average molecules, at least that of the largest one.
 
     Parameters
     ----------

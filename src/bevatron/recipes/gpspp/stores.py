@@ -1,17 +1,19 @@
-"""Stores of molecules: made from files, with a list of what could not be used."""
+"""Stores of molecules, and the lists of rejected rows."""
 
 import csv
 import io
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bevatron.data.readers.molecules import MoleculeOptions, MoleculeReader, open_molecules
-from bevatron.data.samples import molecule_fields
+from bevatron.data.samples import FEATURES_VERSION, molecule_fields
 from bevatron.data.store.prepare import prepare
-from bevatron.data.store.store import Store
+from bevatron.data.store.store import MANIFEST, PREPARATION, Store
 from bevatron.data.summary.molecules import summarise_molecules
 from bevatron.errors import ConfigError, DataError, StoreError
 from bevatron.files import write_text_atomically
@@ -31,6 +33,7 @@ def prepare_molecules(
     workers: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
+    features_version: int | None = None,
 ) -> Store:
     """Compute the features of molecules once, in parallel, into a store.
 
@@ -49,6 +52,9 @@ def prepare_molecules(
         Which columns; only with files.
     samples_per_shard, workers, overwrite, progress
         As in `bevatron.data.store.prepare.prepare`.
+    features_version
+        See `bevatron.data.samples.FEATURES_VERSION`; by default that of the store that ``out``
+        already holds, else the newest.
 
     Raises
     ------
@@ -56,17 +62,19 @@ def prepare_molecules(
         If a file cannot be read or ``out`` holds something else.
     """
     reader = source if isinstance(source, MoleculeReader) else open_molecules(list(source), options)
+    version = _version_in(Path(out)) if features_version is None else features_version
+    settings = {
+        "kind": KIND,
+        "feature_set": feature_set_name,
+        "targets": list(reader.targets),
+        "unit": "row",
+    }
     store = prepare(
         reader,
-        Featurizer(feature_set_name),
+        Featurizer(feature_set_name, version),
         out,
         molecule_fields(feature_set_name, len(reader.targets)),
-        {
-            "kind": KIND,
-            "feature_set": feature_set_name,
-            "targets": list(reader.targets),
-            "unit": "row",
-        },
+        settings | ({} if version == 1 else {"features_version": version}),
         samples_per_shard=samples_per_shard,
         workers=workers,
         overwrite=overwrite,
@@ -98,15 +106,21 @@ def prepare_files(
     if not files:
         raise ConfigError("prepare: expected at least one file of molecules")
     store = prepare_molecules(files, out, feature_set, columns, **options)
+    version = features_version_of(store)
+    old = (
+        f"{out}: was begun with version {version} of the features, in which eigenvectors depend on "
+        "how a molecule is written, and is kept so; give another folder for the newest"
+    )
     return [
         *store.manifest["report"],
         *summary_lines(store),
+        *([old] if version < FEATURES_VERSION else []),
         f"train with: bevatron train gpspp --data {out} --output RUN",
     ]
 
 
 def rejects(store: Store) -> list[tuple[str, str, str]]:
-    """List (origin, SMILES, reason) of rows that were left out, or parts of them."""
+    """List (origin, SMILES, reason) of rows that were rejected, wholly or in part."""
     found = []
     for row in np.flatnonzero(store.lengths("reason")):
         sample = store[int(row)]
@@ -155,8 +169,23 @@ def summary_lines(store: Store) -> list[str]:
     return lines
 
 
-def check_molecules(store: Store, wanted: str) -> Store:
-    """Return a store if it is one of molecules with that feature set.
+def features_version_of(store: Store) -> int:
+    """Return the version of a store's features."""
+    return int(store.manifest["settings"].get("features_version", 1))
+
+
+def _version_in(folder: Path) -> int:
+    """Return the version of the store that a folder holds, finished or not; else the newest."""
+    for name in (MANIFEST, PREPARATION):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            values = json.loads((folder / name).read_text())
+            settings = values["settings"] if name == MANIFEST else values["inputs"]["settings"]
+            return int(settings.get("features_version", 1))
+    return FEATURES_VERSION
+
+
+def check_molecules(store: Store, wanted: str, version: int | None = None) -> Store:
+    """Return a store if it is one of molecules with that feature set, of that version if given.
 
     Raises
     ------
@@ -170,5 +199,12 @@ def check_molecules(store: Store, wanted: str) -> Store:
         raise DataError(
             f"{store.path}: prepared with the feature set '{settings['feature_set']}', the model "
             f"needs '{wanted}'; prepare it again or set data.feature_set"
+        )
+    own = features_version_of(store)
+    if version is not None and own != version:
+        advice = "prepare the molecules again" if own < version else "give the molecules' own file"
+        raise DataError(
+            f"{store.path}: has version {own} of the features, the model or the other data have "
+            f"version {version}; {advice}"
         )
     return store

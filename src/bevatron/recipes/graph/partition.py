@@ -98,13 +98,13 @@ class GraphPart(Graph):
     whole: DistributedGraph | None = None
 
     def derived(self, key: Any, build: Callable[[Graph], T]) -> T:
-        """Return the distributed matrix where a model asks for one."""
+        """Return the distributed matrix if a model asks for one."""
         if isinstance(key, tuple) and key[0] == "csr":
             return self.whole  # type: ignore[return-value]
         return super().derived(key, build)
 
     def map(self, key: Any, function: Callable[[Tensor], Tensor]) -> "GraphPart":
-        """Apply a function to all tensors, once for every key."""
+        """Apply a function to all tensors."""
         if key not in self._copies:
             features: Tensor | SparseRows = self.features
             moved = function(features) if isinstance(features, Tensor) else features.map(function)
@@ -166,7 +166,7 @@ class PartedGraph:
     ) -> None:
         if model.norm == "batch":
             raise ConfigError(
-                "model.norm: 'batch' averages over all vertices, which no process has; use layer"
+                "model.norm: 'batch' averages over all vertices, which no process holds; use layer"
             )
         # What its formulas need is known without weights.
         with torch.device("meta"):
@@ -204,7 +204,7 @@ class PartedGraph:
         return self._graph
 
     def batch(self, column: int) -> GraphBatch:
-        """Make the batch of this process's vertices, with the labels of one split."""
+        """Build the batch of this process's vertices, with the labels of one split."""
         if column not in self._batches:
             graph = self.graph()
             own = _rows(self.vertices, graph.vertices.cpu().numpy())

@@ -25,6 +25,7 @@ from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
 from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.graph.data import sample_of
 from bevatron.recipes.graph.partition import PartedGraph, Scheme, Source, open_graph
 from bevatron.recipes.graph.run import READ_FILE
@@ -54,7 +55,7 @@ class Predictions:
 
 
 def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
-    """Read the node classifier of a run or a model folder; of a run under way, the best so far.
+    """Read the node classifier of a run or a model folder; of an unfinished run, the best so far.
 
     Raises
     ------
@@ -99,14 +100,14 @@ def predict_graph(
     features
         .npy file for an edge list, one row per vertex.
     device, dtype
-        Where and in which precision.
+        Where and in which precision to compute.
     partition
         How several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`.
 
     Raises
     ------
     DataError
-        If the graph has other features than the model knows.
+        If the graph does not have the features of the model.
     """
     with processes(device) as mesh:
         opened = open_for(model, graph, mesh, dtype, features=features)
@@ -276,6 +277,8 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
     ------
     OutOfMemoryError
         If the graph does not fit on the device.
+    DivergenceError
+        If a prediction is not finite.
     """
     module, graph = opened.model, opened.graph
     config, place = module.config, mesh.device
@@ -297,10 +300,23 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
             raise
         raise OutOfMemoryError(
             f"{place} ran out of memory at {graph.name}, {graph.num_nodes:,} vertices with "
-            f"{graph.num_features:,} features; take float32, or more processes (torchrun), which "
+            f"{graph.num_features:,} features; use float32, or more processes (torchrun), which "
             "share the graph"
         ) from error
-    return Computed(task, moved, outputs, whole)
+    computed = Computed(task, moved, outputs, whole)
+    _check_finite(computed, graph)
+    return computed
+
+
+def _check_finite(computed: Computed, graph: GraphArrays) -> None:
+    probabilities = computed.outputs["probabilities"]
+    bad = (~probabilities.isfinite()).any(1).nonzero()
+    if len(bad):
+        first = int(bad[0])
+        vertex = int(computed.own(np.arange(graph.num_nodes))[first])
+        vertex = vertex if graph.ids is None else int(graph.ids[vertex])
+        row = probabilities[first].double().cpu().numpy()
+        check_finite({"probability": row}, lambda: f"{graph.name}, vertex {vertex}")
 
 
 def _table(found: Predictions) -> str:

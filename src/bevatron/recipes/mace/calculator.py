@@ -22,13 +22,15 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
+from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
+from bevatron.typing import Arrays
 
 Model = torch.nn.Module | Path | str
 
 
 class BevatronCalculator(Calculator):  # type: ignore[misc]
-    """Energy, free energy, forces, stress and energies of atoms from a trained model.
+    """Energy, free energy, forces, stress and atomic energies from a trained model.
 
     Several models are a committee: every property is the mean of theirs, and ``results`` also holds
     their standard deviation (``energy_std``, ``forces_std`` [N, 3], ``stress_std`` [6],
@@ -43,7 +45,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     dtype
         ``"float64"``, or ``"float32"``, which is faster and enough for most dynamics.
     head
-        Which readout of a multi-head model.
+        Which readout of a multi-head model; its default head if not given. Names of heads in
+        ``atoms.info`` have no effect.
     skin : Å
         The neighbour list extends this far beyond the cutoff and is reused until an atom has moved
         by half of it. It changes only the speed; 0 builds a list for every step.
@@ -54,15 +57,15 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     Raises
     ------
     BevatronError
-        If there is no model at that place, or dtype, head or device are unknown; on evaluation, if
-        the model does not know an element.
+        If there is no such model, dtype, head or device; on evaluation, if the model does not know
+        an element or its prediction is not finite.
 
     Notes
     -----
     Stress is in ASE's sign and order (xx, yy, zz, yz, xz, xy), eV/Å^3. It is always computed for a
     structure that is periodic in three directions, and on request for one with three lattice
     vectors. ``energies`` are the model's energies of the atoms, E0 included; their sum is the
-    energy.
+    energy. `get_descriptors` and `get_hessian` compute what is no property of ASE.
     """
 
     implemented_properties: ClassVar[list[str]] = [
@@ -101,10 +104,9 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(all_changes),
     ) -> None:
-        """Evaluate the model, as ASE asks for it."""
+        """Evaluate the model when ASE asks for properties."""
         super().calculate(atoms, list(properties), list(system_changes))
-        if not self.atoms:
-            raise CalculatorSetupError("the calculator was given no atoms")
+        self._structure(None)
         compute = ["energy", "forces", "node_energy"]
         if self.atoms.pbc.all() or "stress" in properties:
             if self.atoms.cell.rank < 3:
@@ -112,19 +114,97 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             compute.append("stress")
         self.results = _summarise([self._evaluate(each, compute) for each in self.potentials])
 
+    def get_descriptors(
+        self, atoms: Atoms | None = None, invariants_only: bool = True, num_layers: int = -1
+    ) -> npt.NDArray[np.float64] | list[npt.NDArray[np.float64]]:
+        """Return what the model's layers know of the surroundings of every atom.
+
+        Parameters
+        ----------
+        atoms
+            The structure; by default that of the last evaluation.
+        invariants_only
+            Only the scalars of each layer, which no rotation changes; otherwise also its vectors
+            and tensors, in e3nn's order (``128x0e+128x1o``: the scalars, then x, y, z of the first
+            channel, ...). The last layer has only scalars.
+        num_layers
+            Of the first so many layers; -1 = of all.
+
+        Returns
+        -------
+        [N, features], layer after layer; invariants have ``num_layers * num_channels`` columns.
+        Of a committee a list, because features of different models are not comparable.
+
+        Raises
+        ------
+        BevatronError
+            For a number of layers that the model does not have, and as on evaluation.
+        """
+        atoms = self._structure(atoms)
+        name = "descriptors" if invariants_only else "features"
+        found = []
+        for potential in self.potentials:
+            config: Any = potential.model.config
+            layers = config.num_interactions if num_layers == -1 else num_layers
+            if not 1 <= layers <= config.num_interactions:
+                raise ConfigError(
+                    f"num_layers: the model has {config.num_interactions} layers, got {num_layers}"
+                )
+            degrees = [config.layer_degrees(layer)[1] for layer in range(layers)]
+            per_channel = layers if invariants_only else sum((top + 1) ** 2 for top in degrees)
+            sample = self._sample(potential, atoms)
+            values = next(potential.evaluate([sample], [name]))[name]
+            found.append(values[:, : per_channel * config.num_channels])
+        return found if len(found) > 1 else found[0]
+
+    def get_hessian(self, atoms: Atoms | None = None) -> npt.NDArray[np.float64]:
+        """Return the second derivatives of the energy by all positions, of a committee their mean.
+
+        They are exact: computed by automatic differentiation, not by displacements. With
+        ``VibrationsData.from_2d(atoms, calculator.get_hessian(atoms))`` ASE makes frequencies of
+        them.
+
+        Parameters
+        ----------
+        atoms
+            The structure; by default that of the last evaluation.
+
+        Returns
+        -------
+        [3N, 3N] eV/Å^2, symmetric; row 3 i + a is of atom i along axis a. For a periodic structure
+        it is that of the phonons at the centre of the Brillouin zone.
+
+        Raises
+        ------
+        BevatronError
+            As on evaluation.
+        """
+        atoms = self._structure(atoms)
+        several = [each.hessian(self._sample(each, atoms)) for each in self.potentials]
+        mean: npt.NDArray[np.float64] = np.mean(several, axis=0).reshape(2 * (3 * len(atoms),))
+        return mean
+
+    def _structure(self, atoms: Atoms | None) -> Atoms:
+        """Return the structure to compute, by default that of the last evaluation."""
+        atoms = self.atoms if atoms is None else atoms
+        if not atoms:
+            raise CalculatorSetupError("the calculator was given no atoms")
+        return atoms
+
     def _evaluate(self, potential: Potential, compute: list[str]) -> Results:
-        potential.check_elements(self.atoms.numbers, str(self.atoms.symbols))
+        results = next(potential.evaluate([self._sample(potential, self.atoms)], compute))
+        check_finite(results, lambda: str(self.atoms.symbols))
+        return results
+
+    def _sample(self, potential: Potential, atoms: Atoms) -> Arrays:
+        potential.check_elements(atoms.numbers, str(atoms.symbols))
         sample = unlabelled_structure(
-            self.atoms.numbers,
-            self.atoms.positions,
-            self.atoms.cell.array,
-            self.atoms.pbc,
-            potential.head,
+            atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, potential.head
         )
         sample["edges"], sample["edge_shifts"] = self.neighbours[potential.cutoff].edges(
             sample["positions"], sample["cell"], sample["pbc"]
         )
-        return next(potential.evaluate([sample], compute))
+        return sample
 
 
 def _summarise(results: list[Results]) -> dict[str, Any]:

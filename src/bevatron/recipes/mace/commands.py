@@ -1,7 +1,9 @@
 """The commands for structures and potentials: typed arguments, each calls one function."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.recipes.arguments import (
@@ -12,6 +14,7 @@ from bevatron.recipes.arguments import (
     PrepareOptions,
     Preparing,
     Source,
+    positional,
     say,
 )
 
@@ -25,8 +28,7 @@ def prepare(
 ) -> None:
     """Check labels and find neighbours once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -67,7 +69,8 @@ def evaluate(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -111,7 +114,7 @@ def predict(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     committee
@@ -119,7 +122,8 @@ def predict(
     prefix
         Prefix of the names of the results.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -160,7 +164,7 @@ def relax(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     fmax
@@ -170,7 +174,8 @@ def relax(
     cell
         Relax the cells too.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -185,7 +190,10 @@ def relax(
 
 
 def convert_from_mace_torch(
-    file: Source, out: Out, trust: bool = False, config: Path | None = None
+    file: Source,
+    out: Annotated[Path | None, tyro.conf.Positional, positional("[OUT]")] = None,
+    trust: bool = False,
+    config: Path | None = None,
 ) -> None:
     """Convert a mace-torch checkpoint to a model folder.
 
@@ -193,16 +201,22 @@ def convert_from_mace_torch(
     ----------
     file
         A ``.model`` file, which is a pickle and needs mace-torch and --trust; or a state dict
-        (``.pt``, ``.safetensors``) with --config, which need neither.
+        (``.pt``, ``.safetensors``) with --config, which need neither. Or the name of a published
+        model whose file you have, such as mace-mp-0-small: looked for in $BEVATRON_MODELS
+        (~/.cache/bevatron without it) and ~/.cache/mace.
     out
-        The model folder.
+        The model folder; without it one in $BEVATRON_MODELS, which all commands then take by its
+        name.
     trust
         Unpickle the file. A pickle can run arbitrary code.
     config
         JSON file of mace-torch's configuration, for a state dict.
     """
     from bevatron.recipes.mace.convert import from_mace_torch_file
+    from bevatron.recipes.named_models import models_folder, published_file
 
+    out = out or models_folder() / file.stem
+    file = published_file(file)
     say(from_mace_torch_file(file, out, trust=trust, config=config))
 
 

@@ -1,4 +1,4 @@
-"""What a report of MACE says of errors: tables, bars, parity, and the data they were found on."""
+"""The errors in a report of MACE: tables, bars, parity plots, and the data sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,18 +25,18 @@ COLUMNS = {
 
 
 def headline(name: str, evaluation: Evaluation) -> dict[str, Cell]:
-    """Name the errors of one data set that belong at the top of a page."""
+    """Return the errors of one data set for the top of the page."""
     wanted = {
         "energy_per_atom_rmse": f"energy RMSE, {name} (meV/atom)",
         "forces_rmse": f"force RMSE, {name} (meV/Å)",
         "stress_rmse": f"stress RMSE, {name} (meV/Å³)",
     }
     total = evaluation.total
-    return {words: 1e3 * total[metric] for metric, words in wanted.items() if metric in total}
+    return {label: 1e3 * total[metric] for metric, label in wanted.items() if metric in total}
 
 
 def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequence[str]) -> None:
-    """Say what is in the data sets, and what the readers found."""
+    """Describe the data sets and what the readers found."""
     rows: list[list[Cell]] = []
     for name, evaluation in evaluations.items():
         values = evaluation.predictions
@@ -66,7 +66,7 @@ def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequ
 
 
 def _per_structure(values: Predictions, of_atoms: Any) -> Any:
-    """Say which structures have a flag set on their first atom."""
+    """Mark the structures whose first atom has a flag set."""
     first = np.cumsum(values.num_atoms) - values.num_atoms
     return of_atoms[first[values.num_atoms > 0]]
 
@@ -74,8 +74,10 @@ def _per_structure(values: Predictions, of_atoms: Any) -> Any:
 def show_errors(
     report: Report, evaluations: Mapping[str, Evaluation], name: str, evaluation: Evaluation
 ) -> None:
-    """Show errors of all data sets, and those of one by group, file, head and element."""
+    """Show errors of all data sets, and of one by group, file, head and element."""
     report.table(*_error_table("set", {key: value.total for key, value in evaluations.items()}))
+    for sentence in constant_shifts(evaluation.predictions):
+        report.text(sentence)
     titles = {"group": "Errors by group", "file": "Errors by file", "head": "Errors by head"}
     for kind, title in titles.items():
         if kind in evaluation.tables:
@@ -87,6 +89,38 @@ def show_errors(
         rows = evaluation.tables["element"]
         report.table(*_error_table("element", rows), f"Force errors by element, {name}")
         _error_bars(report, rows, f"Force errors by element, {name}", "errors_by_element")
+
+
+def constant_shifts(values: Predictions) -> list[str]:
+    """Say of each head whose energy errors are mostly one constant how large that is.
+
+    Mostly: without their mean, the errors per atom have at most half their RMSE.
+
+    Returns
+    -------
+    One sentence for each such head.
+    """
+    error = (values.predicted_energy - values.energy) / values.num_atoms
+    sentences = []
+    for head in dict.fromkeys(values.head):
+        own = 1e3 * error[[name == head for name in values.head] & np.isfinite(error)]
+        if len(own) < FEWEST_FOR_A_SHIFT:
+            continue
+        rmse, rest = float(np.sqrt(np.mean(own**2))), float(own.std())
+        if rest <= 0.5 * rmse:
+            of_head = f" of head '{head}'" if len(set(values.head)) > 1 else ""
+            sentences.append(
+                f"The energy error{of_head} is mostly one constant shift of {own.mean():+.3g} "
+                f"meV/atom: without it the RMSE is {rest:.3g} instead of {rmse:.3g} meV/atom. A "
+                "shift changes neither forces nor differences between structures of one "
+                "composition. Its cause is another energy reference, E0 that do not fit these "
+                "data, or training that has not converged."
+            )
+    return sentences
+
+
+FEWEST_FOR_A_SHIFT = 5
+"""Energies; fewer agree by chance."""
 
 
 def _error_table(kind: str, rows: Mapping[str, Errors]) -> tuple[list[str], list[list[Cell]]]:
@@ -104,8 +138,8 @@ def _error_bars(report: Report, rows: Mapping[str, Errors], title: str, name: st
         return
     having = sorted(having, key=lambda label: -rows[label][metric])[:MOST_GROUPS]
     series = {
-        words: [1e3 * rows[label][key] for label in having]
-        for key, words in ((metric, "RMSE"), ("forces_mae", "MAE"))
+        kind: [1e3 * rows[label][key] for label in having]
+        for key, kind in ((metric, "RMSE"), ("forces_mae", "MAE"))
     }
     report.figure(plots.bars(having, series, "force error (meV/Å)", title), "", name)
 
@@ -116,7 +150,7 @@ def show_parity(
     """Draw predictions of one data set against labels."""
     values = evaluation.predictions
     offset = _offsets(values, energies)
-    groups = values.group if len(set(values.group)) <= len(plots.PALETTE) else None
+    groups = values.group if 1 < len(set(values.group)) <= len(plots.PALETTE) else None
     quantity = "energy per atom" + (" - E0" if offset.any() else "")
     report.figure(
         plots.parity(
@@ -141,14 +175,16 @@ def show_parity(
     )
     if np.isfinite(values.stress).any():
         report.figure(
-            plots.parity(values.stress, values.predicted_stress, "stress component", "eV/Å³"),
+            plots.parity(
+                1e3 * values.stress, 1e3 * values.predicted_stress, "stress component", "meV/Å³"
+            ),
             f"Stress components of the {name} set.",
             "parity_stress",
         )
 
 
 def _offsets(values: Predictions, energies: Mapping[str, Mapping[int, float]]) -> FloatArray:
-    """Sum up E0 of each structure; zeros where they are not known."""
+    """Sum E0 over each structure; zeros where unknown."""
     if not energies:
         return np.zeros(len(values.num_atoms))
     head = np.repeat(values.head, values.num_atoms)

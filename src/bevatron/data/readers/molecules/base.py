@@ -1,5 +1,6 @@
 """Options and protocols shared by the readers of molecules."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -7,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from bevatron.data.samples import Field
-from bevatron.typing import Array, Arrays
+from bevatron.errors import DataError
+from bevatron.typing import Array, Arrays, FloatArray
 
 RAW_MOLECULE_FIELDS: tuple[Field, ...] = (
     Field("smiles", "uint8", (), True, "UTF-8 bytes; empty where only a structure is given"),
@@ -58,11 +60,11 @@ class MoleculeFile(Protocol):
 
     @property
     def name(self) -> str:
-        """As given."""
+        """The path as given."""
 
     @property
     def content(self) -> str:
-        """Hash of what it holds."""
+        """Hash of the content."""
 
     @property
     def num_rows(self) -> int:
@@ -73,13 +75,13 @@ class MoleculeFile(Protocol):
         """Names of the targets."""
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
+        """Return a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
 
     def splits(self) -> Array | None:
-        """For each row the number of its part in `SPLITS`, -1 for none; None without a division."""
+        """Index into `SPLITS` for each row, -1 for none; None without a split."""
 
     def report(self) -> list[str]:
-        """Lines that say what was found."""
+        """Lines for the log: what was found."""
 
 
 class Geometry(Protocol):
@@ -87,13 +89,49 @@ class Geometry(Protocol):
 
     @property
     def content(self) -> str:
-        """Hash of what it holds."""
+        """Hash of the content."""
 
     def of(self, row: int) -> Arrays:
         """``positions`` or ``block`` of a row, or nothing."""
+
+
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+"""Labels are stored in float32."""
+
+
+def check_labels(values: FloatArray, name: str, where: Callable[[int], str]) -> None:
+    """Refuse labels that float32 cannot hold; NaN = no label is fine.
+
+    Parameters
+    ----------
+    values : [n]
+    name
+        Of the target.
+    where
+        Names the place of a row in the file.
+
+    Raises
+    ------
+    DataError
+        Naming the first.
+    """
+    wrong = np.flatnonzero(np.abs(values) > LARGEST_LABEL)
+    if len(wrong):
+        row = int(wrong[0])
+        value = values[row]
+        found = "infinite" if np.isinf(value) else f"{value:g}, beyond {LARGEST_LABEL:.1e}"
+        raise DataError(f"{where(row)}: '{name}' is {found}")
 
 
 def text_bytes(text: str | bytes) -> Array:
     """Bytes of a text as an array."""
     data = text.encode() if isinstance(text, str) else text
     return np.frombuffer(data, dtype=np.uint8)
+
+
+def suffix_of(path: Path) -> str:
+    """Return a path's suffix in lower case, without that of the compression."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""

@@ -1,4 +1,4 @@
-"""Molecules that a program has already: SMILES or RDKit molecules, as a reader."""
+"""Molecules in memory, SMILES or RDKit molecules, as a reader."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,19 +6,20 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from bevatron.data.readers.molecules.base import text_bytes
+from bevatron.data.readers.molecules.base import check_labels, text_bytes
 from bevatron.data.readers.molecules.reader import MoleculeReader
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
 
 class GivenMolecules:
-    """A list of molecules as if it were a file.
+    """A list of molecules with the interface of a file.
 
     Parameters
     ----------
     molecules
-        SMILES, or RDKit molecules, which keep their conformers.
+        SMILES, or RDKit molecules, which keep their conformers; None and NaN, pandas' signs of a
+        missing entry, are no molecules and keep their places.
     targets : [n, T] or [n]
         NaN = no label; None for molecules to predict.
     names
@@ -32,7 +33,9 @@ class GivenMolecules:
     ) -> None:
         self._items: list[tuple[str, bytes]] = []
         for number, molecule in enumerate(molecules):
-            if isinstance(molecule, str):
+            if _is_missing(molecule):
+                self._items.append(("smiles", b""))
+            elif isinstance(molecule, str):
                 self._items.append(("smiles", molecule.encode()))
             elif hasattr(molecule, "ToBinary"):
                 self._items.append(("binary", molecule.ToBinary()))
@@ -44,14 +47,17 @@ class GivenMolecules:
         self._values = None
         self.targets: tuple[str, ...] = ()
         if targets is not None:
-            values = np.asarray(targets, dtype=np.float32)
-            self._values = values.reshape(len(values), -1)
+            values = np.asarray(targets, dtype=np.float64)
+            values = values.reshape(len(values), -1)
             if len(values) != len(self._items):
                 raise DataError(f"targets: {len(values)} rows for {len(self._items)} molecules")
-            width = self._values.shape[1]
+            width = values.shape[1]
             self.targets = tuple(names or (f"target_{i}" for i in range(width)))
             if len(self.targets) != width:
                 raise DataError(f"targets: {width} columns but {len(self.targets)} names")
+            for name, column in zip(self.targets, values.T, strict=True):
+                check_labels(column, name, lambda row: f"molecule {row}")
+            self._values = values.astype(np.float32)
 
     @property
     def content(self) -> str:
@@ -69,7 +75,7 @@ class GivenMolecules:
         return len(self._items)
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give one molecule."""
+        """Return one molecule."""
         kind, data = self._items[row]
         sample: dict[str, Array] = {kind: text_bytes(data)}
         if self._values is not None:
@@ -77,18 +83,24 @@ class GivenMolecules:
         return sample
 
     def splits(self) -> Array | None:
-        """None: a list divides nothing."""
+        """None: a list has no split."""
         return None
 
     def report(self) -> list[str]:
-        """Say how many there are."""
+        """Report the number of molecules."""
         return [f"{self.num_rows} molecules"]
+
+
+def _is_missing(molecule: Any) -> bool:
+    if molecule is None or type(molecule).__name__ == "NAType":
+        return True
+    return isinstance(molecule, float) and bool(np.isnan(molecule))
 
 
 def molecules_in_memory(
     molecules: Sequence[Any], targets: Any = None, names: Sequence[str] | None = None
 ) -> MoleculeReader:
-    """Make a reader of SMILES or RDKit molecules; see `GivenMolecules`.
+    """Build a reader of SMILES or RDKit molecules; see `GivenMolecules`.
 
     Examples
     --------

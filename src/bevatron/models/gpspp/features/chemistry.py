@@ -33,6 +33,9 @@ GASTEIGER_EDGES = (
 )
 """Upper bounds of the bins of a partial charge, e; index 33 beyond the last, and for NaN."""
 
+WRITTEN = frozenset({"chiral_tag", "explicit_valence", "implicit_valence", "direction"})
+"""Features that by their definition depend on how a molecule is written down."""
+
 _HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 _BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 _STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")

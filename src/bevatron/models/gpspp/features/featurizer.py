@@ -7,16 +7,16 @@ size together.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.samples import FeatureSet, feature_set
+from bevatron.data.samples import FEATURES_VERSION, FeatureSet, feature_set
 from bevatron.data.samples.molecules import NUM_LAPLACIAN, NUM_WALKS
 from bevatron.errors import DataError, require
 from bevatron.models.gpspp.features import chemistry, topology
-from bevatron.models.gpspp.features.keys import graph_keys
+from bevatron.models.gpspp.features.keys import graph_keys, hashed, mixed
 from bevatron.models.gpspp.features.molecules import (
     Molecule,
     atoms_of,
@@ -24,6 +24,7 @@ from bevatron.models.gpspp.features.molecules import (
     from_rdkit,
     read_molecule,
 )
+from bevatron.models.gpspp.features.order import canonical_order, remoteness
 from bevatron.typing import Array, Arrays, IntArray
 
 _PAIRS_AT_ONCE = 1 << 18
@@ -38,9 +39,12 @@ class Featurizer:
     ----------
     name
         Of the feature set.
+    version
+        See `bevatron.data.samples.FEATURES_VERSION`.
     """
 
     name: str = "set1"
+    version: int = FEATURES_VERSION
 
     def __call__(self, sample: Arrays) -> Arrays:
         """Featurize one raw sample."""
@@ -62,7 +66,7 @@ class Featurizer:
         """
         with require("rdkit.rdBase", "molecules").BlockLogs():
             molecules = [read_molecule(sample) for sample in samples]
-            made = compute_features(molecules, feature_set(self.name))
+            made = compute_features(molecules, feature_set(self.name), self.version)
         kept = ("targets", "split", "source")
         return [
             {**arrays, **{name: sample[name] for name in kept if name in sample}}
@@ -119,7 +123,8 @@ def featurize(
     with require("rdkit.rdBase", "molecules").BlockLogs():
         found = [_understood(one, place) for one, place in zip(given, where, strict=True)]
         for number, molecule in enumerate(found):
-            if molecule.graph is None or (molecule.reason and where[number] is not None):
+            left_out = where[number] is not None and not len(molecule.positions)
+            if molecule.graph is None or left_out:
                 name = f"'{molecule.smiles}'" + ("" if single else f" (molecule {number})")
                 raise DataError(f"{name}: {molecule.reason}")
         made = compute_features(found, _set_named(feature_set))
@@ -140,7 +145,9 @@ def _understood(given: Any, positions: Any) -> Molecule:
     return read_molecule(sample)
 
 
-def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[dict[str, Array]]:
+def compute_features(
+    molecules: Sequence[Molecule], chosen: FeatureSet, version: int = FEATURES_VERSION
+) -> list[dict[str, Array]]:
     """Compute the features of many molecules; those without a graph get no atoms."""
     graphs = [molecule.graph for molecule in molecules if molecule.graph is not None]
     atoms = [atoms_of(graph) for graph in graphs]
@@ -151,10 +158,10 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
         [(b.GetBeginAtomIdx(), b.GetEndAtomIdx()) for own in bonds for b in own], dtype=np.int32
     ).reshape(-1, 2)
     atom_columns = chemistry.atom_columns(graphs, atoms, chosen)
-    bond_features = chemistry.stack(
-        chemistry.bond_columns(graphs, bonds, chosen), chosen.bond, len(ends)
-    )
-    shapes = _topology(graphs, num_atoms, num_bonds, ends, chosen)
+    bond_columns = chemistry.bond_columns(graphs, bonds, chosen)
+    bond_features = chemistry.stack(bond_columns, chosen.bond, len(ends))
+    known = None if version == 1 else _Labels.of(molecules, atom_columns, bond_columns, len(ends))
+    shapes = _topology(graphs, num_atoms, num_bonds, ends, chosen, known)
     total = int(num_atoms.sum())
     atom_features = chemistry.stack({**atom_columns, **shapes.environments}, chosen.atom, total)
     both_ways = np.stack([ends, ends[:, ::-1]], axis=1).reshape(-1, 2)
@@ -179,14 +186,14 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
                 "laplacian_vectors": shapes.vectors[own],
                 "laplacian_values": shapes.values[place],
                 "key": keys[place, ...],
-                **_words(molecule),
+                **_encoded(molecule),
             }
         )
         place += 1
     return made
 
 
-def _words(molecule: Molecule) -> dict[str, Array]:
+def _encoded(molecule: Molecule) -> dict[str, Array]:
     return {
         "positions": molecule.positions,
         "smiles": np.frombuffer(molecule.smiles.encode(), dtype=np.uint8),
@@ -204,7 +211,7 @@ def _nothing(molecule: Molecule, chosen: FeatureSet) -> dict[str, Array]:
         "laplacian_vectors": np.zeros((0, NUM_LAPLACIAN), dtype=np.float32),
         "laplacian_values": np.zeros(NUM_LAPLACIAN, dtype=np.float32),
         "key": np.array(0, dtype=np.int64),
-        **_words(molecule),
+        **_encoded(molecule),
     }
 
 
@@ -219,8 +226,43 @@ class _Topology:
     environments: Mapping[str, Array]
 
 
+@dataclass
+class _Labels:
+    """By what the atoms of molecules are put into an order."""
+
+    atoms: npt.NDArray[np.uint64]
+    bonds: npt.NDArray[np.uint64]
+    positions: Array
+
+    @classmethod
+    def of(
+        cls,
+        molecules: Sequence[Molecule],
+        atom_columns: Mapping[str, IntArray],
+        bond_columns: Mapping[str, IntArray],
+        num_bonds: int,
+    ) -> Self:
+        """Hash the features, without those that depend on how a molecule is written down."""
+        positions = [
+            molecule.positions
+            if len(molecule.positions)
+            else np.zeros((molecule.graph.GetNumAtoms(), 3), dtype=np.float32)
+            for molecule in molecules
+            if molecule.graph is not None
+        ]
+        every = np.concatenate([np.zeros((0, 3), dtype=np.float32), *positions])
+        atoms = [column for name, column in atom_columns.items() if name not in chemistry.WRITTEN]
+        bonds = [column for name, column in bond_columns.items() if name not in chemistry.WRITTEN]
+        return cls(hashed(atoms, len(every)), hashed(bonds, num_bonds), every)
+
+
 def _topology(
-    graphs: Sequence[Any], num_atoms: IntArray, num_bonds: IntArray, ends: Array, chosen: FeatureSet
+    graphs: Sequence[Any],
+    num_atoms: IntArray,
+    num_bonds: IntArray,
+    ends: Array,
+    chosen: FeatureSet,
+    labels: _Labels | None,
 ) -> _Topology:
     total, count = int(num_atoms.sum()), len(num_atoms)
     atom_ptr = np.concatenate([[0], np.cumsum(num_atoms)])
@@ -249,7 +291,15 @@ def _topology(
         for place, member in enumerate(members):
             result.paths[member] = distances[place].reshape(-1)
         result.walks[rows] = topology.random_walks(adjacency).reshape(-1, NUM_WALKS)
-        values, vectors = topology.laplacian(adjacency)
+        own_order = None
+        if labels is not None:
+            pairs = mixed(distances.astype(np.uint64))
+            pairs[graph, first, second] += labels.bonds[mine]
+            pairs[graph, second, first] += labels.bonds[mine]
+            places = labels.positions[rows].reshape(len(members), size, 3)
+            atoms = labels.atoms[rows].reshape(len(members), size)
+            own_order = canonical_order(atoms, pairs, remoteness(places))
+        values, vectors = topology.laplacian(adjacency, own_order)
         result.values[members] = values
         result.vectors[rows] = vectors.reshape(-1, NUM_LAPLACIAN)
         largest = _largest_radii(distances, adjacency, [graphs[m] for m in members], bool(radii))

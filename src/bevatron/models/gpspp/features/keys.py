@@ -2,10 +2,10 @@
 
 A key is a hash of every atom's neighbourhood (Weisfeiler and Lehman's refinement), added up over
 the molecule: equal molecules have equal keys however they are written down; stereo-isomers, and
-now and then others, share one. `canonical` tells these apart, a hundred times slower.
+now and then others, share one. `canonical` distinguishes these, a hundred times slower.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -36,17 +36,15 @@ def graph_keys(
     """
     start = np.cumsum(num_atoms) - num_atoms
     bonds = np.asarray(ends, dtype=np.int64) + np.repeat(start, num_bonds)[:, None]
-    label = np.zeros(int(num_atoms.sum()), dtype=np.uint64)
-    for name in _BASIS:
-        label = _mixed(label * np.uint64(31) + columns[name].astype(np.uint64))
+    label = hashed([columns[name] for name in _BASIS], int(num_atoms.sum()))
     for _ in range(_ROUNDS):
         around = np.zeros_like(label)
-        hashed = _mixed(label)
-        np.add.at(around, bonds[:, 0], hashed[bonds[:, 1]])
-        np.add.at(around, bonds[:, 1], hashed[bonds[:, 0]])
-        label = _mixed(label * np.uint64(3) + around)
+        own = mixed(label)
+        np.add.at(around, bonds[:, 0], own[bonds[:, 1]])
+        np.add.at(around, bonds[:, 1], own[bonds[:, 0]])
+        label = mixed(label * np.uint64(3) + around)
     key = np.zeros(len(num_atoms), dtype=np.uint64)
-    np.add.at(key, np.repeat(np.arange(len(num_atoms)), num_atoms), _mixed(label))
+    np.add.at(key, np.repeat(np.arange(len(num_atoms)), num_atoms), mixed(label))
     return np.where(key == 0, np.uint64(1), key).view(np.int64)
 
 
@@ -75,7 +73,15 @@ def scaffold(smiles: str) -> str:
         return str(chem.MolToSmiles(murcko.GetScaffoldForMol(graph), isomericSmiles=False))
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def hashed(columns: Iterable[IntArray], rows: int) -> npt.NDArray[np.uint64]:
+    """Hash the entries of several columns row by row."""
+    label = np.zeros(rows, dtype=np.uint64)
+    for column in columns:
+        label = mixed(label * np.uint64(31) + column.astype(np.uint64))
+    return label
+
+
+def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Hash by splitmix64's last steps."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -4,6 +4,8 @@ Nothing here raises for a bad molecule: a reason is given instead, since one bad
 must not stop a preparation.
 """
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +61,7 @@ def read_molecule(sample: Arrays) -> Molecule:
     graph, reason = _from_smiles(text) if text.strip() else _from_block(block)
     if graph is None:
         return Molecule(None, text, reason=reason)
+    ignored = reason
     chem = require("rdkit.Chem", "molecules")
     smiles = text or chem.MolToSmiles(graph)
     reason = _why_unusable(graph)
@@ -72,7 +75,8 @@ def read_molecule(sample: Arrays) -> Molecule:
         positions, reason = _matched(block, graph)
     else:
         positions, reason = _conformer(graph)
-    return Molecule(graph, smiles, _NO_POSITIONS if reason else positions, reason)
+    found = "; ".join(filter(None, (ignored, reason)))
+    return Molecule(graph, smiles, _NO_POSITIONS if reason else positions, found)
 
 
 def from_rdkit(graph: Any, positions: Array | None = None) -> Molecule:
@@ -96,10 +100,21 @@ def _text(values: Array) -> str:
 
 
 def _from_smiles(text: str) -> tuple[Any, str]:
+    """Parse a SMILES; the graph and what was ignored, or None and why it cannot be used."""
+    # RDKit ends a SMILES at a space and drops letters other than ASCII at either end.
+    smiles, *rest = re.split(r"[ \t\r\n]+", text.strip(" \t\r\n"), maxsplit=1)
+    strange = next((letter for letter in smiles if not letter.isascii()), None)
+    if strange is not None:
+        name = unicodedata.name(strange, "unnamed").lower()
+        return (
+            None,
+            f"the SMILES has '{strange}' (U+{ord(strange):04X}, {name}), which is not ASCII",
+        )
     chem = require("rdkit.Chem", "molecules")
     graph = chem.MolFromSmiles(text)
     if graph is not None:
-        return graph, ""
+        only = not rest or rest[0].startswith("|")
+        return graph, "" if only else "ignored: what follows the SMILES after a space"
     loose = chem.MolFromSmiles(text, sanitize=False)
     if loose is None:
         return None, "the SMILES cannot be parsed"

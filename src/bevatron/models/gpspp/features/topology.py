@@ -10,6 +10,7 @@ All start from adjacency matrices A [B, n, n] and degrees D:
 * Laplacian: the seven lowest eigenpairs of $L = D - A$ after the first, vectors of length 1.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,13 @@ _DENSE_LIMIT = 64
 """Atoms up to which n^3 additions are faster than a search per molecule."""
 
 _FAR = 16000
+
+_DEGENERATE = 1e-8
+"""Eigenvalues that are closer are one: those of the longest chains are 1e-5 apart."""
+
+_LARGE, _HALF = 0.61, 0.5
+"""Share of the largest entry from which on an entry is large; no small fraction, since entries of
+symmetric molecules are, and rounding would decide. Version 1 of the features has a half."""
 
 
 def shortest_paths(adjacency: Array) -> npt.NDArray[np.uint8]:
@@ -104,15 +112,21 @@ def random_walks(adjacency: Array) -> FloatArray:
     return np.stack(back, axis=2)
 
 
-def laplacian(adjacency: Array) -> tuple[FloatArray, FloatArray]:
+def laplacian(adjacency: Array, order: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
     """Lowest eigenpairs of D - A, the first left out.
 
-    Vectors are of length 1 and of arbitrary sign, fixed here so that the first large entry is
-    positive. What molecules of fewer than eight atoms or without bonds lack is zero.
+    Vectors are of length 1. What a matrix leaves open is chosen in the given order of the atoms:
+    the first large entry of a vector is positive, and the basis of a degenerate eigenvalue consists
+    of the projections of the first atoms that are large in it. What molecules of fewer than eight
+    atoms or without bonds lack is zero.
 
     Parameters
     ----------
     adjacency : [B, n, n] bool
+    order : [B, n]
+        Of `canonical_order`: the result moves with the atoms when these are numbered otherwise.
+        None = the atoms as they are and LAPACK's basis of degenerate eigenvalues, as version 1 of
+        the features has it.
 
     Returns
     -------
@@ -121,24 +135,69 @@ def laplacian(adjacency: Array) -> tuple[FloatArray, FloatArray]:
     """
     size, num = adjacency.shape[:2]
     links = adjacency.astype(np.float64)
+    if order is not None:
+        links = np.take_along_axis(links, order[:, :, None], axis=1)
+        links = np.take_along_axis(links, order[:, None, :], axis=2)
     matrix = -links
     matrix[:, np.arange(num), np.arange(num)] = links.sum(axis=2)
     found, vectors = np.linalg.eigh(matrix)
     kept = min(num - 1, NUM_LAPLACIAN)
+    if order is None:
+        chosen = _signed(vectors[:, :, 1 : kept + 1], _HALF)
+    else:
+        chosen = _signed(_with_fixed_bases(found, vectors, kept), _LARGE)
+        chosen = np.take_along_axis(chosen, np.argsort(order, axis=1)[:, :, None], axis=1)
     values = np.zeros((size, NUM_LAPLACIAN))
     result = np.zeros((size, num, NUM_LAPLACIAN))
     values[:, :kept] = np.maximum(found[:, 1 : kept + 1], 0.0)
-    result[:, :, :kept] = _signed(vectors[:, :, 1 : kept + 1])
+    result[:, :, :kept] = chosen
     bonded: BoolArray = np.asarray(links.any(axis=(1, 2)))
     return values * bonded[:, None], result * bonded[:, None, None]
 
 
-def _signed(vectors: FloatArray) -> FloatArray:
+def _with_fixed_bases(values: FloatArray, vectors: FloatArray, kept: int) -> FloatArray:
+    """Replace the vectors of degenerate eigenvalues, and leave out the first of all."""
+    result = np.array(vectors[:, :, 1 : kept + 1])
+    same = np.diff(values, axis=1) < _DEGENERATE
+    for molecule in np.flatnonzero(same[:, :kept].any(axis=1)):
+        ends = (np.flatnonzero(~same[molecule]) + 1).tolist()
+        for first, stop in pairwise([0, *ends, values.shape[1]]):
+            if stop - first > 1 and first <= kept:
+                basis = _basis(vectors[molecule, :, first:stop], constant=first == 0)
+                begin = max(first, 1)
+                wanted = min(stop, kept + 1) - begin
+                result[molecule, :, begin - 1 : begin - 1 + wanted] = basis[:, :wanted]
+    return result
+
+
+def _basis(space: FloatArray, *, constant: bool) -> FloatArray:
+    """Choose a basis of a space that depends on the space and the order of the atoms alone.
+
+    Gram and Schmidt's of the projections of the atoms, each time the first that is large among what
+    remains; ``constant``: of the null space, without the constant vector.
+    """
+    num, dimension = space.shape
+    rest = space @ space.T
+    if constant:
+        rest = rest - 1.0 / num
+        dimension -= 1
+    basis = np.zeros((num, dimension))
+    for column in range(dimension):
+        lengths = np.diag(rest)
+        atom = int((lengths > _LARGE**2 * lengths.max()).argmax())
+        vector = rest[:, atom] / np.sqrt(lengths[atom])
+        basis[:, column] = vector
+        rest = rest - np.outer(vector, vector)
+    return basis
+
+
+def _signed(vectors: FloatArray, share: float) -> FloatArray:
+    """Make the first entry above a share of the largest positive."""
     if not vectors.size:
         return vectors
     size = np.abs(vectors)
     largest: FloatArray = np.max(size, axis=1, keepdims=True)
-    large: BoolArray = np.asarray(size > 0.5 * largest, dtype=np.bool_)
+    large: BoolArray = np.asarray(size > share * largest, dtype=np.bool_)
     first: IntArray = np.asarray(large.argmax(axis=1))
     first = first[:, None, :]
     sign: FloatArray = np.sign(np.take_along_axis(vectors, first, axis=1))

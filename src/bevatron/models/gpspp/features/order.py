@@ -1,0 +1,110 @@
+r"""An order of a molecule's atoms that does not depend on how the molecule is written down.
+
+Weisfeiler and Lehman's refinement over all pairs: an atom's colour is hashed together with those of
+all others and what lies between, until no more colours appear. While atoms share one, the last atom
+of the lowest such colour gets a colour of its own and the refinement goes on (McKay and Piperno,
+"Practical graph isomorphism, II", 2014). Sums of 64-bit integers wrap around and so are exact in
+any order.
+
+Atoms that still look alike are images of each other under a symmetry of the molecule, so that any
+choice among them gives the same numbered graph. In 3D they may differ: the one with the larger sum
+of distances to all others comes later.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.models.gpspp.features.keys import mixed
+from bevatron.typing import Array, BoolArray, FloatArray, IntArray
+
+Colours = npt.NDArray[np.uint64]
+
+_RESOLUTION = 1e6
+"""Steps per Å in which distances are added up, as whole numbers."""
+
+
+def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntArray:
+    """Order the atoms of molecules of one size.
+
+    Parameters
+    ----------
+    colours : [B, n]
+        Hash of what is known of an atom by itself.
+    pairs : [B, n, n]
+        Hash of what lies between two atoms, symmetric.
+    remote : [B, n]
+        Of `remoteness`; decides between atoms that are alike otherwise.
+
+    Returns
+    -------
+    int64 [B, n], the atoms in their order.
+
+    Examples
+    --------
+    >>> carbon, oxygen = 6, 8
+    >>> paths = np.abs(np.subtract.outer(np.arange(3), np.arange(3))).astype(np.uint64)
+    >>> forth = canonical_order(np.array([[6, 6, 8]], np.uint64), paths[None], np.zeros((1, 3)))
+    >>> back = canonical_order(np.array([[8, 6, 6]], np.uint64), paths[None], np.zeros((1, 3)))
+    >>> (2 - back == forth).all()
+    np.True_
+    """
+    result = np.array(colours)
+    open_ = np.arange(len(colours))
+    current, between = colours, pairs
+    while len(open_):
+        current = _refined(current, between)
+        result[open_] = current
+        tied = _tied(current)
+        left = tied.any(axis=1)
+        open_, between, tied = open_[left], between[left], tied[left]
+        current = _singled_out(current[left], tied, remote[open_])
+    return np.argsort(result, axis=1)
+
+
+def remoteness(positions: Array) -> IntArray:
+    """Sum an atom's distances to all others, [B, n, 3] Å to int64 [B, n] in 1e-6 Å."""
+    places: FloatArray = positions.astype(np.float64)
+    offsets = places[:, :, None] - places[:, None]
+    distances = np.sqrt(np.square(offsets).sum(axis=3))
+    total: IntArray = np.rint(distances * _RESOLUTION).astype(np.int64).sum(axis=2)
+    return total
+
+
+def _refined(colours: Colours, pairs: Colours) -> Colours:
+    """Hash until no more colours appear, each molecule as often as it takes."""
+    result, open_ = np.array(colours), np.arange(len(colours))
+    number = _distinct(colours)
+    while len(open_):
+        seen: Colours = mixed(colours[:, None, :] + pairs).sum(axis=2, dtype=np.uint64)
+        colours = mixed(colours * np.uint64(3) + seen)
+        result[open_] = colours
+        now = _distinct(colours)
+        more = now > number
+        open_, colours, pairs, number = open_[more], colours[more], pairs[more], now[more]
+    return result
+
+
+def _distinct(colours: Colours) -> IntArray:
+    found: IntArray = np.count_nonzero(np.diff(np.sort(colours, axis=1), axis=1), axis=1)
+    return found
+
+
+def _tied(colours: Colours) -> BoolArray:
+    """Whether an atom shares its colour, [B, n]."""
+    same: IntArray = (colours[:, :, None] == colours[:, None, :]).sum(axis=2)
+    shared: BoolArray = same > 1
+    return shared
+
+
+def _singled_out(colours: Colours, tied: BoolArray, remote: IntArray) -> Colours:
+    """Give the last atom of each molecule's lowest shared colour a colour of its own."""
+    if not len(colours):
+        return colours
+    top = np.iinfo(np.uint64).max
+    lowest = np.where(tied, colours, top).min(axis=1, keepdims=True)
+    among = np.where(tied & (colours == lowest), remote, np.iinfo(np.int64).min)
+    chosen = among.argmax(axis=1)
+    rows = np.arange(len(colours))
+    colours = colours.copy()
+    colours[rows, chosen] = mixed(colours[rows, chosen] + np.uint64(1))
+    return colours

@@ -1,0 +1,66 @@
+"""CPU threads of torch: few for small batches, none for which there is no core.
+
+Threads of OpenMP wait for each other in loops that keep their cores busy. Where other processes
+need the cores too, two threads can be twenty times slower than one; a small batch gains nothing
+from several anyway. Whoever sets OMP_NUM_THREADS or MKL_NUM_THREADS gets that number everywhere.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from bevatron.data.processes import own_cpus
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+NODES_PER_THREAD = 32
+"""Atoms or nodes of a batch for each thread; fewer take less time than waking the thread."""
+
+
+def threads_for(nodes: int, *, idle: bool = False) -> int:
+    """Choose the number of threads for batches of some size on the CPU.
+
+    Parameters
+    ----------
+    nodes
+        Atoms or nodes in a batch.
+    idle
+        Leave out the cores on which other processes run at this moment. For what need not repeat
+        to the last bit, because sums depend on the number of threads.
+
+    Returns
+    -------
+    At most the number that torch has, as `torch.set_num_threads` set it.
+    """
+    now = torch.get_num_threads()
+    if any(os.environ.get(name) for name in VARIABLES):
+        return now
+    cores = min(own_cpus(), idle_cpus()) if idle else own_cpus()
+    return max(min(now, cores, nodes // NODES_PER_THREAD), 1)
+
+
+def idle_cpus() -> int:
+    """Count the CPUs of the machine on which nothing runs but this process; at least 1."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return os.cpu_count() or 1
+    return max((os.cpu_count() or 1) - (running - 1), 1)
+
+
+@contextmanager
+def few_threads(nodes: int, device: torch.device) -> Iterator[None]:
+    """Use as many threads as a batch on the CPU is worth, for the length of a ``with`` block."""
+    before = torch.get_num_threads()
+    wanted = threads_for(nodes, idle=True) if device.type == "cpu" and before > 1 else before
+    if wanted == before:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
