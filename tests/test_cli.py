@@ -1,11 +1,13 @@
 """The command line: every command on small real data, and every mistake in one sentence."""
 
 import gzip
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from importlib.resources import files
 from itertools import islice
 
@@ -16,6 +18,8 @@ import torch
 import yaml
 
 from bevatron.cli import main
+from bevatron.recipes import SYSTEMS, system
+from bevatron.recipes.devices import announce
 from bevatron.train.run import FitResult
 from bevatron.train.run_folder import RunFolder
 
@@ -171,7 +175,18 @@ def test_dry_run_says_what_would_be_and_trains_nothing(train, tmp_path, capsys):
     assert re.search(r"parameters +[\d,]+ \([\d,]+ trained\)", said)
     for word in ("steps", "memory", "fill", "validation samples"):
         assert word in said
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_dry_run_leaves_nothing_behind(train, tmp_path, structures):
+    assert train("--dry-run", output=tmp_path / "new" / "run") == 0
+    assert [path.name for path in tmp_path.iterdir()] == [structures.name]
+    (tmp_path / "run").mkdir()
+    assert train("--dry-run") == 0
+    assert list((tmp_path / "run").iterdir()) == []
+    assert train() == 0
+    before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*"))
+    assert train("--dry-run", "--model.num-channels", "8") == 0
+    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")) == before
 
 
 def test_two_runs_do_not_write_into_one_folder(structures, tmp_path, refused):
@@ -241,6 +256,26 @@ def test_evaluate_prints_tables_and_writes_them(shelf, tmp_path, capsys):
     errors = json.loads(out.read_text())
     assert errors["total"]["forces_rmse"] > 0
     assert set(errors["element"]) == {"H", "C", "O"}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "relax"])
+def test_device_and_precision_are_chosen_and_printed(command, shelf, tmp_path, capsys):
+    announce.cache_clear()
+    out = [] if command == "evaluate" else [str(tmp_path / "out.xyz")]
+    steps = ["--steps", "1"] if command == "relax" else []
+    assert main([command, str(shelf / "run"), str(shelf / "data.xyz"), *out, *steps]) == 0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = re.findall(r"^running on (\w+).* in (\w+)$", capsys.readouterr().err, re.MULTILINE)
+    assert found == [(device, "float64")]
+
+
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_every_command_takes_a_gpu_if_there_is_one(name):
+    for command in system(name).commands:
+        function = system(name).command(command)
+        defaults = {key: one.default for key, one in inspect.signature(function).parameters.items()}
+        options = [defaults, *(vars(each) for each in defaults.values() if is_dataclass(each))]
+        assert {each["device"] for each in options if "device" in each} <= {"auto"}
 
 
 def test_predict_keeps_order_and_columns_and_adds_results(shelf, tmp_path):

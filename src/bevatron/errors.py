@@ -81,5 +81,5 @@ def require(package: str, extra: str, *, distribution: str | None = None) -> Mod
             raise
         wanted = distribution or f"'bevatron[{extra}]'"
         raise MissingPackageError(
-            f"the package '{package}' is not installed; `pip install {wanted}` brings it"
+            f"the package '{package.partition('.')[0]}' is not installed; `pip install {wanted}` brings it"
         ) from None

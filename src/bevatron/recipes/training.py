@@ -1,13 +1,18 @@
 """Starting a training run from a recipe's name or a YAML file."""
 
+import dataclasses
 import math
 import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from bevatron.config import load_yaml
 from bevatron.errors import CheckpointError, ConfigError
+from bevatron.output import say
+from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
 from bevatron.recipes import SYSTEMS, recipe
 from bevatron.train.loop import fit
@@ -53,7 +58,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
 def start(
     config: Any, *, resume: Literal["never", "auto", "must"] = "never", dry_run: bool = False
 ) -> int:
-    """Build the run, train, and return the exit code.
+    """Train, or with ``dry_run`` print what the run would be, and return the exit code.
 
     Raises
     ------
@@ -62,26 +67,31 @@ def start(
     BevatronError
         For errors of the user.
     """
+    if dry_run:
+        _describe(config)
+        return 0
+    result = train(config, resume=resume)
+    if ranks_from_environment(os.environ)[0] == 0:
+        _print_what_next(result)
+    return result.exit_code
+
+
+def train(config: Any, *, resume: Literal["never", "auto", "must"] = "never") -> FitResult:
+    """Build the run of a configuration and train it; see `start`."""
     folder = Path(config.output)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
     begun = there or (metrics.is_file() and metrics.stat().st_size > 0)
     if resume == "must" and not there:
         raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
-    if resume == "never" and begun and not dry_run:
+    if resume == "never" and begun:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
             "begins a new one"
         )
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
-    if dry_run:
-        _print_description(run)
-        return 0
-    result = fit(run)
-    if ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result)
-    return result.exit_code
+    return fit(run)
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
@@ -99,36 +109,53 @@ def _print_what_next(result: FitResult) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        print("the same command with --resume auto goes on")  # noqa: T201
+        say("the same command with --resume auto goes on")
         return
     if (folder / "report.html").is_file():
-        print(f"report: {folder / 'report.html'}")  # noqa: T201
-    print(  # noqa: T201
+        say(f"report: {folder / 'report.html'}")
+    say(
         f"errors on other data: bevatron evaluate {folder} FILE; "
         f"predictions: bevatron predict {folder} FILE OUT"
     )
 
 
-def _print_description(run: Run) -> None:
+def _describe(config: Any) -> None:
+    """Build a run in a folder that is removed again, and print what it would be."""
+    output = Path(config.output).absolute()
+    scratch = output.with_name(f".{output.name}.dry-run")
+    created = [path for path in scratch.parents if not path.exists()]
+    _, build = recipe(config.recipe)
+    try:
+        run: Run = build(dataclasses.replace(config, output=scratch))
+        with open_mesh(run.settings.train.device) as mesh:
+            if mesh.is_main:
+                _print_description(run, mesh.world)
+            barrier(mesh)
+    finally:
+        if ranks_from_environment(os.environ)[0] == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+            for path in created:
+                with suppress(OSError):
+                    path.rmdir()
+
+
+def _print_description(run: Run, num_ranks: int) -> None:
     """Print what a run would be."""
-    with open_mesh(run.settings.train.device) as mesh:
-        if not mesh.is_main:
-            return
-        found = describe(run, mesh.world)
-        rows = {
-            "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
-            "training samples": f"{len(run.train):,}",
-            "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
-            "ranks": f"{mesh.world}",
-            "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
-            "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
-            "fill of the batches": f"{found['fill']:.1%}",
-            "largest over mean cost of a step": f"{found['imbalance']:.3f}",
-            "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
-            "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
-        }
+    found = describe(run, num_ranks)
+    rows = {
+        "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
+        "training samples": f"{len(run.train):,}",
+        "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
+        "ranks": f"{num_ranks}",
+        "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
+        "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
+        "fill of the batches": f"{found['fill']:.1%}",
+        "largest over mean cost of a step": f"{found['imbalance']:.3f}",
+        "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
+        "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
+    }
     if math.isnan(found["fill"]):  # batches of a fixed number of samples have no capacity to fill
         del rows["fill of the batches"]
     width = max(map(len, rows))
     for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")  # noqa: T201
+        say(f"{name:<{width}}  {value}")

@@ -178,6 +178,7 @@ class Trainer:
             self._train_epoch()
             if self.stopped_by is None:
                 self._end_epoch()
+        self.logger.console.end()
         self.saver.checkpoint()
         result = self.saver.result(self.stopped_by, self.metrics)
         if self.stopped_by is not None:
@@ -249,7 +250,6 @@ class Trainer:
                 break
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
-        self.logger.console.end_epoch()
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
         """Launch a step; one that is not captured is over when this returns."""

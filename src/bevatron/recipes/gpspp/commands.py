@@ -81,7 +81,7 @@ class ModelOptions:
     """
 
     mode: Literal["2d", "3d", "both"] = "2d"
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     capacity: int = 4096
     workers: int | None = None

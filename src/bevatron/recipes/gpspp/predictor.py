@@ -18,7 +18,7 @@ from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.gpspp import GPSPlusPlus, GPSPlusPlusTask, Mode, Target, observe
 from bevatron.models.gpspp.features import Featurizer
-from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.stores import check_molecules, prepare_molecules
@@ -114,7 +114,7 @@ class MoleculePredictor:
     models
         Runs, model folders or models; of several, with the same targets, the mean is predicted.
     device
-        ``cpu``, ``cuda``, ``cuda:1``.
+        ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``.
     precision
         ``float32``, ``float64``, or ``bfloat16`` (matmuls only).
     mode
@@ -145,7 +145,7 @@ class MoleculePredictor:
         self,
         models: Path | str | GPSPlusPlus | Sequence[Path | str | GPSPlusPlus],
         *,
-        device: str = "cpu",
+        device: str = "auto",
         precision: Precision = "float32",
         mode: Mode = "2d",
         capacity: int = 4096,
@@ -157,6 +157,7 @@ class MoleculePredictor:
             raise ConfigError("models: expected at least one run or model folder")
         dtype = torch.float64 if precision == "float64" else torch.float32
         self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
+        announce(self.device, precision)
         self.mode, self.capacity, self.workers = mode, capacity, workers
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
         # A given model is copied: moving it would change it for the caller.

@@ -12,7 +12,7 @@ def evaluate(
     features: Path | None = None,
     labels: Path | None = None,
     splits: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
     out: Path | None = None,
 ) -> None:
@@ -49,7 +49,7 @@ def predict(
     source: Source,
     out: Out,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
 ) -> None:
     """Write class and probabilities of every vertex, in the order of the file.

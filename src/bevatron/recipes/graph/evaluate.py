@@ -23,7 +23,7 @@ def evaluate_graphs(
     features: Path | None = None,
     labels: Path | None = None,
     splits: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
     out: Path | None = None,
 ) -> dict[str, Metrics]:

@@ -18,7 +18,7 @@ from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
-from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.graph.data import sample_of
 from bevatron.recipes.graph.run import READ_FILE
 from bevatron.recipes.kinds import newest_model
@@ -73,7 +73,7 @@ def predict_graph(
     graph: GraphArrays | Path | str,
     *,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
 ) -> Predictions:
     """Classify every vertex of a graph.
@@ -112,7 +112,7 @@ def predict_file(
     out: Path,
     *,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
 ) -> int:
     """Write the predictions for every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
@@ -175,6 +175,7 @@ def run_model(
     task = NodeTask(config.labels, config.outputs)
     batch = collate_graphs([sample_of(graph, config.labels)], np.zeros(1, np.int64), [1.0])
     place = device_to_use(device)
+    announce(place, dtype)
     try:
         module = module.to(place, DTYPES[dtype])
         moved = batch.to(place, DTYPES[dtype])

@@ -22,6 +22,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
+from bevatron.recipes.devices import announce
 from bevatron.recipes.mace.potential import Potential, Results
 
 Model = torch.nn.Module | Path | str
@@ -39,9 +40,11 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     model
         A run folder, a model folder or a model object; or several of them.
     device
-        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
+        ``"cuda:1"``.
     dtype
-        ``"float64"``, or ``"float32"``, which is faster and enough for most dynamics.
+        ``"float64"``, for relaxations, phonons and energy differences; or ``"float32"``, which is
+        faster and enough for most dynamics. Both are printed once.
     head
         Which readout of a multi-head model.
     skin : Å
@@ -78,7 +81,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     def __init__(
         self,
         model: Model | Sequence[Model],
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         dtype: str = "float64",
         *,
         head: str | None = None,
@@ -91,6 +94,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         if not models:
             raise ConfigError("the calculator needs at least one model")
         self.potentials = [Potential(each, device, dtype, head, capture=capture) for each in models]
+        announce(self.potentials[0].device, self.potentials[0].dtype)
         cutoffs = {potential.cutoff for potential in self.potentials}
         self.neighbours = {cutoff: VerletList(cutoff, skin) for cutoff in sorted(cutoffs)}
         super().__init__(**kwargs)

@@ -51,7 +51,7 @@ def evaluate(
     files: Files,
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
     out: Path | None = None,
@@ -100,7 +100,7 @@ def predict(
     committee: tuple[Path, ...] = (),
     prefix: str = "predicted_",
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
 ) -> None:
@@ -150,7 +150,7 @@ def relax(
     steps: int = 500,
     cell: bool = False,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
 ) -> None:
     """Relax many structures at once to minima of their energy (FIRE).

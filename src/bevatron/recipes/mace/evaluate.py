@@ -16,6 +16,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceTask, per_structure_errors
+from bevatron.recipes.devices import announce
 from bevatron.recipes.mace.data import batch_sizes, open_structures
 from bevatron.recipes.mace.potential import Potential, trained_model
 from bevatron.train.evaluate import predict
@@ -80,7 +81,7 @@ def evaluate_files(
     *,
     labels: LabelOptions | None = None,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
     capacity: int = 1024,
     out: Path | None = None,
@@ -116,6 +117,7 @@ def evaluate_files(
     module = model if isinstance(model, torch.nn.Module) else trained_model(model)
     heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
     potential = Potential(module, device, dtype, head or heads_known[0])
+    announce(potential.device, potential.dtype)
     labels = labels or LabelOptions()
     if head is None and len(heads_known) > 1 and not labels.heads:
         labels = replace(labels, heads=heads_known)

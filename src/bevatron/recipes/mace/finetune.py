@@ -200,7 +200,7 @@ def _refit(model: MACE, data: StructureData, found: Statistics, head: str) -> st
         own = sorted(chosen.tolist())
     some = Subset(data.train, np.array(own, dtype=np.int64))
     energies = model.get_buffer("atomic_energies")
-    potential = Potential(model, head=head)
+    potential = Potential(model, "cpu", head=head)
     potential.model.get_buffer("atomic_energies").zero_()
     samples = [some[i] for i in range(len(some))]
     interaction = [float(r["energy"]) for r in potential.evaluate(samples, compute=("energy",))]

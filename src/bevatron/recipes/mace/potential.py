@@ -47,7 +47,8 @@ class Potential:
         A model object (copied, so that later training or conversion does not touch it), a model
         folder or a run folder (of a run that is not over, its best model so far).
     device
-        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
+        ``"cuda:1"``.
     dtype
         ``"float64"`` or ``"float32"``.
     head
@@ -68,7 +69,7 @@ class Potential:
     def __init__(
         self,
         model: torch.nn.Module | Path | str,
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         dtype: str = "float64",
         head: str | None = None,
         *,

@@ -16,6 +16,7 @@ from bevatron.data.readers.ase_files import is_pickle
 from bevatron.data.readers.labels import COMMON_NAMES
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import DataError, TrustError
+from bevatron.recipes.devices import announce
 from bevatron.recipes.mace.potential import Potential, Results
 from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
@@ -31,7 +32,7 @@ def predict_file(
     *,
     prefix: str = "predicted_",
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
     capacity: int = 1024,
     progress: Callable[[int], None] | None = None,
@@ -68,6 +69,7 @@ def predict_file(
 
     out, done = _extxyz(out), 0
     potentials = [Potential(model, device, dtype, head) for model in models]
+    announce(potentials[0].device, potentials[0].dtype)
     structures = _read(Path(source))
     with files.atomic_write(out, DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
@@ -98,7 +100,7 @@ def relax_file(
     cell: bool = False,
     *,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
 ) -> Relaxation:
     """Relax all structures of a file and write them with energy, forces and stress.
@@ -135,6 +137,7 @@ def relax_file(
 
     out = _extxyz(out)
     potential = Potential(model, device, dtype, head)
+    announce(potential.device, potential.dtype)
     structures = []
     for number, atoms in _read(Path(source)):
         potential.check_elements(atoms.numbers, f"{source}, frame {number}")

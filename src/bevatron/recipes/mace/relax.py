@@ -55,7 +55,7 @@ def relax(
     steps: int = 500,
     cell: bool = False,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     dtype: str = "float64",
     max_atoms: int = 2048,
     skin: float = 0.5,
