@@ -258,6 +258,84 @@ def test_evaluate_prints_tables_and_writes_them(shelf, tmp_path, capsys):
     assert set(errors["element"]) == {"H", "C", "O"}
 
 
+JSON_COMMANDS = {
+    "evaluate": ("{run}", "{data}"),
+    "predict": ("{run}", "{data}", "{out}.xyz"),
+    "relax": ("{run}", "{data}", "{out}.xyz", "--steps", "1"),
+    "inspect": ("{store}", "--out", "{out}", "--plan"),
+    "compare": ("{run}", "{again}", "--out", "{out}.png"),
+    "bench store": ("{store}",),
+    "bench cost": ("{store}", "--model", "{run}", "--device", "cpu", "--most", "200"),
+    "env": (),
+    "init": ("mace",),
+}
+
+
+@pytest.mark.parametrize("command", JSON_COMMANDS)
+def test_as_json_a_result_is_all_that_is_printed(command, shelf, again, tmp_path, capsys):
+    names = {"run": shelf / "run", "again": again, "store": shelf / "store"}
+    names |= {"data": shelf / "data.xyz", "out": tmp_path / "out"}
+    arguments = [argument.format(**names) for argument in JSON_COMMANDS[command]]
+    assert main([*command.split(), *arguments, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    if command == "evaluate":
+        assert values["total"]["forces_rmse"] > 0
+    if command == "predict":
+        assert values == {"structures": 14, "out": str(tmp_path / "out.xyz")}
+    if command == "compare":
+        settings = [run["settings"] for run in values.values()]
+        assert settings == [{"train.seed": "0"}, {"train.seed": "1"}]
+
+
+def test_what_has_no_result_is_not_printed_as_json(refused, shelf, tmp_path):
+    assert "`bevatron demo` has no result" in refused("demo", tmp_path / "demo", "--json")
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_quiet_command_prints_only_its_result(shelf, train, tmp_path, capsys):
+    announce.cache_clear()
+    assert main(["evaluate", str(shelf / "run"), str(shelf / "data.xyz"), "-q"]) == 0
+    said = capsys.readouterr()
+    assert "forces RMSE" in " ".join(said.out.split())
+    assert said.err == ""
+    assert train("--quiet") == 0
+    assert capsys.readouterr().out == ""
+    assert "epoch 1/1" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.fixture(scope="session")
+def again(shelf):
+    """A second run, which differs from that of the shelf in its seed."""
+    folder = shelf / "again"
+    arguments = ["--data", str(shelf / "store"), "--output", str(folder), *TINY]
+    assert main(["train", "mace", *arguments, "--train.seed", "1"]) == 0
+    return folder
+
+
+def test_compare_shows_settings_that_differ_and_errors_side_by_side(
+    shelf, again, tmp_path, capsys
+):
+    page = tmp_path / "page.html"
+    assert main(["compare", str(shelf / "run"), str(again), "--out", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"train.seed +0 +1 *\n", said)
+    assert "train.epochs" not in said
+    (first,) = re.findall(r"valid forces_rmse +(\S+) +\S+ *\n", said)
+    best = json.loads((shelf / "run" / "best" / "best.json").read_text())
+    assert float(first) == pytest.approx(best["metrics"]["forces_rmse"], rel=1e-4)
+    assert "train.seed" in page.read_text()
+    assert "data:image/png" in page.read_text()
+
+
+def test_compare_refuses_what_is_no_run(shelf, again, refused, tmp_path):
+    run = shelf / "run"
+    assert "two runs or more" in refused("compare", run)
+    assert "is given twice" in refused("compare", run, run)
+    said = refused("compare", run, shelf / "store")
+    assert f"{shelf / 'store'}: holds no run, there is no metrics.jsonl in it" in said
+    assert "ends in .html or .png" in refused("compare", run, again, "--out", tmp_path / "a.pdf")
+
+
 @pytest.mark.parametrize("command", ["evaluate", "predict", "relax"])
 def test_device_and_precision_are_chosen_and_printed(command, shelf, tmp_path, capsys):
     announce.cache_clear()
@@ -556,7 +634,7 @@ def test_a_full_disk_is_told_to_the_shell_and_leaves_no_half_file(shelf, tmp_pat
     out = tmp_path / "out.xyz"
     done = shell("predict", shelf / "run", shelf / "data.xyz", out, before="ulimit -f 1;")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {out}: cannot be written")
+    assert done.stderr.splitlines()[-1].startswith(f"error: {out}: cannot be written")
     assert not list(tmp_path.iterdir())
 
 

@@ -28,6 +28,9 @@ TEMPORARY = ".tmp"
 ASIDE = ".old"
 """How the name of a folder ends that is being replaced."""
 
+MODEL_FILE = "model.json"
+"""Describes a model, in its folder; known here so that the command line finds it without torch."""
+
 crash_hooks: list[Callable[[str, Path], None]] = []
 """Called before every step as ``hook(step, path)``; tests kill the process or raise OSError here.
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
-FIRST_COLUMN = 24
-"""Characters of a table's first column that are never folded."""
+UNFOLDED = 24
+"""Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Result:
         '{"mae": 0.5, "r2": null}'
         """
         return json.dumps(_plain(self.values), ensure_ascii=False, allow_nan=False)
+
+
+Outcome = Result | int | None
+"""What the function of a command returns: a result, or an exit code, or nothing."""
 
 
 def say(*lines: str) -> None:
@@ -79,8 +83,8 @@ def print_table(
 ) -> None:
     """Print a table whose first column tells its rows apart and is never cut.
 
-    Where lines are too narrow, its cells and the headers are folded; a table that is too wide even
-    so is left for the terminal to wrap.
+    Where lines are too narrow, cells and headers are folded, numbers stay whole; a table that is
+    too wide even so is left for the terminal to wrap.
 
     Parameters
     ----------
@@ -105,17 +109,11 @@ def print_table(
     least = []
     for column, header in enumerate(headers):
         cells = [row[column] for row in rows]
-        longest = max(map(len, cells), default=0)
-        if column == 0:
-            least.append(min(longest, FIRST_COLUMN))
-        else:
-            least.append(max([longest, *map(len, header.split())]))
-        table.add_column(
-            header,
-            justify="right" if column else "left",
-            overflow="fold",
-            min_width=least[-1],
-        )
+        words = [word for text in (header, *cells) for word in text.split()]
+        longest = max(map(len, words if column else cells), default=0)
+        least.append(min(longest, UNFOLDED))
+        justify: Literal["left", "right"] = "right" if column else "left"
+        table.add_column(header, justify=justify, overflow="fold", min_width=least[-1])
     for row in rows:
         table.add_row(*row)
     console = Console(width=width or (None if sys.stdout.isatty() else 120), highlight=False)

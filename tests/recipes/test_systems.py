@@ -278,7 +278,7 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "prepare is there for mace, gpspp, toy" in said
-    assert "`bevatron prepare toy --help`" in said
+    assert "bevatron prepare toy --help" in said
     assert "--cutoff" in said
 
 

@@ -5,16 +5,16 @@ all others by the kind of the first model folder among the arguments. The name o
 argument takes precedence: ``bevatron evaluate gpspp --help``.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bevatron.errors import ConfigError
+from bevatron.output import Outcome, note, say
 from bevatron.recipes import SYSTEMS, system, systems
 from bevatron.recipes.kinds import holds_model, kind_of_model
 from bevatron.recipes.system import System
 
-Call = tuple[Callable[..., int | None], list[str]]
+Call = tuple[Callable[..., Outcome], list[str]]
 """The function of a command and the arguments that are left for it."""
 
 
@@ -80,7 +80,7 @@ def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]
             if samples == "auto":
                 return None, rest
             chosen = of_samples(samples)
-            _notice(f"--kind {samples} is now `bevatron prepare {chosen.name}`")
+            note(f"note: --kind {samples} is now `bevatron prepare {chosen.name}`")
             return chosen, rest
     return None, arguments
 
@@ -91,7 +91,8 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
     files = [Path(argument) for argument in arguments[:first]]
     fallback = next((each for each in providers if each.recognises is None), providers[0])
     found: dict[str, Path] = {}
-    for path in files or map(Path, arguments):
+    others = (Path(argument) for argument in arguments if not argument.startswith("-"))
+    for path in files or others:
         claiming = [each.name for each in providers if each.takes(path)]
         if len(claiming) > 1:
             raise ConfigError(
@@ -122,24 +123,20 @@ def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         new = chosen.renamed.get(option)
         if new is not None:
-            _notice(f"{option} is now {new}")
+            note(f"note: {option} is now {new}")
         done.append(argument if new is None else new + equals + value)
     return done
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return any(argument in {"-h", "--help"} for argument in arguments)
+    return any(argument in {"-h", "--help", "--help-all"} for argument in arguments)
 
 
 def _explain(command: str, providers: Sequence[System], chosen: System) -> None:
     """Say above the help of a command of several systems whose options follow."""
-    others = " or ".join(
-        f"`bevatron {command} {each.name} --help`" for each in providers if each is not chosen
-    )
     names = ", ".join(each.name for each in providers)
-    print(f"{command} is there for {names}; below are the options for {chosen.name}.")  # noqa: T201
-    print(f"Others: {others}.\n")  # noqa: T201
-
-
-def _notice(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    say(f"{command} is there for {names}; the options for {chosen.name} follow, others:")
+    say(
+        *(f"  bevatron {command} {each.name} --help" for each in providers if each is not chosen),
+        "",
+    )

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bevatron.errors import CheckpointError
-from bevatron.models.common.model_folder import MODEL_FILE
+from bevatron.files import MODEL_FILE
 
 
 def kind_of_model(arguments: Sequence[str]) -> str | None:

@@ -3,10 +3,12 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from bevatron.errors import ConfigError
+from bevatron.output import Outcome
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class System:
     inspect
         Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
         (atoms and edges of all samples) for ``bevatron inspect``; None = no stores.
+    starter
+        File in the package with the commented configuration that ``bevatron init`` prints and the
+        short help of ``bevatron train`` is made from, see `bevatron.recipes.starter`.
     demo
         (folder) -> exit code: its part of ``bevatron demo``.
     renamed
@@ -59,6 +64,7 @@ class System:
     usage: tuple[tuple[str, str], ...] = ()
     recognises: str | None = None
     inspect: str | None = None
+    starter: str | None = None
     demo: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,7 +77,7 @@ class System:
         module, _, name = place.partition(":")
         return getattr(self.module(module), name)
 
-    def command(self, name: str) -> Callable[..., int | None]:
+    def command(self, name: str) -> Callable[..., Outcome]:
         """Return the function of a command.
 
         Raises
@@ -82,7 +88,7 @@ class System:
         if name not in self.commands:
             known = ", ".join(self.commands)
             raise ConfigError(f"{name}: {self.name} has no such command (it has: {known})")
-        function: Callable[..., int | None] = self.load(self.commands[name])
+        function: Callable[..., Outcome] = self.load(self.commands[name])
         return function
 
     def inspected(self) -> Any:
@@ -96,6 +102,18 @@ class System:
         if self.inspect is None:
             raise ConfigError(f"inspect: {self.name} has no stores to inspect")
         return self.module(self.inspect)
+
+    def starter_text(self) -> str:
+        """Return the system's starter configuration.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+        """
+        if self.starter is None:
+            raise ConfigError(f"init: {self.name} has no starter configuration")
+        return (files(self.package) / self.starter).read_text(encoding="utf-8")
 
     def takes(self, path: Path) -> bool:
         """Whether ``bevatron prepare`` recognises a file as this system's."""

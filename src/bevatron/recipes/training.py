@@ -9,12 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from bevatron.config import load_yaml
+from bevatron.config import load_yaml, to_dict
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.output import say
 from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
-from bevatron.recipes import SYSTEMS, recipe
+from bevatron.recipes import DEFAULT, SYSTEMS, recipe
+from bevatron.recipes.starter import check_filled
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
@@ -41,7 +42,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", next(iter(SYSTEMS))))
+    chosen = str(values.pop("recipe", DEFAULT))
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
@@ -78,6 +79,7 @@ def start(
 
 def train(config: Any, *, resume: Literal["never", "auto", "must"] = "never") -> FitResult:
     """Build the run of a configuration and train it; see `start`."""
+    check_filled(to_dict(config))
     folder = Path(config.output)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
     there = checkpoints.is_dir() and any(checkpoints.iterdir())
@@ -121,6 +123,7 @@ def _print_what_next(result: FitResult) -> None:
 
 def _describe(config: Any) -> None:
     """Build a run in a folder that is removed again, and print what it would be."""
+    check_filled(to_dict(config))
     output = Path(config.output).absolute()
     scratch = output.with_name(f".{output.name}.dry-run")
     created = [path for path in scratch.parents if not path.exists()]

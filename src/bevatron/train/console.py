@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from bevatron.data.store.progress import clock
 from bevatron.output import is_quiet
 
 LINE_SECONDS = 30.0
@@ -189,18 +190,6 @@ class Pace:
         if gained <= 0 or left <= 0:
             return None
         return (time.monotonic() - self._began) * left / gained
-
-
-def clock(seconds: float) -> str:
-    """Write a time as hours, minutes and seconds.
-
-    Examples
-    --------
-    >>> clock(59.6), clock(3725)
-    ('0:01:00', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def figures(record: Mapping[str, Any]) -> str:

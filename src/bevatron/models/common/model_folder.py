@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import CheckpointError
-from bevatron.files import write_bytes_atomically, write_json_atomically
+from bevatron.files import MODEL_FILE, write_bytes_atomically, write_json_atomically
 
 FORMAT = 1
 """Version of the layout."""
 
-MODEL_FILE = "model.json"
 WEIGHTS_FILE = "weights.safetensors"
 
 

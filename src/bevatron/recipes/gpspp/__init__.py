@@ -31,6 +31,7 @@ SYSTEM = System(
     ),
     recognises="commands:recognises",
     inspect="inspect",
+    starter="starter.yaml",
     demo="demo:run_demo",
     renamed={"--precision": "--dtype"},
 )

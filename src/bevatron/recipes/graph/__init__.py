@@ -22,6 +22,7 @@ SYSTEM = System(
         ("train graph --data FILE --output RUN", "train on one graph, on one GPU or many"),
         ("predict RUN FILE OUT", "class and probabilities of every vertex"),
     ),
+    starter="starter.yaml",
     demo="demo:run_demo",
 )
 

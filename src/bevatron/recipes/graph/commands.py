@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from bevatron.recipes.arguments import Files, Model, Out, Source, say
+from bevatron.output import Result, say
+from bevatron.recipes.arguments import Files, Model, Out, Source
 
 
 def evaluate(
@@ -15,7 +16,7 @@ def evaluate(
     device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Print loss, accuracy and ROC-AUC of a node classifier on labelled vertices, by split.
 
     Parameters
@@ -36,12 +37,17 @@ def evaluate(
         Precision.
     out
         Also write the table to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/cora cora.npz
+    bevatron evaluate runs/cora edges.txt --features x.npy --labels y.npy --json
     """
     from bevatron.recipes.graph.evaluate import evaluate_graphs, print_metrics
 
     files_of_edge_list = {"features": features, "labels": labels, "splits": splits}
     table = evaluate_graphs(model, files, **files_of_edge_list, device=device, dtype=dtype, out=out)
-    print_metrics(table)
+    return Result(table, lambda: print_metrics(table))
 
 
 def predict(
@@ -51,7 +57,7 @@ def predict(
     features: Path | None = None,
     device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
-) -> None:
+) -> Result:
     """Write class and probabilities of every vertex, in the order of the file.
 
     Parameters
@@ -68,8 +74,13 @@ def predict(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision.
+
+    Examples
+    --------
+    bevatron predict runs/cora cora.npz classes.csv
     """
     from bevatron.recipes.graph.predict import predict_file
 
     done = predict_file(model, source, out, features=features, device=device, dtype=dtype)
-    say(f"{done:,} vertices are in {out}")
+    values = {"vertices": done, "out": out}
+    return Result(values, lambda: say(f"{done:,} vertices are in {out}"))

@@ -33,6 +33,7 @@ SYSTEM = System(
         ("convert mace-torch FILE OUT", "checkpoints of mace-torch, both ways"),
     ),
     inspect="inspect",
+    starter="starter.yaml",
     demo="demo:run_demo",
 )
 

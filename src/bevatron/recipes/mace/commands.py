@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from bevatron.data.readers.labels import LabelOptions
+from bevatron.output import Result, say
 from bevatron.recipes.arguments import (
     Files,
     Labels,
@@ -12,7 +13,6 @@ from bevatron.recipes.arguments import (
     PrepareOptions,
     Preparing,
     Source,
-    say,
 )
 
 
@@ -40,6 +40,11 @@ def prepare(
         Names of the labels in the files.
     options
         How the store is written.
+
+    Examples
+    --------
+    bevatron prepare water.extxyz.gz --out water-store --cutoff 5.0
+    bevatron prepare mace data/ --out store --labels.energy-key my_energy
     """
     from bevatron.recipes.mace.data import prepare_files
 
@@ -55,7 +60,7 @@ def evaluate(
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Print the errors of a potential on labelled structures: total, by group, file and element.
 
     Parameters
@@ -76,21 +81,25 @@ def evaluate(
         Maximum number of atoms per batch.
     out
         Also write the tables to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/water test.extxyz
+    bevatron evaluate runs/water test.extxyz --json | jq .total.forces_rmse
     """
     from bevatron.recipes.mace.evaluate import evaluate_files, print_tables
 
-    print_tables(
-        evaluate_files(
-            model,
-            files,
-            labels=labels,
-            head=head,
-            device=device,
-            dtype=dtype,
-            capacity=capacity,
-            out=out,
-        )
+    found = evaluate_files(
+        model,
+        files,
+        labels=labels,
+        head=head,
+        device=device,
+        dtype=dtype,
+        capacity=capacity,
+        out=out,
     )
+    return Result(found.errors(), lambda: print_tables(found))
 
 
 def predict(
@@ -103,7 +112,7 @@ def predict(
     device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
-) -> None:
+) -> Result:
     """Write energies, forces and stress of structures, next to what the file already holds.
 
     Parameters
@@ -126,6 +135,11 @@ def predict(
         Precision.
     capacity
         Maximum number of atoms per batch.
+
+    Examples
+    --------
+    bevatron predict runs/water new.extxyz predicted.extxyz
+    bevatron predict runs/water new.extxyz out.extxyz --committee runs/b
     """
     from bevatron.recipes.mace.predict import predict_file
 
@@ -139,7 +153,8 @@ def predict(
         dtype=dtype,
         capacity=capacity,
     )
-    say(f"{done} structures are in {out}")
+    values = {"structures": done, "out": out}
+    return Result(values, lambda: say(f"{done} structures are in {out}"))
 
 
 def relax(
@@ -152,7 +167,7 @@ def relax(
     head: str | None = None,
     device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
-) -> None:
+) -> Result:
     """Relax many structures at once to minima of their energy (FIRE).
 
     Parameters
@@ -175,13 +190,22 @@ def relax(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision.
+
+    Examples
+    --------
+    bevatron relax runs/water start.extxyz relaxed.extxyz
+    bevatron relax runs/water crystals.extxyz relaxed.extxyz --cell --fmax 0.01
     """
     from bevatron.recipes.mace.predict import relax_file
 
     result = relax_file(
         model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
     )
-    say(f"{int(result.converged.sum())} of {len(result.structures)} converged; they are in {out}")
+    converged, number = int(result.converged.sum()), len(result.structures)
+    return Result(
+        {"structures": number, "converged": converged, "out": out},
+        lambda: say(f"{converged} of {number} converged; they are in {out}"),
+    )
 
 
 def convert_from_mace_torch(
@@ -200,6 +224,10 @@ def convert_from_mace_torch(
         Unpickle the file. A pickle can run arbitrary code.
     config
         JSON file of mace-torch's configuration, for a state dict.
+
+    Examples
+    --------
+    bevatron convert mace-torch MACE.model runs/foundation --trust
     """
     from bevatron.recipes.mace.convert import from_mace_torch_file
 
@@ -216,6 +244,10 @@ def convert_to_mace_torch(model: Model, out: Out) -> None:
     out
         ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
         configuration next to it in ``NAME.json``, which does not.
+
+    Examples
+    --------
+    bevatron convert to-mace-torch runs/water water.model
     """
     from bevatron.recipes.mace.convert import to_mace_torch_file
 

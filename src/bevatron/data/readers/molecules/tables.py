@@ -14,7 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
-from bevatron.data.readers.molecules.base import Geometry, MoleculeOptions, text_bytes
+from bevatron.data.readers.molecule_options import MoleculeOptions
+from bevatron.data.readers.molecules.base import Geometry, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
