@@ -53,6 +53,11 @@ def having(command: str) -> list[System]:
     return [each for each in systems() if command in each.commands]
 
 
+def system_of_kind(kind: str | None) -> System | None:
+    """Return the system whose models are of a kind."""
+    return next((each for each in systems() if each.kind == kind), None)
+
+
 def of_samples(samples: str) -> System:
     """Return the system that is trained on such samples.
 
@@ -109,11 +114,7 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
 
 def _of_model(providers: Sequence[System], arguments: Sequence[str]) -> System:
     """Choose by the kind of model; the default system where there is none, for its own message."""
-    kind = kind_of_model(arguments)
-    for each in systems():
-        if each.kind == kind:
-            return each
-    return providers[0]
+    return system_of_kind(kind_of_model(arguments)) or providers[0]
 
 
 def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:

@@ -47,6 +47,10 @@ class System:
     starter
         File in the package with the commented configuration that ``bevatron init`` prints and the
         short help of ``bevatron train`` is made from, see `bevatron.recipes.starter`.
+    api
+        Module with ``load(path, device, ...)``, ``evaluate(model, sources, ...)`` and
+        ``predict(model, source, out, ...)`` for `bevatron.load` and so on, where a model is a path,
+        several, or what ``load`` returned; None = the system is used by commands only.
     demo
         (folder) -> exit code: its part of ``bevatron demo``.
     renamed
@@ -65,6 +69,7 @@ class System:
     recognises: str | None = None
     inspect: str | None = None
     starter: str | None = None
+    api: str | None = None
     demo: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,6 +119,18 @@ class System:
         if self.starter is None:
             raise ConfigError(f"init: {self.name} has no starter configuration")
         return (files(self.package) / self.starter).read_text(encoding="utf-8")
+
+    def used(self) -> Any:
+        """Return the module that uses the system's models in Python.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+        """
+        if self.api is None:
+            raise ConfigError(f"{self.name}: its models are used by commands only")
+        return self.module(self.api)
 
     def takes(self, path: Path) -> bool:
         """Whether ``bevatron prepare`` recognises a file as this system's."""

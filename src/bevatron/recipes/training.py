@@ -4,12 +4,12 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from bevatron.config import load_yaml, to_dict
+from bevatron.config import load_yaml, merged, to_dict
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.output import say
 from bevatron.parallel.collectives import barrier
@@ -19,8 +19,12 @@ from bevatron.recipes.starter import check_filled
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
+Resume = Literal["never", "auto", "must"]
 
-def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
+
+def configuration(
+    name: str, arguments: Sequence[str] = (), changes: Mapping[str, Any] | None = None
+) -> Any:
     """Make the configuration that command-line arguments then change.
 
     Parameters
@@ -29,6 +33,8 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
         A recipe, or a YAML file whose key ``recipe`` names one (default mace).
     arguments
         Only ``--preset`` is read: it sets defaults.
+    changes
+        Values over those of the file.
 
     Raises
     ------
@@ -50,6 +56,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     preset = _value_of("--preset", arguments)
     if preset is not None:
         values["preset"] = preset
+    values = merged(values, changes or {})
     try:
         return cls.from_values(values)
     except ConfigError as error:
@@ -57,7 +64,7 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
 
 
 def start(
-    config: Any, *, resume: Literal["never", "auto", "must"] = "never", dry_run: bool = False
+    config: Any, *, resume: Resume = "never", dry_run: bool = False
 ) -> int:
     """Train, or with ``dry_run`` print what the run would be, and return the exit code.
 
@@ -71,14 +78,15 @@ def start(
     if dry_run:
         _describe(config)
         return 0
-    result = train(config, resume=resume)
+    run = begin(config, resume)
+    result = fit(run)
     if ranks_from_environment(os.environ)[0] == 0:
         _print_what_next(result)
     return result.exit_code
 
 
-def train(config: Any, *, resume: Literal["never", "auto", "must"] = "never") -> FitResult:
-    """Build the run of a configuration and train it; see `start`."""
+def begin(config: Any, resume: Resume = "never") -> Run:
+    """Build the run of a configuration, to be trained; see `start`."""
     check_filled(to_dict(config))
     folder = Path(config.output)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
@@ -93,7 +101,7 @@ def train(config: Any, *, resume: Literal["never", "auto", "must"] = "never") ->
         )
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
-    return fit(run)
+    return run
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:

@@ -32,6 +32,7 @@ SYSTEM = System(
     recognises="commands:recognises",
     inspect="inspect",
     starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
     renamed={"--precision": "--dtype"},
 )

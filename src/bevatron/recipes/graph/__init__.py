@@ -23,6 +23,7 @@ SYSTEM = System(
         ("predict RUN FILE OUT", "class and probabilities of every vertex"),
     ),
     starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
 )
 

@@ -34,6 +34,7 @@ SYSTEM = System(
     ),
     inspect="inspect",
     starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
 )
 

@@ -114,7 +114,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             if self.atoms.cell.rank < 3:
                 raise PropertyNotImplementedError("stress needs three lattice vectors")
             compute.append("stress")
-        self.results = _summarise([self._evaluate(each, compute) for each in self.potentials])
+        self.results = as_properties([self._evaluate(each, compute) for each in self.potentials])
 
     def _evaluate(self, potential: Potential, compute: list[str]) -> Results:
         potential.check_elements(self.atoms.numbers, str(self.atoms.symbols))
@@ -131,7 +131,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         return next(potential.evaluate([sample], compute))
 
 
-def _summarise(results: list[Results]) -> dict[str, Any]:
+def as_properties(results: Sequence[Results]) -> dict[str, Any]:
     """Turn the outputs of one or several models into ASE's properties."""
     named = [_as_ase(each) for each in results]
     mean: dict[str, Any] = {
