@@ -312,9 +312,7 @@ def again(shelf):
     return folder
 
 
-def test_compare_shows_settings_that_differ_and_errors_side_by_side(
-    shelf, again, tmp_path, capsys
-):
+def test_compare_shows_settings_that_differ_and_errors_side_by_side(shelf, again, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["compare", str(shelf / "run"), str(again), "--out", str(page)]) == 0
     said = capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Bevatron: training scientific graph and structure models at the speed of the hardware.
 
-``bevatron.train``, ``load``, ``evaluate`` and ``predict`` do what the commands do; torch is imported
-when they are first used.
+``bevatron.train``, ``load``, ``evaluate`` and ``predict`` do what the commands do; torch is
+imported when one of them is used.
 """
 
 import importlib
@@ -30,7 +30,7 @@ class _Trainer(ModuleType):
 
 
 class _Bevatron(ModuleType):
-    """This package; `bevatron.train` is made callable wherever it was imported first."""
+    """The package `bevatron`: makes `bevatron.train` callable, whoever imports it first."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "train" and isinstance(value, ModuleType):

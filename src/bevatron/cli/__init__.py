@@ -69,8 +69,8 @@ def usage() -> str:
         f"bevatron {__version__}: training scientific graph and structure models at the speed of "
         "the hardware\n\n"
         + "\n\n".join("\n".join(part) for part in parts)
-        + "\n\n`bevatron COMMAND --help` says more, --help-all all of it; -q prints only results, --json "
-        "prints them as JSON, --debug shows the traceback of an error."
+        + "\n\n`bevatron COMMAND --help` says more, --help-all all of it; -q prints only results,\n"
+        "--json prints them as JSON, --debug shows the traceback of an error."
     )
 
 

@@ -47,13 +47,20 @@ def command_help(function: Callable[..., Any], command: str) -> str:
         As it is typed.
     """
     parts = _sections(inspect.getdoc(function) or "")
-    positional, options = [], []
+    positional: list[Row] = []
+    options: list[Row] = []
     for row, is_positional in _rows(function, parts.get("Parameters", "")):
         (positional if is_positional else options).append(row)
     usage = " ".join([command, *(row.typed for row in positional), "[--OPTION VALUE ...]"])
     if json_result(function):
         options.append(Row("--json", "print the result as JSON, and nothing else"))
-    return _page(usage, parts[""], parts.get("Examples", ""), [positional, options], f"--help-all explains all options, {CLOSING}")
+    return _page(
+        usage,
+        parts[""],
+        parts.get("Examples", ""),
+        [positional, options],
+        f"--help-all explains all options, {CLOSING}",
+    )
 
 
 def train_help(system: System, command: str, start: type) -> str:
@@ -113,12 +120,10 @@ def _page(
             lines.append("")
         for typed, meaning in rows:
             text = _filled(meaning, width - WIDEST - 3)
-            if len(typed) > WIDEST:
-                lines.append(f"  {typed}")
-                typed = ""
-            lines += [
-                f"  {typed if n == 0 else '':<{WIDEST}} {line}" for n, line in enumerate(text)
-            ]
+            wide = len(typed) > WIDEST
+            lines += [f"  {typed}"] if wide else []
+            first = "" if wide else typed
+            lines += [f"  {'' if n else first:<{WIDEST}} {line}" for n, line in enumerate(text)]
     return "\n".join([*lines, "", *_filled(closing, width)])
 
 
@@ -141,7 +146,9 @@ def _fields(cls: type) -> Iterator[tuple[Row, bool]]:
     meanings = _entries(_sections(inspect.getdoc(cls) or "").get("Attributes", ""))
     hints = typing.get_type_hints(cls, include_extras=True)
     for each in dataclasses.fields(cls):
-        yield from _described(each.name, hints[each.name], each.default, meanings.get(each.name, ""))
+        yield from _described(
+            each.name, hints[each.name], each.default, meanings.get(each.name, "")
+        )
 
 
 def _described(name: str, hint: Any, default: Any, meaning: str) -> Iterator[tuple[Row, bool]]:

@@ -41,9 +41,9 @@ def train(arguments: list[str]) -> int:
             f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
             "`bevatron train --help` says more"
         )
-    if arguments[0] in {"-h", "--help"}:
+    if arguments[0] in {"-h", "--help", "--help-all"}:
         say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
-        say(f"recipes: {recipes}; `bevatron train RECIPE --help` lists all keys")
+        say(f"recipes: {recipes}; `bevatron train RECIPE --help` shows the keys that matter")
         return 0
     if asks_for_help(arguments[1:]):
         found = system(_system_of(arguments[0]))
@@ -74,7 +74,12 @@ def _system_of(name: str) -> str:
 def _written_out(argument: str) -> str:
     """Expand an option's short name."""
     option, equals, value = argument.partition("=")
-    short = {"--help-all": "--help", "--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
+    short = {
+        "--help-all": "--help",
+        "--data": "--data.train",
+        "--out": "--output",
+        "--stage-to": "--loader.stage-to",
+    }
     return short.get(option, option) + equals + value
 
 

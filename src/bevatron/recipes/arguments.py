@@ -57,4 +57,3 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     for line in cells:
         say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import yaml
 
 from bevatron.errors import ConfigError
@@ -143,7 +144,10 @@ class Comparison:
         report.write(out)
 
     def _tables(self) -> dict[str, dict[str, list[str]]]:
-        return {"Settings that differ": self.settings(), "Errors at the best epoch": self.measures()}
+        return {
+            "Settings that differ": self.settings(),
+            "Errors at the best epoch": self.measures(),
+        }
 
     def _panels(self) -> list[Any]:
         """Make a panel of the loss, and of every validation metric that several runs have."""
@@ -169,7 +173,7 @@ class Comparison:
                 for run in self.runs
                 if run.history.epochs
             ]
-            positive = all((curve.y > 0).any() for curve in curves)
+            positive = all((np.asarray(curve.y) > 0).any() for curve in curves)
             panels.append(Panel(name, name, curves, logarithmic=positive))
         return panels
 

@@ -29,11 +29,11 @@ class Key(NamedTuple):
 
 
 def starter_keys(text: str) -> list[Key]:
-    """List the keys of a starter configuration that have a value and a meaning.
+    r"""List the keys of a starter configuration that have a value and a meaning.
 
     Examples
     --------
-    >>> for key in starter_keys("optim:\\n  lr: 0.01  # learning rate\\n  # ema: 0.9  # average"):
+    >>> for key in starter_keys("optim:\n  lr: 0.01  # learning rate\n  # ema: 0.9  # average"):
     ...     print(*key)
     optim.lr 0.01 learning rate
     optim.ema 0.9 average

@@ -63,9 +63,7 @@ def configuration(
         raise ConfigError(str(error) if name in SYSTEMS else f"{name}: {error}") from None
 
 
-def start(
-    config: Any, *, resume: Resume = "never", dry_run: bool = False
-) -> int:
+def start(config: Any, *, resume: Resume = "never", dry_run: bool = False) -> int:
     """Train, or with ``dry_run`` print what the run would be, and return the exit code.
 
     Raises

@@ -45,6 +45,7 @@ class Console:
         self._task: TaskID | None = None
         self._printed_at = time.monotonic()
         self._pace: Pace | None = None
+        self._shown_figures = ""
 
     def say(self, text: str) -> None:
         """Print a line and add it to the log."""
@@ -104,12 +105,13 @@ class Console:
         assert self._progress is not None
         assert self._task is not None
         assert self._pace is not None
+        self._shown_figures = shown or self._shown_figures
         self._progress.update(
             self._task,
             completed=self._pace.done,
             epoch=epoch,
             left=self._left().strip(),
-            **({"figures": shown} if shown else {}),
+            figures=self._shown_figures,
         )
 
     def _left(self) -> str:

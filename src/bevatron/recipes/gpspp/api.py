@@ -1,4 +1,4 @@
-"""Models of molecules in Python, for `bevatron.load`, `bevatron.evaluate` and `bevatron.predict`."""
+"""Molecules in Python, for `bevatron.load`, `bevatron.evaluate` and `bevatron.predict`."""
 
 from collections.abc import Sequence
 from pathlib import Path
