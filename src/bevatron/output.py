@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
-UNFOLDED = 24
+UNFOLDED = 20
 """Characters up to which a number, a word or a name in the first column of a table stays whole."""
 
 
@@ -104,20 +104,36 @@ def print_table(
     if _quiet.get():
         return
     table = Table(
-        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    least = []
-    for column, header in enumerate(headers):
-        cells = [row[column] for row in rows]
-        words = [word for text in (header, *cells) for word in text.split()]
-        longest = max(map(len, words if column else cells), default=0)
-        least.append(min(longest, UNFOLDED))
+    shown = width or (Console().width if sys.stdout.isatty() else 120)
+    frame = 2 * len(headers) + 1
+    widths = _widths([headers, *rows], shown - frame)
+    for column, (header, wide) in enumerate(zip(headers, widths, strict=True)):
         justify: Literal["left", "right"] = "right" if column else "left"
-        table.add_column(header, justify=justify, overflow="fold", min_width=least[-1])
+        table.add_column(header, justify=justify, overflow="fold", width=wide)
     for row in rows:
         table.add_row(*row)
-    console = Console(width=width or (None if sys.stdout.isatty() else 120), highlight=False)
-    console.print(table, width=max(console.width, sum(least) + 3 * len(least) + 1), crop=False)
+    Console(width=max(shown, sum(widths) + frame), highlight=False).print(table, crop=False)
+
+
+def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return the widths of columns: as wide as their texts, cut where need be, the first last."""
+    widths, least = [], []
+    for column, texts in enumerate(zip(*lines, strict=True)):
+        parts = [part for text in texts for part in text.split("\n")]
+        words = [word for part in parts for word in part.split()]
+        widths.append(max(map(len, parts), default=0))
+        longest = max(map(len, words), default=0) if column else widths[0]
+        least.append(min(longest, UNFOLDED))
+    for column in (*range(1, len(widths)), 0):
+        excess = max(sum(widths) - room, 0)
+        widths[column] -= min(excess, widths[column] - least[column])
+    return widths
 
 
 def _plain(value: Any) -> Any:

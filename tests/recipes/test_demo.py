@@ -66,7 +66,7 @@ def test_demonstration_leaves_what_it_promises(demonstration):
         assert (folder / name / "model.json").exists()
     # Again: what is done is not done again.
     assert "epoch 1/1  loss" in printed
-    assert "  loss" not in again
+    assert "epoch 1/1  loss" not in again
 
 
 def test_the_demo_says_in_a_line_what_each_system_has_learned(demonstration):
