@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from bevatron.data.store.progress import clock
 from bevatron.output import is_quiet
@@ -75,10 +76,12 @@ class Console:
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 TextColumn("{task.percentage:.0f} %"),
                 TextColumn("{task.fields[left]}"),
-                TextColumn("{task.fields[figures]}"),
+                # On a narrow terminal only the figures are cut.
+                TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
+                expand=True,
                 console=self._rich,
                 transient=True,
             )
