@@ -287,6 +287,18 @@ def test_as_json_a_result_is_all_that_is_printed(command, shelf, again, tmp_path
         assert settings == [{"train.seed": "0"}, {"train.seed": "1"}]
 
 
+def test_what_a_command_prints_while_it_works_is_no_part_of_its_json(monkeypatch, capsys):
+    def describe():
+        print("progress")
+        return [("bevatron", [("version", "0")])]
+
+    monkeypatch.setattr("bevatron.recipes.environment.describe_environment", describe)
+    assert main(["env", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"bevatron": [["version", "0"]]}
+    assert said.err == "progress\n"
+
+
 def test_what_has_no_result_is_not_printed_as_json(refused, shelf, tmp_path):
     assert "`bevatron demo` has no result" in refused("demo", tmp_path / "demo", "--json")
     assert not (tmp_path / "demo").exists()

@@ -80,7 +80,8 @@ def test_one_bar_covers_the_whole_run(monkeypatch, clock):
     assert console._progress.tasks[0].percentage == 50
     assert console._progress.tasks[0].fields["epoch"] == "2/4"
     console.close()
-    bars = re.findall(r"epoch [^\n]*━[^\n]*", text.getvalue())
+    bars = re.findall(r"epoch [^\r\n]*━[^\r\n]*", text.getvalue())
+    assert re.match(r"epoch 1/4 .* 0 %", bars[0])
     assert re.match(r"epoch 2/4 .* 50 % .*loss 1", bars[-1])  # only the end is cut
 
 

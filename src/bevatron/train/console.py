@@ -85,9 +85,10 @@ class Console:
                 console=self._rich,
                 transient=True,
             )
-            self._task = self._progress.add_task("", total=epochs, epoch="", left="", figures="")
+            name = self._pace.name(epoch)
+            self._task = self._progress.add_task("", total=epochs, epoch=name, left="", figures="")
             self._progress.start()
-        self._show(f"{epoch + 1}/{epochs}")
+        self._show(self._pace.name(epoch))
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""
