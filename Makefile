@@ -4,11 +4,12 @@
 # make test-long  all tests in random order, with ten times the examples, drawn anew (SEED=...)
 # make test-gpu   all tests that this machine's GPU can run; PYTHON=... takes an interpreter as it
 #                 is, with torch and the test tools in it: no .venv, no pip, no network
+# make test-lowest  all tests with the lowest versions of all dependencies, in .venv-lowest
 # make parity     compare with mace-torch, in an environment of its own
 # Only Python >= 3.11 and make are needed; everything goes into .venv.
 
 .DELETE_ON_ERROR:
-.PHONY: demo check test test-long test-gpu format lint types imports tests parity clean
+.PHONY: demo check test test-long test-gpu test-lowest format lint types imports tests parity clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -81,8 +82,19 @@ test-gpu: $(GPU_READY)
 	@PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=1 MPLBACKEND=Agg \
 		$(GPU_PYTHON) -m pytest $(PARALLEL)
 
+# pip always takes the newest version, uv can take the lowest that pyproject.toml allows.
+.venv-lowest/.test-ready: pyproject.toml
+	@$(PYTHON) -m venv .venv-lowest
+	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.venv-lowest/bin/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e ".[test]"
+	@touch $@
+
+test-lowest: BIN := .venv-lowest/bin
+test-lowest: .venv-lowest/.test-ready
+	@$(PYTEST) $(PARALLEL)
+
 parity: $(VENV)/.test-ready
 	@$(BIN)/python tools/parity_mace.py
 
 clean:
-	rm -rf $(VENV) .venv-parity $(DEMO_OUT)
+	rm -rf $(VENV) .venv-lowest .venv-parity $(DEMO_OUT)

@@ -63,6 +63,22 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture
+def hook():
+    """Install a function that is called at every step of an atomic write."""
+    from bevatron import files
+
+    added = []
+
+    def install(function):
+        files.crash_hooks.append(function)
+        added.append(function)
+
+    yield install
+    for function in added:
+        files.crash_hooks.remove(function)
+
+
 @pytest.fixture(autouse=True)
 def _repeatable():
     torch.manual_seed(0)

@@ -209,7 +209,7 @@ def test_a_stopped_run_says_how_it_goes_on(train, tmp_path, monkeypatch, capsys)
     stopped = FitResult(tmp_path, None, "SIGINT", 0, 1, {}, None, 0, 1.0)
     monkeypatch.setattr("bevatron.recipes.training.fit", lambda run: stopped)
     assert train("--output", tmp_path / "run") == 130
-    assert "--resume auto goes on" in capsys.readouterr().out
+    assert "--resume auto resumes" in capsys.readouterr().out
 
 
 def test_resume_must_auto_and_never(train, refused, structures, shelf, tmp_path):
@@ -493,13 +493,13 @@ def test_suspect_data_are_warned_of(frames, tmp_path, capsys):
     assert re.search(r"warning: .*kcal.xyz is among the training data too", said)
 
 
-def test_two_atoms_on_one_spot_are_refused(frames, tmp_path, refused):
+def test_coinciding_atoms_are_refused(frames, tmp_path, refused):
     path = tmp_path / "bad.xyz"
     lines = frames[1].splitlines()
     lines[3] = lines[2]
     path.write_text(frames[0] + "\n".join(lines) + "\n")
     said = refused("prepare", path, "--out", tmp_path / "store", "--cutoff", CUTOFF)
-    assert "frame 1: atoms 0 and 1 are on one spot" in said
+    assert "frame 1: atoms 0 and 1 coincide" in said
 
 
 def test_evaluate_without_files_asks_for_one(shelf, refused):
@@ -574,7 +574,7 @@ def test_predict_and_evaluate_name_the_structure_with_an_unknown_element(shelf, 
 def test_predict_names_the_frame_that_makes_no_sense(shelf, tmp_path, refused):
     good = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
     for atoms, sentence in {
-        "H 0 0 0\nH 0 0 0": "one spot",
+        "H 0 0 0\nH 0 0 0": "coincide",
         "H 0 0 nan\nH 0 0 0": "NaN",
         "Qq 0 0 0\nH 0 0 0": "Qq",
     }.items():

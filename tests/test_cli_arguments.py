@@ -181,7 +181,7 @@ def test_every_command_of_the_usage_is_there(capsys):
 
 MISTAKES = {
     "command": (["predct"], "did you mean 'predict'"),
-    "group": (["bench"], "goes on with one of: store, loader"),
+    "group": (["bench"], "needs one of: store, loader"),
     "recipe": (["train", "macee"], r"there is no recipe 'macee' \(known: .*mace\)"),
     "preset": (["train", "mace", "--preset", "smaller"], "there is no 'smaller' .*small"),
     "no data": (["train", "mace"], r"expected a file of structures or a store \(--data FILE\)"),
@@ -199,7 +199,7 @@ MISTAKES = {
         "--cutoff: expected a number, got 'x'",
     ),
     "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
-    "no recipe": (["train"], r"goes on with a recipe \(gpspp, graph, mace\) or a YAML file"),
+    "no recipe": (["train"], r"needs a recipe \(gpspp, graph, mace\) or a YAML file"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),
@@ -219,7 +219,7 @@ def test_mistakes_are_told_in_one_sentence(case, refused):
 BAD_YAML = {
     "data: {trains: [a]}": r"data.trains: unknown key \(did you mean 'train'\?\)",
     "optim: {lr: fast}": "optim.lr: expected a number, got 'fast'",
-    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' stands twice",
+    "optim: {lr: 1}\noptim: {lr: 2}": "line 2: .*'optim' occurs twice",
     "recipe: macee": "there is no 'macee'",
     "data: [": "not valid YAML",
     "just text": "expected keys and values",

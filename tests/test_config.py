@@ -83,7 +83,7 @@ def test_missing_key_is_named():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", "line 2: .*stands twice"),
+        ("a: 1\na: 2\n", "line 2: .*occurs twice"),
         ("a: [1\n", "line 2: not valid YAML"),
         ("- 1\n", "expected keys and values"),
     ],

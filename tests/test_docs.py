@@ -93,7 +93,7 @@ def test_every_command_is_understood(words, place, monkeypatch):
 
 def test_yaml_blocks_are_configurations(place):
     found = [yaml.safe_load(block) for block in blocks("docs/mace.md", "yaml")]
-    assert len(found) == 2
+    assert len(found) == 3
     for values in found:
         values.pop("recipe", None)
         config = MaceRun.from_values(values)

@@ -12,20 +12,6 @@ from bevatron import files
 from bevatron.errors import BevatronError, CheckpointError
 
 
-@pytest.fixture
-def hook():
-    """Install a crash hook for one test."""
-    added = []
-
-    def install(function):
-        files.crash_hooks.append(function)
-        added.append(function)
-
-    yield install
-    for function in added:
-        files.crash_hooks.remove(function)
-
-
 def steps_of(hook, action):
     seen = []
     hook(lambda name, path: seen.append(name))

@@ -1,4 +1,4 @@
-"""Old names of public modules still import, with a word."""
+"""Old public names still work, with a warning."""
 
 import importlib
 
@@ -41,3 +41,30 @@ def test_a_module_that_was_split_still_has_all_its_names():
     old = importlib.import_module("bevatron.recipes.graph_use")
     with pytest.warns(DeprecationWarning, match="graph_use has moved"):
         assert (old.evaluate_graphs, old.predict_graph) == (evaluate_graphs, predict_graph)
+
+
+RENAMED = {
+    "linear": {"linear_beside": "linear_with_input"},
+    "molecule_attention": {"molecule_attention_beside": "molecule_attention_with_bias"},
+    "neighbour_sums": {"neighbour_sums_beside": "neighbour_sums_with_inputs"},
+    "segment_sum": {"segment_sum_beside": "segment_sum_with_input"},
+}
+
+
+@pytest.mark.parametrize("operator", RENAMED)
+def test_old_names_are_accepted_with_a_warning(operator):
+    module = importlib.import_module(f"bevatron.kernels.molecule.{operator}")
+    for old, new in RENAMED[operator].items():
+        with pytest.warns(DeprecationWarning, match=f"{old} is deprecated; use {new}"):
+            assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+def test_a_name_that_moved_to_another_module_is_found_there():
+    from bevatron.data import dataset, loader
+
+    with pytest.warns(
+        DeprecationWarning, match=r"loader\.Dataset is deprecated; use .*SampleSource"
+    ):
+        assert loader.Dataset is dataset.SampleSource

@@ -37,6 +37,7 @@ def launch(x: torch.Tensor) -> torch.Tensor:
 """
 
 TEST = """
+import hypothesis
 import pytest
 import torch
 
@@ -45,6 +46,11 @@ from bevatron.kernels.MODULE import launch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_runs(dtype):
+    launch(torch.ones(40, dtype=dtype))
+
+
+@hypothesis.given(hypothesis.strategies.just(torch.int32))
+def test_runs_with_what_is_drawn(dtype):
     launch(torch.ones(40, dtype=dtype))
 """
 
@@ -102,7 +108,7 @@ def compared(*arguments):
     return run.communicate()[0].splitlines(), run.returncode
 
 
-def test_the_launches_of_a_gpu_are_recorded(recordings):
+def test_the_launches_of_a_gpu_are_recorded_but_those_of_drawn_examples(recordings):
     recorded = json.loads(gzip.decompress((recordings / "before.json.gz").read_bytes()))
     found = {variant["key"] for variant in recorded["kernels"]["tiny.same"]["variants"]}
     assert found == {f"*{kind}:16 *{kind}:16 i32 =64" for kind in ("fp32", "fp64", "bf16")}

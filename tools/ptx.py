@@ -281,15 +281,10 @@ def record(out, root, tests, like, processes, most):
     launches = Launches()
     launches.patch()
     options = ["-q", "--no-header", "--tb=no", "-W", "ignore", f"--rootdir={root}", "-r", "N"]
-    options += [
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:benchmark",
-        "--hypothesis-seed=0",
-    ]
+    for plugin in ("cacheprovider", "xdist", "benchmark"):
+        options += ["-p", f"no:{plugin}"]
+    # What is drawn depends on the sources: hypothesis tries the constants that it finds in them.
+    options += ["-m", "not hypothesis"]
     done = subprocess.CompletedProcess((), 0, "", "")
     with mock.patch("subprocess.run", return_value=done):  # Their launches would not be seen.
         status = pytest.main([*options, *tests], plugins=[Plugin()])

@@ -144,7 +144,7 @@ class Peer(nn.Module):
     def forward(self, batch: GraphBatch) -> dict[str, Tensor]:
         """Compute logits."""
         config, p = self.config, self.config.dropout
-        edges = batch.graph.derived("peer edges", _with_loops)
+        edges = batch.graph.derived("peer edges", with_loops)
         x = batch.graph.derived("peer features", _dense)
         if config.stack == "residual":
             x = F.gelu(F.dropout(self.embed(x), p, self.training))
@@ -161,7 +161,8 @@ class Peer(nn.Module):
         return {"logits": self.layers[1](x, edges)}
 
 
-def _with_loops(graph: Any) -> Tensor:
+def with_loops(graph: Any) -> Tensor:
+    """Return a graph's edges and a self loop for every node, [2, edges + nodes]."""
     loop = torch.arange(graph.num_nodes, device=graph.edges.device)
     return torch.cat([graph.edges.long(), torch.stack([loop, loop])], dim=1)
 
@@ -322,7 +323,7 @@ def train(trainings: Sequence[Training], recipe: Recipe) -> list[dict[str, float
             "epochs": epoch if recipe.heterophilous else stop.seen,
             "seconds": seconds,
             "together": len(trainings),
-            "recorded": epochs.captured,
+            "captured": epochs.captured,
         }
         for stop in stops
     ]

@@ -52,7 +52,7 @@ HUGE = (2**22, 2_250_000_000)
 
 
 @dataclass(frozen=True)
-class Case:
+class ScalingCase:
     """One graph, cut in one way."""
 
     name: str
@@ -140,7 +140,7 @@ def exact(k: int) -> tuple[Tensor, Tensor, Tensor]:
     return features, out.detach(), leaf.grad
 
 
-def check(case: Case, mesh: Mesh) -> float:
+def check(case: ScalingCase, mesh: Mesh) -> float:
     """Compare a small graph, cut the same way, with one process in float64; the worst error."""
     graph = case.cut(mesh, SMALL)
     features, *expected = exact(case.k)
@@ -180,7 +180,7 @@ class Kept:
     seconds: float = 0.0
     peak: int = 0
 
-    def get(self, case: Case, mesh: Mesh) -> DistributedGraph:
+    def get(self, case: ScalingCase, mesh: Mesh) -> DistributedGraph:
         """Cut the graph unless the last case had the same."""
         if self.graph is None or self.shared != case.shared:
             self.graph, self.shared = None, case.shared
@@ -195,7 +195,9 @@ class Kept:
         return self.graph
 
 
-def measure(case: Case, mesh: Mesh, kept: Kept, args: argparse.Namespace) -> dict[str, object]:
+def measure(
+    case: ScalingCase, mesh: Mesh, kept: Kept, args: argparse.Namespace
+) -> dict[str, object]:
     """Cut, check, time one case; every rank returns the row."""
     if mesh.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -296,7 +298,7 @@ def check_huge(graph: DistributedGraph, k: int) -> dict[str, object]:
     return {"rows' error": max(rows), "columns' error": max(columns), "entries": csr.nnz}
 
 
-def scaling_cases(world: int, shrink: int) -> Iterator[Case]:
+def scaling_cases(world: int, shrink: int) -> Iterator[ScalingCase]:
     """Yield strong scaling of the paper's 6h and weak scaling, each graph cut in both ways."""
     strong = Kronecker(*(size // shrink for size in STRONG))
     vertices, edges = (size // shrink * world for size in WEAK)
@@ -304,26 +306,26 @@ def scaling_cases(world: int, shrink: int) -> Iterator[Case]:
         "weak uniform": Uniform(vertices, edges),
         "weak Kronecker": Kronecker(vertices, edges),
     }
-    yield Case("strong 6h", strong, "feature_parallel", 128)
-    yield Case("strong 6h", strong, "two_dimensional", 128)
+    yield ScalingCase("strong 6h", strong, "feature_parallel", 128)
+    yield ScalingCase("strong 6h", strong, "two_dimensional", 128)
     for chunks in (1, 2, 4) if world > 1 else ():
-        yield Case("strong 6h", strong, "two_dimensional", 128, chunks=chunks)
+        yield ScalingCase("strong 6h", strong, "two_dimensional", 128, chunks=chunks)
     if world > 1:
-        yield Case("strong 6h", strong, "two_dimensional", 128, chunks=2, bfloat16=True)
+        yield ScalingCase("strong 6h", strong, "two_dimensional", 128, chunks=2, bfloat16=True)
     for scheme in ("feature_parallel", "two_dimensional"):
         for name, source in weak.items():
-            yield Case(name, source, scheme, 128)
+            yield ScalingCase(name, source, scheme, 128)
 
 
-def academic_cases(world: int, shrink: int) -> Iterator[Case]:
+def academic_cases(world: int, shrink: int) -> Iterator[ScalingCase]:
     """Yield the stand-in of the academic graph: Kronecker, no power of two of vertices."""
     side = 4 if world % 4 == 0 else world
     grid = Grid(side, world // side)
     for k in (16, 64):
         source = academic(k, world, shrink)
-        yield Case("academic", source, "two_dimensional", k, grid, regather=k > 16)
+        yield ScalingCase("academic", source, "two_dimensional", k, grid, regather=k > 16)
     for k in (64, 16):
-        yield Case("academic", academic(k, world, shrink), "feature_parallel", k)
+        yield ScalingCase("academic", academic(k, world, shrink), "feature_parallel", k)
 
 
 def academic(k: int, world: int, shrink: int) -> Kronecker:
@@ -333,11 +335,11 @@ def academic(k: int, world: int, shrink: int) -> Kronecker:
     return Kronecker(vertices, edges, round_down=False)
 
 
-def huge_cases(world: int, shrink: int) -> Iterator[Case]:
+def huge_cases(world: int, shrink: int) -> Iterator[ScalingCase]:
     """Yield a graph of more than 2^31 entries on every rank."""
     vertices, edges = HUGE
     source = Uniform(vertices // shrink, edges // shrink)
-    yield Case("huge", source, "two_dimensional" if world == 1 else "feature_parallel", 16)
+    yield ScalingCase("huge", source, "two_dimensional" if world == 1 else "feature_parallel", 16)
 
 
 def run(kind: str, mesh: Mesh, args: argparse.Namespace, began: float) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from benchmarks.common import report, timing
 from benchmarks.common.arguments import add_out
+from benchmarks.graph.learning import with_loops
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -91,7 +92,7 @@ class Contest:
             ).to(labels.device)
         features = graph.features
         self.dense = features if isinstance(features, Tensor) else features.dense()
-        self.loops = _with_loops(graph)
+        self.loops = with_loops(graph)
 
     def ours_logits(self, graph: Graph) -> Tensor:
         """Compute logits with bevatron."""
@@ -99,7 +100,7 @@ class Contest:
 
     def peer_logits(self, graph: Graph) -> Tensor:
         """Compute logits with PyTorch Geometric."""
-        return self.peer(self.dense, self.loops if graph is self.graph else _with_loops(graph))
+        return self.peer(self.dense, self.loops if graph is self.graph else with_loops(graph))
 
     def check(self) -> float:
         """Compare logits and gradients of biases without dropout."""
@@ -142,11 +143,6 @@ class Contest:
                     logits(graph)
 
         return run
-
-
-def _with_loops(graph: Graph) -> Tensor:
-    loop = torch.arange(graph.num_nodes, device=graph.edges.device)
-    return torch.cat([graph.edges.long(), torch.stack([loop, loop])], dim=1)
 
 
 def cora(folder: Path, device: str) -> Contest:

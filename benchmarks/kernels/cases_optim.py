@@ -30,12 +30,12 @@ def table(rows: list[Row]) -> list[Row]:
         labels = {"model": row["case"], "tensors": row["tensors"], "numbers": row["numbers"]}
         one = found.setdefault(row["case"], labels)
         who = "" if row["who"] == "bevatron" else f"{row['who']} "
-        columns = {"eager ms": "launched ms", "host ms": "host ms", "ms": "recorded ms"}
+        columns = {"eager ms": "launched ms", "host ms": "host ms", "ms": "captured ms"}
         one |= {f"{who}{name}": row[key] for key, name in columns.items() if key in row}
         if not who:
             one["floor ms"] = row["floor ms"]
     for one in found.values():
-        for how in ("recorded", "launched"):
+        for how in ("captured", "launched"):
             if f"{how} ms" in one:
                 one[f"{how}/floor"] = one[f"{how} ms"] / one["floor ms"]
     return list(found.values())
@@ -45,7 +45,7 @@ OPTIMIZER = Family(
     "optim",
     "kernels/optimizer",
     "{dtype}; clipping by the global norm, averages. launched: from the first launch of a step to "
-    "the end of the device's work, the device idle before; host: until the call returns; recorded: "
+    "the end of the device's work, the device idle before; host: until the call returns; captured: "
     "replay of a CUDA graph. Copy rate {copy:.2f} TB/s; medians.",
     by_operator=False,
     host=True,

@@ -21,11 +21,11 @@ from benchmarks.common.arguments import add_rows, read_all
 from benchmarks.common.report import add_picture, hardware, versions, write_result
 
 from bevatron.recipes.bench import capacity_picture, saturated_from, step_meter
+from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,
     StepMeter,
-    find_capacity,
     fit_cost,
     saturation,
 )
@@ -85,7 +85,7 @@ class Kept:
 
     def save(self) -> None:
         """Write the file."""
-        self.values["recorded"] = self.meter.captured
+        self.values["captured"] = self.meter.captured
         self.path.write_text(json.dumps(self.values))
         print(self.path.name, len(self.values["random"]), len(self.values["densest"]), flush=True)
 
@@ -136,13 +136,13 @@ def row(dtype: str, batches: str, cost: StepCost, factors: dict[str, float]) -> 
         "fitted ms": round(1e3 * fitted, 2),
         "atoms/s": round(cost.sizes["atoms"] / cost.seconds),
         "peak MiB": round(cost.peak_bytes / 2**20),
-        "recording MiB": round(cost.kept_bytes / 2**20),
+        "capture MiB": round(cost.kept_bytes / 2**20),
     }
 
 
 def words(one: dict[str, Any], measured: Sequence[StepCost], factors: Any, error: float) -> str:
     """Say what was found in one precision."""
-    how = "captured as CUDA graphs" if one["recorded"] else "launched one by one"
+    how = "captured as CUDA graphs" if one["captured"] else "launched one by one"
     fits = one.get("fits")
     most = " and ".join(f"{value:,} {name}" for name, value in (fits or {}).items())
     listed = ", ".join(f"{1e6 * factors[name]:.3g} us {of}" for name, of in WORDS.items())

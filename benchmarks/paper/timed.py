@@ -16,7 +16,7 @@ from bevatron.train.loop import Trainer, fit
 from bevatron.train.run import FitResult, Run
 
 STEPS_BEFORE = 4
-"""Steps in which kernels are compiled and recorded; the schedule begins after them."""
+"""Steps in which kernels are compiled and captured; the schedule begins after them."""
 
 LEAST = 1e-3
 """Share of the learning rate that the first steps have."""

@@ -33,7 +33,7 @@ def from_dict(cls: type[T], values: Any, path: str = "") -> T:
     values
         What a YAML or JSON file holds.
     path
-        Where ``values`` stands in the whole configuration, for messages.
+        Path of ``values`` in the whole configuration, for messages.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def fingerprint(values: Any, length: int = 16) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key that stands twice."""
+    """A safe loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -145,7 +145,7 @@ class _StrictLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' stands twice", key_node.start_mark
+                    None, None, f"the key '{key}' occurs twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)

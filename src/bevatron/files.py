@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 TEMPORARY = ".tmp"
-"""How the name of an unfinished file or folder ends."""
+"""Suffix of the name of an unfinished file or folder."""
 
 ASIDE = ".old"
-"""How the name of a folder ends that is being replaced."""
+"""Suffix of the name of a folder that is being replaced."""
 
 MODEL_FILE = "model.json"
 """Describes a model, in its folder; known here so that the command line finds it without torch."""
@@ -200,7 +200,7 @@ def fsync_tree(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, error: type[BevatronError] = BevatronError) -> Iterator[Path]:
-    """Give a new folder to write into that takes the place of ``path`` once all of it is on disk.
+    """Yield a new folder to write, which replaces ``path`` once all of it is on disk.
 
     If the body raises, the new folder is removed and an older ``path`` stays as it was. After a
     kill call `recover_folder` before reading.

@@ -1,8 +1,9 @@
-"""Old names of public modules, accepted with a DeprecationWarning for one release."""
+"""Old names of public modules, functions and classes: one release long they work and warn."""
 
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +52,7 @@ SPLIT = {"bevatron.recipes.graph_use": "bevatron.recipes.graph.evaluate"}
 
 
 class _Moved(ModuleType):
-    """Stands for a module under its old name; the module itself is imported on first use."""
+    """A module under its old name; the module itself is imported on first use."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old, f"Moved to `{new}`.")
@@ -76,3 +77,30 @@ def keep_old_names() -> None:
     """
     for old, new in MOVED.items():
         sys.modules.setdefault(old, _Moved(old, new))
+
+
+def old_names(module: str, *, advice: str | None = None, **names: str) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__`` that accepts old names.
+
+    Parameters
+    ----------
+    module
+        ``__name__`` of the module.
+    advice
+        What to use instead; None = the new name.
+    names
+        Old name -> new name, with its module if that is another one.
+    """
+
+    def find(old: str) -> Any:
+        if old not in names:
+            raise AttributeError(f"module '{module}' has no attribute '{old}'")
+        where, _, name = names[old].rpartition(".")
+        warnings.warn(
+            f"{module}.{old} is deprecated; use {advice or names[old]}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(where or module), name)
+
+    return find

@@ -1,4 +1,4 @@
-"""What the trainer needs to know about a model and its data: the Task protocol.
+"""The Task protocol: the interface of a model and its data to the trainer.
 
 A task collates samples into a batch, computes the loss and keeps the metrics. The trainer knows
 nothing else about a model. Loss and normalisers are separate so that a loss is one global mean:
@@ -94,7 +94,7 @@ class Task(Protocol[B_contra]):
         """Puts samples together; picklable without the model."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Take note of the epoch, for losses whose weights change during training."""
+        """Set the epoch, for losses whose weights change during training."""
 
     def normalisers(self, batch: B_contra) -> dict[str, Tensor]:
         """Count what each term averages over in this batch, without the model.

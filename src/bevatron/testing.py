@@ -25,7 +25,7 @@ AWKWARD_SIZES = (0, 1, 2, 31, 63, 64, 65, 127)
 """Lengths around the powers of two where blocks of a kernel end."""
 
 SENTINEL = -6.1e4
-"""What fills the margins around guarded outputs; every type holds it."""
+"""Value of the margins around guarded outputs; every type represents it."""
 
 MARGIN = 64
 """Elements before and after a poisoned or guarded tensor."""
@@ -62,7 +62,7 @@ def assert_close(
     """Compare two tensors, in float64, relative to the largest magnitude of ``expected``.
 
     Where all of ``expected`` is smaller than 1e-30 the error is absolute. Infinities and NaN must
-    stand in the same places.
+    are in the same positions.
 
     Parameters
     ----------
@@ -371,7 +371,7 @@ class AwkwardGraph:
 
 
 def awkward_graphs(hub: int = 300, seed: int = 0) -> list[AwkwardGraph]:
-    """Make small graphs with every trait that a kernel over edges may get wrong.
+    """Build small graphs with every trait that a kernel over edges may get wrong.
 
     Parameters
     ----------

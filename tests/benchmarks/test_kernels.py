@@ -159,7 +159,7 @@ def columns(monkeypatch, family, op, peers=None, **options):
         (GRAPH, "gat", None, {"graph", "k", "op", "forward ms", "forward+backward ms"}),
         (
             *(OPTIMIZER, "fused_adam_ema", []),
-            {"model", "recorded ms", "launched ms", "torch recorded ms", "floor ms"},
+            {"model", "captured ms", "launched ms", "torch captured ms", "floor ms"},
         ),
     ],
 )

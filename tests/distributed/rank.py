@@ -17,7 +17,7 @@ import torch
 from bevatron.errors import BevatronError
 from bevatron.parallel import collectives
 from bevatron.parallel.mesh import open_mesh
-from bevatron.recipes.mace import step_cost
+from bevatron.recipes.mace import capacity as capacities
 from bevatron.train.capture import step as captured_step
 from bevatron.train.loop import fit
 from bevatron.train.optim import FusedAdamEMA
@@ -124,7 +124,7 @@ def stop(folder: Path) -> int:
 
 
 def potential(folder: Path, device: str = "cpu", *, captured: bool = True, poison: bool = False):
-    """A run of a small potential; a captured one on a CPU is what is not recorded there."""
+    """A run of a small potential; a captured one on a CPU is what is not captured there."""
     if captured and device == "cpu":
         captured_step.obstacle = lambda *_: None
     run = test_mace.make_run(
@@ -164,12 +164,15 @@ def mace(folder: Path):
 
 def capacity(folder: Path) -> int:
     """Measure a run's capacity twice; every rank finds another one the first time."""
-    step_cost.find_capacity = lambda measured: {"atoms": 100 - measured, "edges": 500 + measured}
+    capacities.choose_capacity = lambda measured, _: (
+        {"atoms": 100 - measured, "edges": 500 + measured},
+        "",
+    )
     config = TrainConfig(device="cpu", timeout_minutes=2.0)
     found = []
     for rank in (this_rank(), 50):
         path = folder / "capacity.json"
-        found.append(step_cost.capacity_of_run(path, config, lambda _, rank=rank: rank))
+        found.append(capacities.capacity_of_run(path, config, lambda _, rank=rank: rank)[0])
     (folder / f"found{this_rank()}.json").write_text(json.dumps(found))
     return 0
 

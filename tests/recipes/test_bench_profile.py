@@ -139,7 +139,7 @@ def test_names_of_kernels_lose_their_arguments():
 
 @pytest.fixture
 def capturing(monkeypatch):
-    """Let steps on a CPU go the way of recorded ones."""
+    """Let steps on a CPU take the path of captured ones."""
     monkeypatch.setattr(captured_step, "obstacle", lambda *_: None)
 
 
@@ -151,7 +151,7 @@ def quick(folder, **settings):
     return folder / "run.yaml"
 
 
-def test_steps_over_one_whole_graph_are_profiled_as_they_are_recorded(tmp_path, capturing):
+def test_steps_over_one_whole_graph_are_profiled_as_they_are_captured(tmp_path, capturing):
     file = graph_data_sets.write(tmp_path / "g.npz")
     model = {"hidden": 4, "heads": 2}
     path = quick(tmp_path, recipe="graph", data={"train": [str(file)]}, model=model)
@@ -179,13 +179,13 @@ def test_steps_of_molecules_are_profiled(tmp_path, capturing):
     assert "blocks.0.attention" in rank["memory"]["modules"]
 
 
-def test_all_shapes_of_batches_are_recorded_before_steps_are_timed(run, monkeypatch):
-    recorded = []
+def test_all_shapes_of_batches_are_captured_before_steps_are_timed(run, monkeypatch):
+    seen = []
 
     class Watched(ProfiledTrainer):
         def _now(self):
             if self._phase == "warm":
-                recorded.append((set(self.captured._graphs._replays), self.captured.buckets))
+                seen.append((set(self.captured._graphs._replays), self.captured.buckets))
             return super()._now()
 
     def one_that_few_batches_fit_and_one_for_all(rule, sizes):
@@ -204,7 +204,7 @@ def test_all_shapes_of_batches_are_recorded_before_steps_are_timed(run, monkeypa
     optim = replace(config.optim, fused=True)
     built = build(replace(config, optim=optim, batch=replace(config.batch, capacity=12)))
     found = profile(built, steps=2, warm=1)
-    ((shapes, buckets),) = recorded
+    ((shapes, buckets),) = seen
     assert found["captured"]
     assert len(buckets.shapes) == 2
     assert shapes == set(buckets.shapes)

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import bevatron as bv
-
 from bevatron.cli import main, usage
 from bevatron.errors import ConfigError
 from bevatron.models.common import model_folder
@@ -336,18 +335,18 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     assert Path("b.toy").read_text() == Path("c.toy").read_text() == Path("a.toy").read_text()
     assert len(Path("d.toy").read_text()) == 2 * len(Path("a.toy").read_text())
     said = refused("prepare", "a.toy", "x.xyz", "--out", "e")
-    assert "points (a.toy) and structures (x.xyz) do not go into one store" in said
+    assert "points (a.toy) and structures (x.xyz) cannot go into one store" in said
     # Without a system the options are those of the default one, and where the others are is said.
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "prepare is there for mace, gpspp, toy" in said
+    assert "prepare exists for mace, gpspp, toy" in said
     assert "bevatron prepare toy --help" in said
     assert "--cutoff" in said
 
 
 def test_a_file_that_two_systems_recognise_must_be_told_to_one(toy, refused, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "is_toy", lambda path: path.suffix == ".csv")
-    assert "say which with `bevatron prepare gpspp`" in refused("prepare", "a.csv", "--out", "s")
+    assert "choose with `bevatron prepare gpspp`" in refused("prepare", "a.csv", "--out", "s")
 
 
 def test_former_options_are_accepted_with_a_notice(toy, capsys):
@@ -366,7 +365,7 @@ def test_former_options_are_accepted_with_a_notice(toy, capsys):
 def test_usage_and_errors_name_the_system(toy, refused):
     assert "toy: straight lines\n  bevatron slope RUN  " in usage()
     assert "(known: gpspp, graph, mace, toy)" in refused("train", "tyo")
-    assert "goes on with a recipe (gpspp, graph, mace, toy)" in refused("train")
+    assert "needs a recipe (gpspp, graph, mace, toy)" in refused("train")
     assert "did you mean 'slope'" in refused("slop")
     assert "from-toy" not in refused("convert")
     assert refused("convert").endswith("one of: mace-torch, to-mace-torch, toy")

@@ -237,7 +237,7 @@ def test_parameters_of_two_types_are_refused():
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-def test_a_step_waits_for_nothing_and_is_recorded():
+def test_a_step_waits_for_nothing_and_is_captured():
     model, peer = models()
     ours = FusedAdamEMA(model.parameters(), lr=0.02, weight_decay=0.1, clip=0.7, decay=0.9)
     torchs = torch.optim.AdamW(peer.parameters(), lr=0.02, weight_decay=0.1)

@@ -70,11 +70,6 @@ def make_run(folder, corruption=STILL, modes=("2d", "3d"), **groups) -> Run:
     )
 
 
-def batch_of(run, indices):
-    samples = [run.train[i] for i in indices]
-    return run.task.collate(samples, np.array(indices), [1.0] * len(indices))
-
-
 def test_captured_steps_equal_plain_ones(tmp_path):
     groups = ([[0, 1, 2]], [[3, 4, 5], [6, 7]], [[8, 9, 10, 11]])
     optim = {**PUBLISHED["optim"], "accumulate": 2, "ema": 0.9}
@@ -85,7 +80,7 @@ def test_captured_steps_equal_plain_ones(tmp_path):
         captured = CapturedStep(run, state, Mesh()) if kind == "captured" else None
         losses = []
         for group in groups:
-            batches = [batch_of(run, one) for one in group]
+            batches = [tiny.batch_of(run, one) for one in group]
             if captured is None:
                 result = train_step(run, state, state.model, batches, lr=1e-3, mesh=Mesh())
             else:

@@ -87,10 +87,7 @@ def test_accumulated_batches_equal_a_large_one(tmp_path):
     for groups in ([list(range(10))], [[4], [0, 1, 2], [3, 5, 6, 7, 8, 9]]):
         run = make_run(tmp_path)
         state = begin_state(run, Mesh(), None)
-        batches = [
-            run.task.collate([run.train[i] for i in group], np.array(group), [1.0] * len(group))
-            for group in groups
-        ]
+        batches = [tiny.batch_of(run, group) for group in groups]
         results = [
             train_step(run, state, run.model, batches, lr=0.01, mesh=Mesh()) for _ in range(2)
         ]

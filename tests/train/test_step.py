@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import tiny
 import torch
@@ -15,15 +14,10 @@ from bevatron.train.loop import begin_state, fit
 from bevatron.train.step import _diverged, note_loss, train_step
 
 
-def batch_of(run, indices, weights=None):
-    samples = [run.train[i] for i in indices]
-    return run.task.collate(samples, np.array(indices), weights or [1.0] * len(indices))
-
-
 def step(run, groups, **changes):
     """Step once over batches of the given samples; return the result and the weights after."""
     state = begin_state(run, Mesh(), None)
-    batches = [batch_of(run, indices) for indices in groups]
+    batches = [tiny.batch_of(run, indices) for indices in groups]
     result = train_step(run, state, run.model, batches, lr=0.01, mesh=Mesh(), **changes)
     return result, torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
@@ -45,7 +39,7 @@ def test_a_repeated_sample_of_weight_zero_changes_nothing(tmp_path):
     without, after = step(run, [[0, 1, 2]])
     run = tiny.make_run(tmp_path)
     state = begin_state(run, Mesh(), None)
-    batch = batch_of(run, [0, 1, 2, 5], [1.0, 1.0, 1.0, 0.0])
+    batch = tiny.batch_of(run, [0, 1, 2, 5], [1.0, 1.0, 1.0, 0.0])
     result = train_step(run, state, run.model, [batch], lr=0.01, mesh=Mesh())
     assert result.loss == pytest.approx(without.loss, rel=1e-14)
     now = torch.cat([p.detach().flatten() for p in run.model.parameters()])
@@ -69,7 +63,7 @@ def test_clipping_limits_the_step_but_reports_the_whole_norm(tmp_path):
             torch.nn.utils.get_total_norm([p.grad for p in run.model.parameters()])
         )
     )
-    train_step(run, state, run.model, [batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
+    train_step(run, state, run.model, [tiny.batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
     assert float(seen[0]) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -83,7 +77,9 @@ def test_clipping_may_limit_every_parameter_by_itself(tmp_path):
     state.optimizer.register_step_pre_hook(
         lambda *_: seen.extend(float(p.grad.norm()) for p in run.model.parameters())
     )
-    result = train_step(run, state, run.model, [batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh())
+    result = train_step(
+        run, state, run.model, [tiny.batch_of(run, [0, 1, 2])], lr=0.01, mesh=Mesh()
+    )
     assert result.grad_norm == pytest.approx(free.grad_norm)
     assert max(seen) == pytest.approx(1e-3, rel=1e-2)
     assert min(seen) > 0.5e-3
@@ -109,7 +105,7 @@ def test_products_in_16_bits_are_for_tasks_that_allow_them(tmp_path):
     Halved.halved.clear()
     step(run, [[0, 1, 2]])
     assert Halved.halved == [True]
-    with pytest.raises(ConfigError, match=r"goes with train\.dtype float32, not float64"):
+    with pytest.raises(ConfigError, match=r"needs train\.dtype float32, not float64"):
         tiny.make_run(tmp_path, train={"dtype": "float64", "autocast": "bfloat16"})
 
 

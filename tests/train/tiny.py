@@ -222,3 +222,9 @@ def records(folder: Path) -> list[dict]:
         record.pop("time", None)
         found.append(record)
     return found
+
+
+def batch_of(run, indices, weights=None):
+    """A batch of some training samples of a run."""
+    samples = [run.train[i] for i in indices]
+    return run.task.collate(samples, np.array(indices), weights or [1.0] * len(indices))

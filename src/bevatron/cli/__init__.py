@@ -197,7 +197,7 @@ def _dispatch(command: str, arguments: list[str], *, as_json: bool = False) -> O
         if arguments and arguments[0] in {"-h", "--help", "--help-all"}:
             return _group_help(command, group)
         if not arguments or arguments[0] not in group:
-            raise ConfigError(f"`bevatron {command}` goes on with one of: {', '.join(group)}")
+            raise ConfigError(f"`bevatron {command}` needs one of: {', '.join(group)}")
         command, arguments = f"{command} {arguments[0]}", arguments[1:]
     elif command not in known:
         first = sorted({name.partition(" ")[0] for name in known})

@@ -37,7 +37,7 @@ class StepOptions:
     device: str = "auto"
 
     def meter(self, dtype: Dtype) -> "StepMeter":
-        """Make a meter of these steps."""
+        """Build a meter of these steps."""
         from bevatron.recipes.bench import step_meter
 
         return step_meter(self.store, self.model, self.device, dtype)

@@ -38,7 +38,7 @@ def train(arguments: list[str]) -> int:
     recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
         raise ConfigError(
-            f"`bevatron train` goes on with a recipe ({recipes}) or a YAML file; "
+            f"`bevatron train` needs a recipe ({recipes}) or a YAML file; "
             "`bevatron train --help` says more"
         )
     if arguments[0] in {"-h", "--help", "--help-all"}:
@@ -84,7 +84,7 @@ def _written_out(argument: str) -> str:
 
 
 def with_options(config: type) -> Any:
-    """Make the class from which tyro parses a configuration and how to start."""
+    """Create the class from which tyro parses a configuration and how to start."""
 
     @dataclass(frozen=True)
     class Command:

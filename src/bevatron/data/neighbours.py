@@ -18,8 +18,8 @@ from bevatron.typing import Arrays
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
-ONE_SPOT = 1e-3
-"""Two atoms closer than this, in Å, are on one spot: the energy of such a structure is nonsense."""
+MIN_DISTANCE = 1e-3
+"""Two atoms closer than this, in Å, coincide: the energy of such a structure is meaningless."""
 
 
 def neighbour_list(
@@ -51,8 +51,8 @@ def neighbour_list(
     Raises
     ------
     DataError
-        If positions or cell are not finite, the periodic axes span no volume, or two atoms are on
-        one spot.
+        If positions or cell are not finite, the periodic axes span no volume, or two atoms
+        coincide.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def neighbour_list(
     # One thread: whole structures are what is done in parallel.
     finder = vesin.NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
     pairs, shifts, distances = finder.compute(r, box, periodic, "PSd", copy=False)
-    _refuse_one_spot(pairs, distances)
+    _refuse_coinciding_atoms(pairs, distances)
     order = _order(pairs, shifts, len(r))
     return pairs[order].astype(np.int32), shifts[order].astype(np.int32)
 
@@ -107,7 +107,7 @@ def add_neighbours(sample: Arrays, cutoff: float) -> dict[str, npt.NDArray[np.ge
 def span_volume(
     cell: npt.NDArray[np.float64], periodic: npt.NDArray[np.bool_], thinnest: float = 0.1
 ) -> bool:
-    """Say whether the periodic lattice vectors span a volume (or an area, or a length).
+    """Whether the periodic lattice vectors span a volume (or an area, or a length).
 
     Heights are compared, not the volume: every periodic vector must extend at least ``thinnest`` Å
     out of the plane of the other periodic ones, so the result does not depend on the other lengths.
@@ -130,11 +130,11 @@ def _cross(a: list[float], b: list[float]) -> tuple[float, float, float]:
     return (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
 
 
-def _refuse_one_spot(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
-    if len(distances) and distances.min() < ONE_SPOT:
+def _refuse_coinciding_atoms(pairs: npt.NDArray[Any], distances: npt.NDArray[np.float64]) -> None:
+    if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = (int(atom) for atom in pairs[int(distances.argmin())])
         raise DataError(
-            f"atoms {min(i, j)} and {max(i, j)} are on one spot "
+            f"atoms {min(i, j)} and {max(i, j)} coincide "
             f"({distances.min():.1e} Å apart, counting from 0)"
         )
 

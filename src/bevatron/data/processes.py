@@ -2,7 +2,10 @@
 
 import os
 import signal
-from multiprocessing import spawn
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -17,6 +20,34 @@ def own_cpus() -> int:
     """Count the CPUs of this process, shared equally by the local ranks of torchrun."""
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return max(usable_cpus() // ranks, 1)
+
+
+PRELOADED = (
+    "torch",
+    "bevatron.data.loader.worker",
+    "bevatron.data.samples",
+    "bevatron.data.store.prepare",
+)
+"""Modules that the fork server imports, once for all processes it starts."""
+
+
+def start_fork_server() -> None:
+    """Start the server that worker processes are forked from; it imports while this one goes on."""
+    if not sys.platform.startswith("linux"):
+        return
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    with _without_stop_signals():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _without_stop_signals() -> Iterator[None]:
+    """Block the signals by which schedulers announce the end of a job, for processes started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> None:
@@ -46,10 +77,9 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
             data.pop("init_main_from_path", None)
         return data
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     spawn.get_preparation_data = reduced
     try:
-        process.start()
+        with _without_stop_signals():
+            process.start()
     finally:
         spawn.get_preparation_data = original
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

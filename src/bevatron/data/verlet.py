@@ -2,7 +2,7 @@
 
 A list built with cutoff + skin holds every pair that can come within the cutoff before some atom
 has moved by more than skin / 2. Until then the pairs within the cutoff are picked out of it, so
-that the edges are those, and in the order, of a list built anew.
+that the edges equal those of a new list, in the same order.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class VerletList:
     ) -> tuple[Int32Array, Int32Array]:
         """Return the edges within the cutoff, as `neighbour_list` does.
 
-        Another number of atoms, another cell or other periodic axes build the list anew; so does an
+        Another number of atoms, another cell or other periodic axes rebuild the list; so does an
         atom that was wrapped into the cell.
 
         Parameters
@@ -91,7 +91,7 @@ class VerletList:
         if self._frame != (box.tobytes(), periodic.tobytes()):
             return False
         moved = np.einsum("ni,ni->n", r - self._positions, r - self._positions)
-        # NaN compares false, so that a structure that blew up is looked at by neighbour_list.
+        # NaN compares false, so neighbour_list sees a structure that blew up.
         return bool((moved <= (self.skin / 2) ** 2).all())
 
     def _build(

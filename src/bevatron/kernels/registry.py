@@ -70,7 +70,7 @@ class _Implementation:
 _operators: dict[str, dict[str, _Implementation]] = {}
 _loaded: dict[tuple[str, str], Callable[..., Any]] = {}
 _chosen: dict[tuple[Any, ...], tuple[tuple[str, str], Callable[..., Any]]] = {}
-"""What `dispatch` has decided under the choices in force."""
+"""Decisions of `dispatch` under the current choices."""
 _launches: Counter[tuple[str, str]] = Counter()
 _logged: set[str] = set()
 _current: KernelConfig | None = None
@@ -135,7 +135,7 @@ def operator(
 def register(
     operator: str, implementation: str, target: str, obstacle: Obstacle | None = None
 ) -> None:
-    """Make a single implementation known without importing it; `operator` declares all of one.
+    """Register a single implementation without importing it; `operator` declares all of one.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def use(default: str | KernelConfig | None = None, /, **operators: str) -> "Sett
 
 
 class Setting:
-    """What `use` returns: in force from its making; leaving a ``with`` restores what was before."""
+    """Result of `use`: in force at once; leaving a ``with`` block restores the previous setting."""
 
     def __init__(self, config: KernelConfig) -> None:
         self._before = current()
@@ -242,7 +242,7 @@ def load(operator: str, implementation: str) -> Callable[..., Any]:
 
 
 def explain(operator: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> str:
-    """Say in one line which implementation runs on a device and type, and why no faster one does.
+    """Name the implementation for a device and type in one line, and why no faster one runs.
 
     Examples
     --------
@@ -283,7 +283,7 @@ def reset_launches() -> None:
 
 
 def too_large_for_this_gpu(error: BaseException | None) -> str | None:
-    """Say in one sentence that a kernel wants more of a GPU than it has; None of other errors."""
+    """Describe a kernel that needs more of a GPU than it has; None for other errors."""
     while error is not None and type(error).__name__ != "OutOfResources":
         error = error.__cause__ or error.__context__
     if error is None:
@@ -331,7 +331,7 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> tuple[st
 
 
 def _obstacle(operator: str, name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why an implementation cannot run, or None."""
+    """Return why an implementation cannot run, or None."""
     implementation = _operators[operator].get(name)
     if implementation is None:
         return f"there is no {name} implementation of this operator yet"

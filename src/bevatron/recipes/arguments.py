@@ -34,7 +34,7 @@ class PrepareOptions:
     Attributes
     ----------
     samples_per_shard
-        None = chosen by size.
+        None = chosen from the number of samples.
     workers
         Processes; None = all usable cores.
     overwrite

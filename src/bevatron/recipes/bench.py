@@ -24,12 +24,12 @@ from bevatron.models.mace import (
     statistics,
 )
 from bevatron.parallel.mesh import choose_device
+from bevatron.recipes.mace.capacity import find_capacity
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.recipes.mace.step_cost import (
     TERMS,
     StepCost,
     StepMeter,
-    find_capacity,
     fit_cost,
     saturation,
     smallest_measured,
@@ -131,7 +131,7 @@ def _plan(store: Store, capacity: int, ranks: int, algorithm: Algorithm) -> Plan
 
 
 def step_meter(path: Path, model: str, device: str, dtype: Dtype) -> StepMeter:
-    """Make a meter of the training steps of a preset, run or model folder on a store's structures.
+    """Build a meter of the training steps of a preset, run or model folder on a store's structures.
 
     Raises
     ------

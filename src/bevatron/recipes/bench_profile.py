@@ -60,7 +60,7 @@ def profile_folder(
     device: str | None = None,
     out: Path | None = None,
 ) -> tuple[Report, list[str]]:
-    """Profile the steps of a run's folder or of a YAML file; the run's own files stay as they are.
+    """Profile the steps of a run's folder or of a YAML file; the run's own files stay unchanged.
 
     Under torchrun every process calls this; only the first returns something to print.
 
@@ -69,11 +69,11 @@ def profile_folder(
     source
         Folder of a run or a configuration.
     steps
-        To time, and then to trace.
+        Steps to time, and then as many to trace.
     warm
-        Steps before.
+        Warm-up steps before them.
     device
-        Instead of that of the configuration.
+        Overrides that of the configuration.
     out
         Folder for profile.json and the figures; ``profile`` in the run's folder by default.
 
@@ -92,7 +92,7 @@ def profile_folder(
     if device is not None:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device))
     with TemporaryDirectory(prefix="bevatron-profile-") as elsewhere:
-        # Data that the run has prepared are used; without a run, nothing is left behind.
+        # Reuses the run's prepared data; without a run, nothing is left behind.
         place = folder if folder.is_dir() else Path(elsewhere)
         _, build = recipe(config.recipe)
         run: Run = build(dataclasses.replace(config, output=place))
@@ -103,7 +103,7 @@ def profile_folder(
 
 
 def profile(run: Run, steps: int = 50, warm: int = 10) -> dict[str, Any] | None:
-    """Profile the steps of a run that was built already.
+    """Profile the steps of a run that is already built.
 
     Returns
     -------
@@ -198,7 +198,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> Report:
-    """Put a profile into tables for the terminal."""
+    """Format a profile as tables for the terminal."""
     ranks, first = found["ranks"], found["ranks"][0]
     kind = "GPU" if found["on_gpu"] else "CPU"
     how = "replayed CUDA graphs" if found["captured"] else "launched one by one"

@@ -23,7 +23,7 @@ MARK = "DEMO.txt"
 """Marks a folder as made by the demo."""
 
 WIDTH = 80
-"""Columns of a line where standard output is not a terminal."""
+"""Line width if standard output is not a terminal."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Part:
     learned
         What the trained model can do, on one line.
     files
-        Path within the folder and what it is.
+        Path within the folder and its description.
     exit_code
         0, or that of a training that was stopped.
     """
@@ -46,7 +46,7 @@ class Part:
 
 
 def run_demo(out: Path) -> int:
-    """Run the parts of all systems; run again, it continues where it was stopped.
+    """Run the parts of all systems; run again, it resumes where it stopped.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def run_demo(out: Path) -> int:
     """
     began = time.monotonic()
     claim(out)
-    torch.set_num_threads(1)  # such small tensors gain nothing from more
+    torch.set_num_threads(1)  # more threads do not speed up such small tensors
     parts: dict[str, Part] = {}
     with folded_output():
         for system in systems():
@@ -99,7 +99,7 @@ def bundled(name: str, out: Path) -> Path:
 
 
 def claim(out: Path) -> None:
-    """Make the folder, or check that it is one of the demo.
+    """Create the folder, or check that it is one of the demo.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def claim(out: Path) -> None:
 
 @contextlib.contextmanager
 def folded_output() -> Iterator[None]:
-    """Break long lines of standard output between words, unless a terminal does so itself."""
+    """Wrap long lines of standard output, unless it is a terminal."""
     if sys.stdout.isatty():
         yield
         return
@@ -127,7 +127,7 @@ def folded_output() -> Iterator[None]:
 
 
 class _Folded(io.TextIOBase):
-    """Passes text on, lines broken at `WIDTH`."""
+    """Forwards text, with lines wrapped at `WIDTH`."""
 
     def __init__(self, target: Any) -> None:
         self._target, self._line = target, ""
@@ -142,7 +142,7 @@ class _Folded(io.TextIOBase):
         self._target.flush()
 
     def end(self) -> None:
-        """Pass on a last line without an end."""
+        """Write a last line that has no newline."""
         self._target.write(_fold(self._line))
 
 

@@ -11,7 +11,7 @@ from bevatron.parallel.mesh import parse_device, ranks_from_environment
 
 
 def device_to_use(device: torch.device | str) -> torch.device:
-    """Return a device that was tried out; ``auto`` is a GPU if there is one.
+    """Return a device that works; ``auto`` is a GPU if there is one.
 
     Raises
     ------

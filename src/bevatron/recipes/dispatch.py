@@ -1,4 +1,4 @@
-"""Which system's function a command of the command line means.
+"""Chooses the system whose function runs a command.
 
 Several systems may have a command of the same name. ``prepare`` goes by what the files look like,
 all others by the kind of the first model folder among the arguments. The name of a system as first
@@ -31,7 +31,7 @@ def system_command(command: str, arguments: Sequence[str]) -> Call:
     Raises
     ------
     BevatronError
-        If nothing tells the system, or it has no such command.
+        If the system is ambiguous or has no such command.
     """
     providers = having(command)
     named, rest = _named(command, list(arguments))
@@ -74,7 +74,7 @@ def of_samples(samples: str) -> System:
 
 
 def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]]:
-    """Take the name of a system from the arguments, or the former option --kind of prepare."""
+    """Remove the name of a system from the arguments, or the former option --kind of prepare."""
     if arguments and arguments[0] in SYSTEMS and not holds_model(Path(arguments[0])):
         return system(arguments[0]), arguments[1:]
     for i, argument in enumerate(arguments if command == "prepare" else ()):
@@ -101,14 +101,14 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
         claiming = [each.name for each in providers if each.takes(path)]
         if len(claiming) > 1:
             raise ConfigError(
-                f"{path}: may be for {' or '.join(claiming)}; say which with "
+                f"{path}: may be for {' or '.join(claiming)}; choose with "
                 f"`bevatron prepare {claiming[0]}`"
             )
         if claiming or files:
             found.setdefault(claiming[0] if claiming else fallback.name, path)
     if len(found) > 1:
         listed = " and ".join(f"{system(name).samples} ({path})" for name, path in found.items())
-        raise ConfigError(f"files of {listed} do not go into one store; prepare them apart")
+        raise ConfigError(f"files of {listed} cannot go into one store; prepare them separately")
     return system(next(iter(found))) if found else fallback
 
 
@@ -134,9 +134,9 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def _explain(command: str, providers: Sequence[System], chosen: System) -> None:
-    """Say above the help of a command of several systems whose options follow."""
+    """Print above the help of a shared command which system its options belong to."""
     names = ", ".join(each.name for each in providers)
-    say(f"{command} is there for {names}; the options for {chosen.name} follow, others:")
+    say(f"{command} exists for {names}; the options for {chosen.name} follow, others:")
     say(
         *(f"  bevatron {command} {each.name} --help" for each in providers if each is not chosen),
         "",

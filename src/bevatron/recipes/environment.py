@@ -1,4 +1,4 @@
-"""What `bevatron env` prints: versions, devices, and which kernels run here or why not."""
+"""The output of `bevatron env`: versions, devices, and which kernels run here or why not."""
 
 import importlib.metadata
 import os
@@ -36,7 +36,10 @@ REQUIRED_PACKAGES = (
 )
 
 DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
-SETTINGS_VARIABLES = ("BEVATRON_KERNELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "OMP_NUM_THREADS")
+SETTINGS_VARIABLES = (
+    *("BEVATRON_KERNELS", "BEVATRON_MODELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR"),
+    "OMP_NUM_THREADS",
+)
 
 _LINE = 84
 """Characters of a line of operators."""

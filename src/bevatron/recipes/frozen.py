@@ -16,7 +16,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     model
         The model; changed in place.
     patterns
-        Names with wildcards, as `fnmatch` has them: ``embedding.*``.
+        Names with wildcards as in `fnmatch`: ``embedding.*``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where in a folder the model is, and of which kind, for commands that work with any."""
+"""Finds the model in a folder and its kind, for commands that take any model."""
 
 import json
 from collections.abc import Sequence
@@ -7,14 +7,15 @@ from pathlib import Path
 
 from bevatron.errors import CheckpointError
 from bevatron.files import MODEL_FILE
+from bevatron.recipes.named_models import models_folder, named_model
 
 
 def kind_of_model(arguments: Sequence[str]) -> str | None:
-    """Find the first run or model folder among a command's arguments and say what it holds.
+    """Find the first run or model folder among a command's arguments and return its kind.
 
     Returns
     -------
-    The kind in its model.json; of a run under way that of its best model; None if no argument is
+    The kind in its model.json; of an unfinished run that of its best model; None if no argument is
     such a folder: the command itself says so.
 
     Raises
@@ -29,12 +30,16 @@ def kind_of_model(arguments: Sequence[str]) -> str | None:
     True
     """
     for argument in arguments:
-        for folder in (Path(argument), Path(argument) / "best"):
+        path = named_model(argument)
+        for folder in (path, path / "best"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 return str(json.loads((folder / MODEL_FILE).read_text())["kind"])
     if arguments and not arguments[0].startswith("-"):
         if not Path(arguments[0]).exists():
-            raise CheckpointError(f"{arguments[0]}: there is no such run or model folder")
+            raise CheckpointError(
+                f"{arguments[0]}: there is no such run or model folder, nor a model of that name "
+                f"in {models_folder()}"
+            )
         if Path(arguments[0]).is_dir():
             raise CheckpointError(f"{arguments[0]}: is not a model folder, it has no {MODEL_FILE}")
     return None
@@ -46,20 +51,22 @@ def holds_model(path: Path) -> bool:
 
 
 def newest_model(path: Path, of_a_file: str = "") -> Path:
-    """Return the model folder of a run or model folder; of a run under way, that of its best model.
+    """Return the folder of a model; of an unfinished run, that of its best model.
 
     Parameters
     ----------
     path
-        Where to look.
+        A run or a model folder, or the name of one in `named_models.models_folder`.
     of_a_file
         Added to the message if this is a file.
 
     Raises
     ------
     CheckpointError
-        If it is a file. Whether there is a model is checked when it is read.
+        If it is a file, or the name of a published model that is not there. Whether there is a
+        model is checked when it is read.
     """
+    path = named_model(path)
     if path.is_file():
         raise CheckpointError(f"{path}: is a file, expected a run or a model folder{of_a_file}")
     best = path / "best"

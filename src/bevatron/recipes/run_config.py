@@ -1,4 +1,4 @@
-"""What the runs of all systems share: their settings, presets, and what they write."""
+"""The common part of all runs: settings, presets, model folder and report."""
 
 import dataclasses
 import importlib
@@ -88,7 +88,7 @@ class RunConfig:
 
     @classmethod
     def _own_defaults(cls) -> dict[str, Any]:
-        """Return the groups of keys of which this system has other defaults."""
+        """Return the groups of keys for which this system has its own defaults."""
         groups: dict[str, Any] = {}
         for each in dataclasses.fields(cls):
             if each.default_factory is not dataclasses.MISSING:
@@ -133,6 +133,8 @@ class SaveModel:
 class WriteReport:
     """Writes a system's report at the end of a run; plotting is imported only then.
 
+    A report that fails does not fail the run, whose model and metrics are on disk by then.
+
     Parameters
     ----------
     module
@@ -144,6 +146,13 @@ class WriteReport:
     def __init__(self, module: str, *values: Any) -> None:
         self.module, self.values = module, values
 
-    def __call__(self, result: FitResult, folder: Path) -> None:
-        """Write the report."""
-        importlib.import_module(self.module).report_of_run(folder, *self.values, result)
+    def __call__(self, result: FitResult, folder: Path) -> str | None:
+        """Write the report; return a warning where that failed."""
+        try:
+            importlib.import_module(self.module).report_of_run(folder, *self.values, result)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run is over and saved
+            path = folder / "report.html"
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            older = ", the report there is older" if path.exists() else ""
+            return f"warning: {path} could not be written ({cause}); the model is saved{older}"
+        return None

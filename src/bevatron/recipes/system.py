@@ -1,4 +1,4 @@
-"""What a system declares of itself: the one object from which the command line follows."""
+"""The declaration of a system, from which the command line follows."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ class System:
     Attributes
     ----------
     name
-        What follows ``bevatron train``.
+        Name on the command line: ``bevatron train NAME``.
     package
         Python package of the system.
     kind
-        Its models, as in their model.json.
+        Kind of its models, as in their model.json.
     summary
-        What it is, on one line.
+        Description in one line.
     samples
-        What it is trained on, as stores name it: ``structures``, ``molecules``.
+        Kind of its training samples, as in a store: ``structures``, ``molecules``.
     config
         The configuration class of its runs, a `bevatron.recipes.run_config.RunConfig`.
     build
@@ -37,9 +37,9 @@ class System:
     commands
         Its commands by name (``"predict"``, ``"convert mace-torch"``) and their functions.
     usage
-        Lines of ``bevatron --help``: what is typed and what it does.
+        Lines of ``bevatron --help``: the command and what it does.
     recognises
-        path -> whether ``bevatron prepare`` should take it for this system's; None = files that no
+        path -> whether ``bevatron prepare`` assigns it to this system; None = files that no
         other system recognises.
     inspect
         Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
@@ -54,7 +54,7 @@ class System:
     demo
         (folder) -> exit code: its part of ``bevatron demo``.
     renamed
-        Former spellings of options and the present ones.
+        Former option -> option.
     """
 
     name: str
@@ -78,7 +78,7 @@ class System:
         return importlib.import_module(f"{self.package}.{name}" if name else self.package)
 
     def load(self, place: str) -> Any:
-        """Import what ``"module:name"`` says."""
+        """Import the object at ``"module:name"``."""
         module, _, name = place.partition(":")
         return getattr(self.module(module), name)
 

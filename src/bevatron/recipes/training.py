@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bevatron.config import load_yaml, merged, to_dict
+from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError
 from bevatron.output import say
 from bevatron.parallel.collectives import barrier
@@ -19,13 +20,16 @@ from bevatron.recipes.starter import check_filled
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
 
+WORTH_A_FORK_SERVER = 4
+"""CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
+
 Resume = Literal["never", "auto", "must"]
 
 
 def configuration(
     name: str, arguments: Sequence[str] = (), changes: Mapping[str, Any] | None = None
 ) -> Any:
-    """Make the configuration that command-line arguments then change.
+    """Build the configuration that command-line arguments then override.
 
     Parameters
     ----------
@@ -79,7 +83,7 @@ def start(config: Any, *, resume: Resume = "never", dry_run: bool = False) -> in
     run = begin(config, resume)
     result = fit(run)
     if ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result)
+        _print_what_next(result, run.model_options)
     return result.exit_code
 
 
@@ -94,9 +98,11 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
     if resume == "never" and begun:
         raise ConfigError(
-            f"{folder}: holds a run already; `--resume auto` goes on with it, another `--output` "
+            f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
             "begins a new one"
         )
+    if own_cpus() >= WORTH_A_FORK_SERVER:
+        start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
     return run
@@ -113,17 +119,17 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
     return value
 
 
-def _print_what_next(result: FitResult) -> None:
+def _print_what_next(result: FitResult, options: str) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        say("the same command with --resume auto goes on")
+        say("the same command with --resume auto resumes")
         return
     if (folder / "report.html").is_file():
         say(f"report: {folder / 'report.html'}")
     say(
-        f"errors on other data: bevatron evaluate {folder} FILE; "
-        f"predictions: bevatron predict {folder} FILE OUT"
+        f"errors on other data: bevatron evaluate {folder} FILE{options}; "
+        f"predictions: bevatron predict {folder} FILE OUT{options}"
     )
 
 
@@ -149,7 +155,7 @@ def _describe(config: Any) -> None:
 
 
 def _print_description(run: Run, num_ranks: int) -> None:
-    """Print what a run would be."""
+    """Print a summary of a run without training."""
     found = describe(run, num_ranks)
     rows = {
         "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",

@@ -180,7 +180,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: Mesh) -> None:
     """Restore model, optimiser, averages, progress and random numbers.
 
-    A rank that the checkpoint does not know is seeded afresh.
+    A rank that the checkpoint does not know gets a new seed.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise CheckpointError(
-            f"{checkpoint.path}: the weights are of another model ({reason})"
+            f"{checkpoint.path}: the weights belong to another model ({reason})"
         ) from None
     load_optimizer_tensors(state.model, state.optimizer, _read(checkpoint, "optimizer.safetensors"))
     if state.ema is not None:

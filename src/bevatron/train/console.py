@@ -1,4 +1,4 @@
-"""What a user sees during a run: a progress bar on a terminal, plain lines otherwise.
+"""Output during a run: a progress bar on a terminal, plain lines otherwise.
 
 Every line also goes to log.txt with the time. Only rank 0 prints.
 """
@@ -199,7 +199,7 @@ class Pace:
 
 
 def figures(record: Mapping[str, Any]) -> str:
-    """Put the figures of a step's or an epoch's record into one line.
+    """Format the figures of a step's or an epoch's record in one line.
 
     Examples
     --------

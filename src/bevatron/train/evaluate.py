@@ -20,7 +20,7 @@ from bevatron.typing import IntArray
 
 
 class Interrupted(Exception):  # noqa: N818  not an error
-    """An evaluation was given up because the run is to stop."""
+    """An evaluation was abandoned because the run must stop."""
 
 
 def evaluate(
@@ -82,12 +82,12 @@ def evaluate_batches(
     interrupted
         Asked before every batch, on all ranks.
     predict
-        In place of the task's.
+        Replaces the task's.
 
     Raises
     ------
     Interrupted
-        If ``interrupted`` said so.
+        If ``interrupted`` returned True.
     """
     metrics, predicted = task.metrics(), predict or task.predict
     with in_eval_mode(model):
@@ -169,14 +169,16 @@ def make_loader(
     config: LoaderConfig | None,
     mesh: Mesh,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says."""
-    config = config or LoaderConfig()
-    pin = config.pin if config.pin is not None else mesh.device.type == "cuda"
+    """Make a loader as a `LoaderConfig` says; without one it has no workers."""
+    config = config or LoaderConfig(workers=0)
+    on_gpu = mesh.device.type == "cuda"
+    pin = config.pin if config.pin is not None else on_gpu
     return Loader(
         dataset,
         batches,
         collate,
-        workers=config.workers,
+        # On a CPU, workers would compete with training for the cores.
+        workers=config.workers if on_gpu or config.workers is not None else 0,
         window=config.window,
         prefetch=config.prefetch,
         sample_timeout=config.sample_timeout,
@@ -186,7 +188,7 @@ def make_loader(
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode for the length of a ``with`` block."""
+    """Set a model to eval mode for the length of a ``with`` block."""
     was_training = model.training
     model.eval()
     try:

@@ -281,7 +281,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the parameters their averaged weights for the length of a ``with`` block."""
+        """Load the averaged weights into the parameters for the length of a ``with`` block."""
         averages = self.averages
         kept = [parameter.detach().clone() for parameter in self._parameters] if averages else []
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What makes a run the same run: settings that must match on resume, and those that may differ."""
+"""The identity of a run: settings that must match on resume, and those that may differ."""
 
 import json
 import math
@@ -80,8 +80,15 @@ def _equal_but_for_rounding(before: Any, now: Any) -> bool:
 
 
 def changes_since(before: Mapping[str, Any], run: Run, mesh: Mesh) -> list[tuple[str, str, str]]:
-    """List (key, before, now) of settings that another start of the run has changed."""
-    return differences(before, harmless_settings(run, mesh))
+    """List (key, before, now) of settings that another start of the run has changed.
+
+    An option that the earlier version did not have and that is not used is no change.
+    """
+    return [
+        change
+        for change in differences(before, harmless_settings(run, mesh))
+        if change[1:] not in {("absent", "null"), ("absent", "false")}
+    ]
 
 
 def matters(key: str) -> bool:

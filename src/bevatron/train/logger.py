@@ -1,4 +1,4 @@
-"""What a run logs of its steps and epochs: to metrics.jsonl, the console and other services.
+"""Logs the steps and epochs of a run to metrics.jsonl, the console and other services.
 
 metrics.jsonl has one line per step and per epoch and is cut back to the checkpoint on resume. All
 that depends on the clock is under the key ``time``; without it, the file of an interrupted and
@@ -40,9 +40,9 @@ class Logger:
     Parameters
     ----------
     run, mesh, console
-        Whose and where.
+        The run, its ranks and console.
     checkpoint
-        What the run resumes from; what metrics.jsonl holds beyond it is cut off.
+        Checkpoint to resume from; later records of metrics.jsonl are cut off.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class Writer(Protocol):
     """Takes the records of metrics.jsonl."""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record."""
+        """Write one record."""
 
     def close(self) -> None:
         """Write what is still buffered."""
@@ -343,7 +343,7 @@ def wandb_id(folder: Path, step: int) -> str:
 def make_writers(
     config: TrainConfig, folder: Path, step: int, values: Mapping[str, Any]
 ) -> list[Writer]:
-    """Make the writers that the configuration asks for.
+    """Build the writers that the configuration asks for.
 
     Raises
     ------

@@ -8,7 +8,7 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +34,15 @@ from bevatron.train.evaluate import (
 from bevatron.train.logger import Logger
 from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
-from bevatron.train.run import FitResult, Run
+from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
 from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
-from bevatron.train.step import LaunchedStep, note_loss, train_step
+from bevatron.train.step import LaunchedStep, note_loss, size_of_batches, train_step
+
+FEW_STEPS = 20
+"""An epoch of fewer steps is warned of."""
 
 
 def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
@@ -63,7 +66,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     Raises
     ------
     BevatronError
-        Whatever a user can mend, see `bevatron.errors`.
+        Any error that a user can fix, see `bevatron.errors`.
     """
     config = run.settings.train
     with ExitStack() as stack:
@@ -97,7 +100,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     optim, config = run.settings.optim, run.settings.train
     model = run.model.to(mesh.device, dtype_of(config.dtype))
     check_autocast(run.task, config)
-    # One that was loaded to be trained further may come in eval mode.
+    # A model loaded for further training may be in eval mode.
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
@@ -153,6 +156,7 @@ class Trainer:
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
         self.loader = make_loader(run.train, [], collate, loader, mesh)
+        self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
@@ -188,6 +192,16 @@ class Trainer:
             return result
         return self.saver.finish(result)
 
+    def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
+        """Warn of batches so large that the weights hardly ever change."""
+        steps = -(-epoch.num_batches // self.run.settings.optim.accumulate)
+        if steps < FEW_STEPS and not one_unchanging_batch(self.run):
+            self.logger.console.say(
+                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, and the weights "
+                f"change once a step; more is learned with a lower {size_of_batches(self.run)} or "
+                "with more epochs"
+            )
+
     def _is_over(self) -> bool:
         progress, settings = self.state.progress, self.run.settings
         stage_two = settings.schedule.stage_two_start
@@ -211,6 +225,8 @@ class Trainer:
         run, progress = self.run, self.state.progress
         accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
+        if not progress.step:
+            self._warn_of_few_steps(epoch)
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
         self.logger.console.begin_epoch(
             progress.epoch,
@@ -222,7 +238,6 @@ class Trainer:
         group: list[Any] = []
         places: list[int] = []
         in_flight: list[StepInFlight] = []
-        self.loader.set_batches(epoch.batches)
         for loaded in self.loader:
             group.append(loaded)
             places.append(loaded.position)
@@ -250,6 +265,8 @@ class Trainer:
                 break
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
+        if self.stopped_by is None and progress.epoch + 1 < run.settings.train.epochs:
+            self._prefetch(progress.epoch + 1)
 
     def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
         """Launch a step; one that is not captured is over when this returns."""
@@ -287,18 +304,28 @@ class Trainer:
         self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
         self._collect_garbage()
 
-    def _plan_epoch(self) -> EpochPlan:
-        """Plan what is left of the epoch, and say so if it was repacked."""
-        run, progress = self.run, self.state.progress
+    def _prefetch(self, number: int, segments: Sequence[Segment] = ()) -> EpochPlan:
+        """Plan what is left of an epoch; workers load it, if need be while this one validates."""
+        run = self.run
         epoch = plan_epoch(
             run.sizes,
             run.settings.batch,
             self.planner,
             seed=run.settings.train.seed,
-            epoch=progress.epoch,
-            segments=progress.segments,
+            epoch=number,
+            segments=segments,
             describe=run.train.describe,
         )
+        self.loader.set_batches(epoch.batches)
+        self.prefetched = number, epoch
+        return epoch
+
+    def _plan_epoch(self) -> EpochPlan:
+        """Plan what is left of the epoch, and say so if it was repacked."""
+        progress = self.state.progress
+        number, epoch = self.prefetched
+        if epoch is None or number != progress.epoch:
+            epoch = self._prefetch(progress.epoch, progress.segments)
         progress.segments = epoch.segments
         if epoch.changed:
             note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}
@@ -306,7 +333,7 @@ class Trainer:
             self.logger.write({"kind": "repacked", **note})
             self.logger.console.say(
                 f"epoch {progress.epoch + 1}: the samples left after step {progress.step} are "
-                f"packed anew, {len(epoch.batches)} batches per rank"
+                f"repacked, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
             shapes = self.captured.plan(epoch.of_all_ranks())
@@ -315,7 +342,7 @@ class Trainer:
         return epoch
 
     def _note_overtaken(self, segment: Segment, first: int, places: list[int]) -> None:
-        """Note which batches a loader window let overtake others, on all ranks."""
+        """Record which batches overtook others within the loader window, on all ranks."""
         if self.run.settings.loader.window > 1:
             taken = {*range(first), *(first + place for place in places)}
             prefix = set(range(segment.done))
@@ -356,7 +383,7 @@ class Trainer:
             if not math.isfinite(value):
                 self.logger.console.say(
                     f"epoch {number}: {self._monitor()} is {value} in validation, so these weights "
-                    f"cannot be the best ones; if that goes on, lower optim.lr"
+                    f"cannot be the best ones; if this persists, lower optim.lr"
                 )
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
@@ -421,7 +448,7 @@ def _explained_memory(batch: object) -> Iterator[None]:
 
 @contextmanager
 def _garbage_collection(collect_every: int | None) -> Iterator[None]:
-    """Switch Python's automatic collection off if the loop collects by itself."""
+    """Switch off Python's automatic garbage collection if the loop collects itself."""
     if collect_every is None or not gc.isenabled():
         yield
         return

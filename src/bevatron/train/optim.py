@@ -34,7 +34,7 @@ class HasParameterGroups(Protocol):
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Make Adam, AMSGrad or AdamW over the parameters that are trained.
+    """Build Adam, AMSGrad or AdamW over the parameters that are trained.
 
     Weight decay acts on all of them unless the model has a method ``parameter_groups``.
 
@@ -95,9 +95,9 @@ def clip_gradients(
     parameters
         With their gradients.
     largest
-        None = as large as they are.
+        None = no limit.
     per_tensor
-        Limit every parameter's norm by itself, not that of all together.
+        Limit the norm of each parameter separately, not the global norm.
     """
     parameters = list(parameters)
     if largest is not None and not per_tensor:
@@ -125,7 +125,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` returned.
+    """Restore the state that `optimizer_tensors` returned.
 
     Raises
     ------
@@ -194,7 +194,7 @@ class AveragedWeights:
 
 @contextmanager
 def averaged(model: nn.Module, ema: AveragedWeights | None) -> Iterator[None]:
-    """Give the model its averaged weights for the length of a ``with`` block."""
+    """Load the averaged weights into the model for the length of a ``with`` block."""
     if ema is None:
         yield
         return

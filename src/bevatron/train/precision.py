@@ -96,7 +96,7 @@ PATIENCE = 2000
 
 @dataclass
 class LossScale:
-    """The factor of the loss that keeps small gradients of float16 matmuls from vanishing.
+    """The loss scale, a factor that keeps small gradients of float16 matmuls from vanishing.
 
     float16 underflows below 6e-8. The loss is multiplied by the factor before the backward pass and
     gradients are divided by it afterwards, in float32. If one overflows, the step is skipped and
@@ -121,7 +121,7 @@ class LossScale:
             torch._foreach_mul_(found, 1.0 / self.factor)
 
     def take(self, grad_norm: float) -> bool:
-        """Take note of a step's gradient; return False if the step must be skipped.
+        """Update from a step's gradient; return False if the step must be skipped.
 
         A gradient that overflows at the smallest factor is left to the check for divergence.
 

@@ -37,7 +37,7 @@ def save_weights(folder: Path, state_dict: Mapping[str, Tensor]) -> None:
 
 
 class Sharing(Protocol):
-    """Decides among which ranks an epoch's samples are divided.
+    """Decides how an epoch's samples are divided among ranks.
 
     Losses and gradients are sums over ranks divided by counts over all ranks, whatever a rank
     holds. So ranks may divide the samples, or each sample into parts; only who takes which batches
@@ -142,21 +142,24 @@ class Run:
     monitor
         Validation metric that decides what is best; `TrainConfig.monitor` overrides it.
     resume
-        Go on from the newest checkpoint in ``folder``, if there is one.
+        Resume from the newest checkpoint in ``folder``, if there is one.
     checkpoint
-        Go on from this checkpoint of ``folder`` instead; newer ones are removed.
+        Resume from this checkpoint of ``folder`` instead; newer ones are removed.
     save_model
         Writes a model folder.
     shown_metrics
         Validation metrics that the console shows after an epoch; none given: all.
     notes
         Lines for the start of the log: what was found in the data.
+    model_options
+        What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
-        What the ranks divide among themselves: samples, or the parts of each sample.
+        Whether ranks divide the samples or each sample.
     before_end
         Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
-        Called on rank 0 when the run is over and its weights are written, e.g. for the report.
+        Called on rank 0 when the run is over and its weights are written, e.g. for the report; a
+        line that it returns is logged.
     """
 
     model: nn.Module
@@ -175,9 +178,10 @@ class Run:
     save_model: SaveModel = save_weights
     shown_metrics: Sequence[str] = ()
     notes: Sequence[str] = ()
+    model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
     before_end: Callable[[Mesh], None] | None = None
-    on_end: Callable[[FitResult, Path], None] | None = None
+    on_end: Callable[[FitResult, Path], str | None] | None = None
 
 
 def example_batch(run: Run) -> Any:
@@ -191,7 +195,7 @@ def one_unchanging_batch(run: Run) -> bool:
 
 
 def describe(run: Run, num_ranks: int = 1) -> dict[str, Any]:
-    """Say what a run would be without running it: parameters, memory, steps.
+    """Describe a run without running it: parameters, memory, steps.
 
     The memory of activations is measured: one small batch goes through the loss on the CPU while
     the bytes kept for the backward pass are counted, and is scaled up to a full batch.

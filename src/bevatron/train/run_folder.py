@@ -176,7 +176,7 @@ class RunFolder:
             write_json_atomically(folder / BEST_NOTE, note, CheckpointError)
 
     def best_weights(self, decisions: Decisions) -> dict[str, Tensor] | None:
-        """Read the best weights; None if those on disk are not the ones that are remembered."""
+        """Read the best weights; None if those on disk are not the recorded ones."""
         try:
             note = json.loads((self.best / BEST_NOTE).read_text())
             if note["step"] == decisions.best_step and note["value"] == decisions.best:
@@ -188,7 +188,7 @@ class RunFolder:
     def final_weights(
         self, run: Run, last: dict[str, Tensor], decisions: Decisions
     ) -> tuple[dict[str, Tensor], str]:
-        """Choose the weights of a finished run and say which they are."""
+        """Choose the weights of a finished run and describe them."""
         wants_best = run.settings.checkpoint.final == "best" and run.settings.checkpoint.best
         if not wants_best or decisions.best is None:
             return last, "the last"
@@ -276,7 +276,7 @@ class Saver:
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:
-        """Write the weights of a finished run, put them into the model, call what ends it.
+        """Write the weights of a finished run, put them into the model, call its end hooks.
 
         No rank leaves before all is written: over NCCL `equalise` makes no host wait.
         """
@@ -292,12 +292,14 @@ class Saver:
         if self.run.before_end is not None:
             self.run.before_end(self.mesh)
         if self.mesh.is_main and self.run.on_end is not None:
-            self.run.on_end(result, self.run.folder)
+            line = self.run.on_end(result, self.run.folder)
+            if line:
+                self.logger.console.say(line)
         barrier(self.mesh)
         return result
 
     def result(self, stopped_by: str | None, metrics: Mapping[str, float]) -> FitResult:
-        """Sum up where the run is."""
+        """Summarise the progress of the run."""
         progress = self.state.progress
         return FitResult(
             folder=self.run.folder,

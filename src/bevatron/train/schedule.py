@@ -1,4 +1,4 @@
-"""The learning rate as a function of where the run is, and decisions from validation.
+"""The learning rate as a function of progress, and decisions from validation.
 
 There is no hidden state: all that changes is in `Decisions`, which goes into checkpoints.
 """
@@ -34,7 +34,7 @@ class Decisions:
     plateau_wait: int = 0
 
     def take(self, value: float, epoch: int, step: int, schedule: ScheduleConfig) -> bool:
-        """Take note of a validation; return whether it is the best so far."""
+        """Record a validation; return whether it is the best so far."""
         finite = math.isfinite(value)
         margin = schedule.threshold * abs(self.plateau_best or 0.0)
         if finite and (self.plateau_best is None or value < self.plateau_best - margin):
@@ -57,7 +57,7 @@ class Decisions:
         self.best, self.best_epoch, self.best_step = None, -1, -1
 
     def begin_stage(self) -> None:
-        """Start afresh: another stage weights errors differently."""
+        """Reset for a new stage, which weights errors differently."""
         self.forget_best()
         self.plateau_best, self.plateau_wait, self.without_improvement = None, 0, 0
 

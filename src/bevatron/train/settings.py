@@ -32,7 +32,7 @@ class OptimConfig:
     lr
         Learning rate before schedule and warm-up.
     weight_decay
-        For the parameters that the model wants decayed (all, unless it says otherwise).
+        For the parameters that the model selects (all by default).
     betas
         Of Adam: how slowly the first and the second moment forget.
     eps
@@ -95,7 +95,7 @@ class ScheduleConfig:
     patience
         Of ``plateau``: validations.
     threshold
-        Of ``plateau``: an improvement is one by more than this share.
+        Of ``plateau``: the smallest relative improvement that counts.
     lr_min
         The learning rate never falls below this.
     warmup_steps
@@ -138,7 +138,7 @@ class ScheduleConfig:
 
 
 OLD_UNIT = "nodes"
-"""Name of what samples are measured in, whatever it is, in the old key ``batch.cost_nodes``."""
+"""Name of the unit in which samples are measured, in the old key ``batch.cost_nodes``."""
 
 
 def with_named_costs(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,8 +173,10 @@ class BatchConfig:
         ``streaming`` (greedy, in random order) or ``fixed_count`` (``size`` samples each).
     capacity
         Largest batch of one rank: a number of what the samples are measured in (atoms, nodes), or
-        numbers by name, such as ``{atoms: 1024, edges: 60000}``; ``auto``: what fits into the GPU's
-        memory, measured when the run begins.
+        numbers by name, such as ``{atoms: 1024, edges: 60000}``; ``auto``: chosen by the recipe.
+        For structures that is the smallest batch that trains within 5 % of the GPU's highest rate,
+        leaves 100 steps an epoch and fits into memory, measured when the run begins; 256 atoms on a
+        CPU.
     size
         Samples per batch of ``fixed_count``.
     cost
@@ -211,7 +213,7 @@ class BatchConfig:
         cost = with_named_costs({"cost": self.cost, **given})["cost"]
         if cost != self.cost:
             object.__setattr__(self, "cost", cost)
-            log.warning("batch.cost_nodes and its like are now written batch.cost: %s", cost)
+            log.warning("batch.cost_nodes and related keys are now batch.cost: %s", cost)
         capacity = self.capacity
         values = capacity.values() if isinstance(capacity, dict) else [capacity]
         fine = all(value == "auto" or value > 0 for value in values)
@@ -260,8 +262,8 @@ class LoaderConfig:
     Attributes
     ----------
     workers
-        Processes that read and collate; 0 = in the training process, None = as many as the CPUs
-        allow.
+        Processes that read and collate; 0 = in the training process, None = on a GPU as many as
+        the CPUs allow, on a CPU 0.
     window
         1 = strict order of the plan; more = a ready batch may overtake up to that many slow ones
         (faster on uneven data, but a run does not repeat to the last bit).
@@ -275,7 +277,7 @@ class LoaderConfig:
         Node-local folder to copy the store to first, once per machine.
     """
 
-    workers: int | None = 0
+    workers: int | None = None
     window: int = 1
     prefetch: int | None = None
     sample_timeout: float | None = 120.0
@@ -423,7 +425,7 @@ class TrainConfig:
         _expect(factor is None or factor > 1, "train.explode_factor", "more than 1", factor)
         _expect(minutes > 0, "train.timeout_minutes", "more than 0", minutes)
         if self.autocast is not None and self.dtype != "float32":
-            raise ConfigError(f"train.autocast: goes with train.dtype float32, not {self.dtype}")
+            raise ConfigError(f"train.autocast: needs train.dtype float32, not {self.dtype}")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bevatron.train.schedule import Decisions
 
 @dataclass
 class Progress:
-    """Where a run is; plain numbers that go into a checkpoint as they are.
+    """Progress of a run; plain numbers, stored in checkpoints as they are.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Progress:
     changes
         Where the number of ranks, batches or settings changed.
     finished
-        Why the run is over: ``epochs`` or ``patience``; None while it is not.
+        Why the run is finished: ``epochs`` or ``patience``; None if it is not.
     seconds
         Time spent, over all resumes.
     """
@@ -94,7 +94,7 @@ class TrainState:
     ema
         Averaged weights, None if switched off.
     progress
-        Where the run is.
+        Progress of the run.
     """
 
     model: nn.Module
@@ -131,7 +131,7 @@ def random_state(device: torch.device) -> bytes:
 
 
 def restore_random_state(data: bytes, device: torch.device) -> None:
-    """Put back what `random_state` returned."""
+    """Restore the state that `random_state` returned."""
     state = load(data)
     gauss = state["python.gauss"].tolist()
     words = tuple(state["python.words"].tolist())

@@ -18,7 +18,7 @@ from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
 
 NAMED_SAMPLES = 6
-"""How many samples of a bad batch a message names."""
+"""Maximum number of samples of a bad batch in a message."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StepResult:
     sizes
         Of all batches, by the names that batches give them.
     notes
-        Sums over ranks of what the caller handed in.
+        The caller's notes, summed over ranks.
     """
 
     loss: float
@@ -52,7 +52,7 @@ class LaunchedStep:
     Attributes
     ----------
     notes
-        Sums over ranks of what the caller handed in.
+        The caller's notes, summed over ranks.
     result
         Waits for the step; raises an error if the run cannot continue after it.
     capture_seconds
@@ -83,7 +83,7 @@ def train_step(
     state
         Changed in place, except for its progress.
     model
-        What computes: the model of ``state`` or a compiled one that shares its weights.
+        The model of ``state``, or a compiled one that shares its weights.
     batches
         On the CPU.
     lr
@@ -91,7 +91,7 @@ def train_step(
     mesh
         All ranks call this together.
     notes
-        Numbers to be added up over ranks on the way.
+        Numbers to sum over ranks along with the step.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def train_step(
 
 
 def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
-    """Return the factor of the loss that a step in float16 needs, else None."""
+    """Return the loss scale that a step in float16 needs, else None."""
     if run.settings.train.autocast != "float16":
         return None
     if state.progress.loss_scale is None:
@@ -238,26 +238,30 @@ def divergence(
         what = f"the loss rose to {loss:.4g} from an average of {progress.loss_average:.4g}"
     return DivergenceError(
         f"{what} in step {progress.step + 1} (epoch {progress.epoch + 1}), the weights before it "
-        f"are unspoiled; look at the samples of this batch ({samples}) or lower optim.lr"
+        f"are intact; check the samples of this batch ({samples}) or lower optim.lr"
     )
 
 
 def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
-    """Say at which batch memory ran out and which setting to lower."""
+    """Describe the batch that ran out of memory and the setting to lower."""
     sizes = ", ".join(f"{count} {name}" for name, count in batch.sizes.items())
-    config, optim = run.settings.batch, run.settings.optim
     if len(batch.sample_indices) == 1:
         return OutOfMemoryError(
             f"{mesh.device} ran out of memory at a single sample of {sizes}; make the model "
-            "smaller, set train.dtype to a shorter type, or share the sample among several "
+            "smaller, set train.dtype to a shorter type, or divide the sample among several "
             "processes where the recipe can"
         )
-    key, now = "batch.size", f"now {config.size} samples"
-    if config.algorithm != "fixed_count":
-        limits = config.capacities(run.sizes)
-        now = "now " + ", ".join(f"{value} {name}" for name, value in limits.items())
-        key = "batch.capacity"
     return OutOfMemoryError(
-        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {key} ({now}) and raise "
-        f"optim.accumulate (now {optim.accumulate}) by as much, or set train.dtype to float32"
+        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {size_of_batches(run)} and "
+        f"raise optim.accumulate (now {run.settings.optim.accumulate}) by as much, or set "
+        "train.dtype to float32"
     )
+
+
+def size_of_batches(run: Run) -> str:
+    """Name the setting that makes batches smaller, and its value."""
+    config = run.settings.batch
+    if config.algorithm == "fixed_count":
+        return f"batch.size (now {config.size} samples)"
+    limits = config.capacities(run.sizes).items()
+    return f"batch.capacity (now {', '.join(f'{value} {name}' for name, value in limits)})"

@@ -74,7 +74,7 @@ def test_rectangular_matrix_is_refused(tmp_path):
 
 def test_falling_row_pointers_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", indptr=np.array([0, 2, 1, 3]), indices=np.array([0, 1, 2]))
-    with pytest.raises(DataError, match="'indptr' falls at place 2, it must rise"):
+    with pytest.raises(DataError, match="'indptr' decreases at index 2, it must increase"):
         read_graph(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", indptr=np.array([0, 2, 4]), indices=np.array([0, 1, 2]))
     with pytest.raises(DataError, match="'indptr' must begin with 0 and end with 3"):

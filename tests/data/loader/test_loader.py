@@ -335,7 +335,7 @@ def test_workers_end_with_the_main_process(tmp_path, how):
 
 
 def structure():
-    """Two atoms on one spot, with two edges."""
+    """Two coinciding atoms, with two edges."""
     return {
         field.name: np.zeros((2, *field.shape) if field.ragged else field.shape, dtype=field.dtype)
         for field in STRUCTURE_FIELDS

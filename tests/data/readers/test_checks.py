@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bevatron.data.readers import open_reader
-from bevatron.data.readers.checks import find_one_spot
+from bevatron.data.readers.checks import coinciding_atoms
 from bevatron.errors import DataError
 
 GOOD = "2\nProperties=species:S:1:pos:R:3 energy=-1\nC 0 0 0\nO 0 0 1.1\n"
@@ -41,8 +41,8 @@ CUBE = 'Lattice="4 0 0 0 4 0 0 0 4"'
             frame("C 0 0 0", "O 0 0 1", 'Lattice="4 0 0 0 nan 0 0 0 9"'),
             "the cell holds NaN or infinity",
         ),
-        (frame("C 0 0 0", "O 0 0.0005 0"), "atoms 0 and 1 are on one spot"),
-        (frame("C 0 0 0", "O 4 8 -3.9999", CUBE), "atoms 0 and 1 are on one spot"),
+        (frame("C 0 0 0", "O 0 0.0005 0"), "atoms 0 and 1 coincide"),
+        (frame("C 0 0 0", "O 4 8 -3.9999", CUBE), "atoms 0 and 1 coincide"),
         ("0\nProperties=species:S:1:pos:R:3 energy=-1\n", "there are no atoms"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_slab_without_its_third_vector_is_fine(tmp_path):
     twin=st.booleans(),
     lattice=st.booleans(),
 )
-def test_two_atoms_on_one_spot_are_found_in_any_cell(seed, num_atoms, pbc, offset, twin, lattice):
+def test_coinciding_atoms_are_found_in_any_cell(seed, num_atoms, pbc, offset, twin, lattice):
     rng = np.random.default_rng(seed)
     cell = 5 * np.eye(3) + rng.uniform(-1, 1, (3, 3))
     fractions = rng.random((num_atoms, 3))
@@ -92,7 +92,7 @@ def test_two_atoms_on_one_spot_are_found_in_any_cell(seed, num_atoms, pbc, offse
         distance = offset
     if abs(distance - 1e-3) < 1e-9:
         return
-    found = find_one_spot(positions, cell, periodic)
+    found = coinciding_atoms(positions, cell, periodic)
     if distance < 1e-3:
         assert found == (0, num_atoms - 1)
     elif lattice or not twin:

@@ -91,7 +91,7 @@ def test_a_large_database_is_surveyed_by_samples_and_says_so(tmp_path, monkeypat
     write(path, [labelled(i) for i in range(12)])
     monkeypatch.setattr(databases, "SURVEYED_ROWS", 4)
     reader = open_reader(path)
-    assert "12 frames (4 of them looked at); energy: all from energy" in reader.report()[0]
+    assert "12 frames (4 of them surveyed); energy: all from energy" in reader.report()[0]
     assert len(list(reader.read(0, 12))) == 12
 
 

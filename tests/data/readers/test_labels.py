@@ -171,11 +171,11 @@ STRESS = 'stress="1 1 1 0 0 0"'
             frame("REF_energy=-1") + frame("energy=-1"),
             "frame 1: has 'energy' where other frames have 'REF_energy'; set energy_key",
         ),
-        (frame("E0=-1 spin=2"), r"no frame has an energy \(the names there are 'E0', 'spin'\)"),
-        (frame("xtb_energy=-1"), "set energy_key='xtb_energy' if that is it"),
+        (frame("E0=-1 spin=2"), r"no frame has an energy \(the names found are 'E0', 'spin'\)"),
+        (frame("xtb_energy=-1"), "set energy_key='xtb_energy' if that is the energy"),
         (
             frame("energy=-1", ":xtb_forces:R:3", WITH_FORCES),
-            "no forces under a common name, but 'xtb_forces' looks like them; set forces_key='xtb",
+            "no forces under a common name, but 'xtb_forces' looks like one; set forces_key='xtb",
         ),
         (frame('energy=-1 xtb_stress="1 1 1 0 0 0"'), "set stress_key='xtb_stress'"),
         (frame("energy=0") + frame("energy=0.0"), "the energy 'energy' is zero in every frame"),
@@ -221,7 +221,7 @@ def test_what_cannot_be_trained_on_is_refused_in_one_sentence(tmp_path, text, me
     [
         (
             {"energy_key": "E"},
-            r"no frame has the energy 'E' \(the names there are 'energy', 'head'\)",
+            r"no frame has the energy 'E' \(the names found are 'energy', 'head'\)",
         ),
         ({"forces_key": "F"}, "no frame of any file has the forces 'F'"),
         ({"stress_key": "S"}, "no frame of any file has the stress 'S'"),

@@ -74,7 +74,7 @@ def test_the_error_names_the_file_that_lacks_energies(tmp_path):
     good, bad = write(tmp_path / "good.xyz", -1), tmp_path / "bad.xyz"
     bad.write_text("1\nE=-3 Properties=species:S:1:pos:R:3\nH 0 0 0\n")
     with pytest.raises(
-        DataError, match=r"bad.xyz: no frame has an energy \(the names there are 'E'\)"
+        DataError, match=r"bad.xyz: no frame has an energy \(the names found are 'E'\)"
     ):
         open_reader([good, bad])
 

@@ -59,7 +59,7 @@ def all_pairs(sample):
 
 def refuse_sample_23(sample):
     if tuple(sample["source"]) == (1, 11):
-        raise DataError("two atoms stand on one spot")
+        raise DataError("two atoms coincide")
     return all_pairs(sample)
 
 

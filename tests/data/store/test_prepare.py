@@ -16,7 +16,7 @@ import pytest
 
 from bevatron import files
 from bevatron.data.samples import STRUCTURE_FIELDS
-from bevatron.data.store.prepare import place, prepare, prepare_share
+from bevatron.data.store.prepare import prepare, rank_and_world
 from bevatron.data.store.progress import progress
 from bevatron.data.store.store import Store
 from bevatron.data.summary.structures import summarise_structures
@@ -52,19 +52,6 @@ def contents(folder):
 def expected(tmp_path_factory):
     """Every file of an uninterrupted preparation of 40 samples in 3 shards."""
     return contents(run(tmp_path_factory.mktemp("expected") / "s").path)
-
-
-@pytest.fixture
-def hook():
-    added = []
-
-    def install(function):
-        files.crash_hooks.append(function)
-        added.append(function)
-
-    yield install
-    for function in added:
-        files.crash_hooks.remove(function)
 
 
 def test_store_holds_the_featurized_samples_in_order(tmp_path):
@@ -254,35 +241,27 @@ def test_the_share_of_a_rank_that_never_comes_is_taken_over(tmp_path, expected):
     assert contents(tmp_path / "s") == expected
 
 
-def test_shares_without_waiting_finish_with_the_last(tmp_path, expected):
-    arguments = (fake.FakeReader(), fake.all_pairs, tmp_path / "s", STRUCTURE_FIELDS, SETTINGS)
-    options = {"world": 2, "samples_per_shard": 16, "summarise": summarise_structures}
-    assert not prepare_share(*arguments, rank=1, **options)
-    assert prepare_share(*arguments, rank=0, **options)
-    assert contents(tmp_path / "s") == expected
-
-
-def test_place_is_taken_from_the_environment(monkeypatch):
+def test_rank_and_world_come_from_the_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM", "OMPI")) or name in {"RANK", "WORLD_SIZE"}:
             monkeypatch.delenv(name)
-    assert place() == (0, 1)
+    assert rank_and_world() == (0, 1)
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert place() == (3, 8)
+    assert rank_and_world() == (3, 8)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert place() == (3, 4)
+    assert rank_and_world() == (3, 4)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert place() == (1, 2)
+    assert rank_and_world() == (1, 2)
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "6")
-    assert place() == (5, 6)
-    assert place(0, 1) == (0, 1)
+    assert rank_and_world() == (5, 6)
+    assert rank_and_world(0, 1) == (0, 1)
     with pytest.raises(ConfigError, match="rank"):
-        place(2, 2)
+        rank_and_world(2, 2)
     with pytest.raises(ConfigError, match="both or neither"):
-        place(rank=2)
+        rank_and_world(rank=2)
 
 
 # ---- other inputs ----
@@ -373,7 +352,7 @@ def test_manifest_of_another_program_is_left_alone(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_named_and_finished_shards_are_kept(tmp_path, workers, expected):
     name = r"salt.xyz, frame 11"
-    with pytest.raises(DataError, match=f"^{name}: two atoms stand on one spot$"):
+    with pytest.raises(DataError, match=f"^{name}: two atoms coincide$"):
         run(tmp_path / "s", featurize=fake.refuse_sample_23, workers=workers)
     with pytest.raises(DataError, match=f"^{name}: ZeroDivisionError: division by zero$"):
         run(tmp_path / "s", featurize=fake.crash_at_sample_23, workers=workers)

@@ -147,7 +147,7 @@ def test_store_pickles_as_its_path_and_opens_again(store, samples, tmp_path):
     assert_equal(again[4], samples[4])
     pickled = pickle.dumps(store)
     write_store(store.path, FIELDS, shards_of(samples, 3), overwrite=True)
-    with pytest.raises(StoreError, match="prepared anew"):
+    with pytest.raises(StoreError, match="replaced by one with other settings"):
         pickle.loads(pickled)
 
 

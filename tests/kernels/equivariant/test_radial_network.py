@@ -68,7 +68,7 @@ def test_derivatives_agree_with_finite_differences_for_every_pair_of_inputs():
 
 
 def losses_gradients(inputs, implementation):
-    """Train on forces: differentiate a function of derivatives by the lengths by the weights."""
+    """Train on forces: the derivative of forces with respect to the weights."""
     given = {name: value.detach().clone().requires_grad_() for name, value in inputs.items()}
     with kernels.use(radial_network=implementation):
         h = network(**given)
@@ -123,7 +123,7 @@ def test_constants_of_the_basis_have_no_gradient_in_triton():
     w, c = (constant.to(DEVICE) for constant in bessel_parameters(R_MAX, 2))
     given = (torch.ones(1), w.requires_grad_(), c, torch.tensor(R_MAX), torch.ones(2, 2))
     r, w, c, r_max, weight = (t.to(DEVICE, torch.float64) for t in given)
-    with kernels.use("triton"), pytest.raises(KernelError, match="by the lengths and weights"):
+    with kernels.use("triton"), pytest.raises(KernelError, match="in the lengths and weights only"):
         radial_network(r, w, c, r_max, ORDER, [weight] * 3)
 
 

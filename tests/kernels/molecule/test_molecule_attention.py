@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from molecule_inputs import DEVICE, GPU, HALF
 
 from bevatron.kernels import molecule_attention, use
 from bevatron.kernels.molecule.molecule_attention import molecule_attention_with_bias
@@ -10,10 +11,7 @@ from bevatron.testing import Tolerance, assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 EXACT = Tolerance(2e-6, 1e-5)
-HALF = torch.bfloat16 if GPU else torch.float16
 
 
 def make(sizes, heads=2, size=8, dtype=torch.float32, bias=True, spare=0, skipped=0, seed=3):

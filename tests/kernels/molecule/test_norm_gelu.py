@@ -2,27 +2,13 @@
 
 import pytest
 import torch
+from molecule_inputs import DEVICE, HALF, TOLERANCES, draw, pointers
 
 from bevatron.errors import KernelError
 from bevatron.kernels import norm_gelu, use
-from bevatron.testing import Tolerance, check_op
+from bevatron.testing import check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
-EXACT = Tolerance(2e-6, 2e-5)
-TOLERANCES = {torch.float32: EXACT, HALF: Tolerance(1e-2, 3e-2)}
-
-
-def draw(*shape, dtype=torch.float32, seed=7):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
-
-
-def pointers(*counts):
-    return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
 
 
 def check(inputs, **options):

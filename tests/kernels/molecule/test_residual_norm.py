@@ -2,26 +2,12 @@
 
 import pytest
 import torch
+from molecule_inputs import DEVICE, HALF, TOLERANCES, draw
 
 from bevatron.kernels import residual_norm, use
-from bevatron.testing import Tolerance, assert_close, check_op
+from bevatron.testing import assert_close, check_op
 
 pytest.importorskip("triton", reason="the kernels need the package triton")
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-HALF = torch.bfloat16 if GPU else torch.float16
-EXACT = Tolerance(2e-6, 2e-5)
-TOLERANCES = {torch.float32: EXACT, HALF: Tolerance(1e-2, 3e-2)}
-
-
-def draw(*shape, dtype=torch.float32, seed=7):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
-
-
-def pointers(*counts):
-    return torch.tensor([0, *counts], dtype=torch.int64, device=DEVICE).cumsum(0)
 
 
 def make(rows, width, branches=1, scaled=(), dtype=torch.float32):
@@ -70,6 +56,19 @@ def test_rows_may_be_dropped(rows, scaled):
 def test_float64_and_strided_inputs_are_right():
     check(make(9, 24, 2, (0, 1), torch.float64))
     check(make(9, 24, 2, (0, 1)), strided=True)
+
+
+def test_an_in_place_change_of_one_gradient_reaches_no_other():
+    """Gradients are clipped and scaled in place, and both biases have the same one."""
+    leaves = {name: leaf.requires_grad_() for name, leaf in make(4, 16, 2).items()}
+    with use("triton"):
+        run(**leaves).square().sum().backward()
+    assert_close(leaves["bias_0"].grad, leaves["bias_1"].grad, 0.0)
+    for name, leaf in leaves.items():
+        others = {other: leaves[other].grad.clone() for other in leaves if other != name}
+        leaf.grad.mul_(0.5)
+        for other, before in others.items():
+            assert torch.equal(leaves[other].grad, before), (name, other)
 
 
 def test_a_dropped_branch_leaves_the_norm_of_the_input():

@@ -75,7 +75,7 @@ def test_noise_on_positions_is_told(batch):
 
 
 def test_shapes_do_not_depend_on_what_is_drawn():
-    """As a recorded step needs; nothing is asked of the device either (meta has no numbers)."""
+    """As a captured step needs; nothing is asked of the device either (meta has no numbers)."""
     batch = random_batch([4, 5])._map(lambda _, tensor: tensor.to("meta"))
     shown = corrupt(batch, CorruptionConfig(), SET1, denoising=True)
     assert shown.atom_features.shape == batch.atom_features.shape

@@ -25,6 +25,7 @@ from bevatron.models.gpspp import (
 from bevatron.models.gpspp.losses import feature_log_sums, feature_loss_sum
 from bevatron.task import AllowsAutocast, Capturable, ChecksBatches, Task
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STILL = CorruptionConfig(
     node_noise=0.0, edge_noise=0.0, masking=(1.0, 0.0, 0.0), random_signs=False
 )
@@ -95,32 +96,29 @@ def loss_and_gradients(model, task, batch, counts):
     return [loss.total.detach(), *loss.terms.values(), *(p.grad for p in model.parameters())]
 
 
-ON_A_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="interpreted kernels; test_kernels.py pads on a GPU too"
-)
-
-
-@pytest.mark.parametrize("kernel", ["reference", pytest.param("triton", marks=ON_A_CPU)])
+@pytest.mark.parametrize("kernel", ["reference", "triton"])
 def test_padding_changes_neither_loss_nor_gradients(kernel):
     if kernel == "triton":
         pytest.importorskip("triton")
     batch = random_batch([3, 6, 1, 4])
     padded = pad_molecules(batch, BatchShape(edges=40, atoms=24, graphs=6, pairs=128))
     exact = torch.float64 if kernel == "reference" else torch.float32
-    model = small_model(exact, num_layers=1)
+    model = small_model(exact, num_layers=1).to(DEVICE)
     task = task_of(model, CorruptionConfig(0.0, 0.0, (0.0, 0.0, 1.0), random_signs=False))
     counts = task.normalisers(batch)
     assert counts == task.normalisers(padded)
-    plain = loss_and_gradients(model, task, batch.to("cpu", exact), counts)
+    counts = {name: count.to(DEVICE) for name, count in counts.items()}
+    with use("reference"):
+        plain = loss_and_gradients(model, task, batch.to(DEVICE, exact), counts)
     with use(kernel):
-        found = loss_and_gradients(model, task, padded.to("cpu", exact), counts)
+        found = loss_and_gradients(model, task, padded.to(DEVICE, exact), counts)
     tolerance = 1e-11 if kernel == "reference" else 2e-5
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 class NothingFromTheHost(TorchDispatchMode):
-    """Refuses what a recorded step cannot hold: numbers asked for, and tensors made of numbers."""
+    """Refuses what a captured step cannot hold: numbers asked for, and tensors made of numbers."""
 
     refused = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
 
@@ -134,7 +132,7 @@ class NothingFromTheHost(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": False}, {"edges": False}])
-def test_a_step_can_be_recorded(changes):
+def test_a_step_can_be_captured(changes):
     noisy = {"noisy_edges": False} if "edges" in changes else {}
     model = small_model(denoising=True, dropout=DropoutConfig(ffn=0.1), **changes, **noisy)
     task = task_of(model, CorruptionConfig())

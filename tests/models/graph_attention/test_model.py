@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -255,6 +257,12 @@ def test_a_compiled_model_gives_the_same():
     model, batch = NodeClassifier(config_of("gat")).eval(), batch_of(communities())
     compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(compiled(batch)["logits"], model(batch)["logits"])
+
+
+def test_the_compiler_is_imported_only_to_compile():
+    code = "import sys, bevatron.models.graph_attention; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

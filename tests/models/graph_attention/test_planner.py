@@ -63,7 +63,7 @@ def test_edge_values_inside_a_softmax_need_the_composed_form():
     assert plan(inside, "sum", Widths(8, 4), weighted=False).kernel == "graph_attention"
     weighted = plan(inside, "sum", Widths(8, 4), weighted=True)
     assert weighted.kernel == "composed"
-    assert "edge values stand inside of the softmax" in weighted.explain()
+    assert "edge values are inside the softmax" in weighted.explain()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_explain_says_what_and_why():
         (lambda: A + H @ H.T, "has numbers where A has no edge"),
         (lambda: 1.0 / A, "divides by zero where A has no edge"),
         (lambda: H * norm(H), "use outer, replicate or scale_rows"),
-        (lambda: A * torch.ones(3), "Tensor cannot stand in a formula"),
+        (lambda: A * torch.ones(3), "Tensor cannot be used in a formula"),
         (lambda: H @ A, "multiplies features"),
         (lambda: norm(H).T, "has no transpose"),
         (lambda: plan(H @ H.T, "sum", Widths(2, 2)), "multiply it by A, so that only edges"),

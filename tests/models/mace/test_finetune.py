@@ -69,6 +69,29 @@ def test_one_of_two_heads_can_be_taken(tiny, structures):
     torch.testing.assert_close(found["energy"], wanted["energy"], rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("name", ["a", "new"])
+def test_a_head_starts_from_the_one_that_is_named(tiny, structures, name):
+    """Whether the old model has a head of that name or not."""
+    rows = ((-13.6, -1029.0, -2041.0), (-10.0, -1000.0, -2000.0))
+    source = tiny(heads=("a", "b"), atomic_energies=rows, scale=(0.5, 2.0), shift=(0.0, 0.3))
+    start = {name: "b"}
+    config = adapted_config(
+        source.config,
+        atomic_numbers=(1, 6, 8),
+        heads=(name,),
+        atomic_energies=rows[1:],
+        start=start,
+        default_head=name,
+    )
+    assert (config.scale, config.shift, config.default_head) == ((2.0,), (0.3,), name)
+    model = MACE(config, torch.float64)
+    load_matching(model, source.state_dict(), ("a", "b"), start=start, keep_energies=True)
+    sample = structures.molecule(5)
+    wanted = source(structures.batch({**sample, "head": 1}))
+    found = model(structures.batch(sample))
+    torch.testing.assert_close(found["energy"], wanted["energy"], rtol=1e-13, atol=0)
+
+
 def test_own_energies_can_be_kept(tiny):
     source = tiny()
     source.atomic_energies += 100.0

@@ -298,7 +298,7 @@ def test_metrics_of_classes():
         (
             [model(distance_bias=False, distance_sum=False, bond_lengths=False)],
             {"mode": "3d"},
-            "nothing for positions",
+            "uses no positions",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_products_are_in_the_type_that_is_asked_for():
     assert chosen(False, precision="float16") == "float16"
     assert chosen(True, train={"autocast": "float16"}) == "float16"
     assert chosen(True, train={"dtype": "float64"}) is None
-    with pytest.raises(ConfigError, match="bfloat16 goes with train"):
+    with pytest.raises(ConfigError, match="bfloat16 needs train"):
         chosen(True, precision="bfloat16", train={"dtype": "float64"})
 
 
@@ -205,7 +205,7 @@ def test_fine_tuning_keeps_the_read_out_of_the_same_targets(tmp_path, table, tra
     source = trained_model(run).state_dict()
     assert all(torch.equal(value, source[name]) for name, value in made.model.state_dict().items())
     assert made.model.config.targets == trained_model(run).config.targets
-    assert any("read-out goes on" in line for line in made.notes)
+    assert any("readout is kept" in line for line in made.notes)
 
 
 def test_fine_tuning_for_other_targets_makes_a_new_read_out(tmp_path, table, trained):

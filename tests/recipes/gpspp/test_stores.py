@@ -125,7 +125,7 @@ def test_random_parts_are_disjoint_and_repeat(many):
 def test_numbers_may_be_asked_for(many):
     data = loaded(many, split="random", train_size=20, valid_size=5, test_size=5)
     assert [len(data.train), len(data.valid), len(data.test)] == [20, 5, 5]
-    with pytest.raises(ConfigError, match="are asked for"):
+    with pytest.raises(ConfigError, match="are requested"):
         loaded(many, split="random", train_size=50, valid_size=10)
 
 
@@ -153,8 +153,8 @@ def test_the_files_own_division_is_kept(tmp_path):
     path = write(tmp_path / "m.csv", rows, ("smiles", "y", "split"))
     data = loaded(prepared([path], tmp_path / "store"))
     assert [names(p) for p in (data.train, data.valid, data.test)] == [["CC"], ["CCC"], ["CCCC"]]
-    assert "divided as the files say" in data.report
-    with pytest.raises(ConfigError, match="no molecule to train on"):
+    assert "split as given in the files" in data.report
+    with pytest.raises(ConfigError, match="no molecule to train"):
         loaded(prepared([write(tmp_path / "n.csv", ROWS)], tmp_path / "other"), split="given")
 
 
@@ -173,8 +173,8 @@ def test_molecules_in_two_parts_are_reported(tmp_path):
     ("options", "sentence"),
     [
         ({"valid_size": 0.6, "test_size": 0.5}, "nothing to train on"),
-        ({"valid_size": -1}, "shares below 1 or whole numbers"),
-        ({"valid_size": 10.5}, "shares below 1 or whole numbers"),
+        ({"valid_size": -1}, "fractions below 1 or whole numbers"),
+        ({"valid_size": 10.5}, "fractions below 1 or whole numbers"),
         ({"feature_set": "set9"}, "expected one of"),
     ],
 )
@@ -289,4 +289,4 @@ def test_structures_still_need_a_cutoff(tmp_path, capsys):
     assert "--cutoff" in capsys.readouterr().err
     path = write(tmp_path / "m.csv", ROWS)
     assert main(["prepare", str(xyz), str(path), "--out", str(tmp_path / "s")]) == 2
-    assert "do not go into one store" in capsys.readouterr().err
+    assert "cannot go into one store" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Steps over one whole graph are recorded, and have the losses of steps launched one by one."""
+"""Steps over one whole graph are captured, and have the losses of steps launched one by one."""
 
 import itertools
 import json
@@ -60,32 +60,32 @@ def capturing(monkeypatch):
     return made
 
 
-def test_recorded_steps_have_the_losses_of_launched_ones(tmp_path, capturing):
+def test_captured_steps_have_the_losses_of_launched_ones(tmp_path, capturing):
     fit(make(tmp_path / "launched", cuda_graphs=False))
     assert not capturing
-    fit(make(tmp_path / "recorded"))
-    assert len(capturing) == 1, "one graph, one recording, all epochs"
-    found, expected = losses(tmp_path / "recorded"), losses(tmp_path / "launched")
+    fit(make(tmp_path / "captured"))
+    assert len(capturing) == 1, "one graph, one capture, all epochs"
+    found, expected = losses(tmp_path / "captured"), losses(tmp_path / "launched")
     assert found == pytest.approx(expected, rel=1e-9)
     assert len(set(found)) == 6, "the weights move"
 
 
-def test_recorded_validations_have_the_metrics_of_launched_ones(tmp_path, capturing, monkeypatch):
-    recorded = []
+def test_captured_validations_have_the_metrics_of_launched_ones(tmp_path, capturing, monkeypatch):
+    captured = []
     capture = GraphPool.capture
     monkeypatch.setattr(
-        GraphPool, "capture", lambda self, *work: recorded.append(work) or capture(self, *work)
+        GraphPool, "capture", lambda self, *work: captured.append(work) or capture(self, *work)
     )
     fit(make(tmp_path / "launched", cuda_graphs=False))
-    assert not recorded
-    fit(make(tmp_path / "recorded"))
-    assert [work[0].__name__ for work in recorded] == ["step", "predict"]
-    found, expected = (losses(tmp_path / name, "epoch") for name in ("recorded", "launched"))
+    assert not captured
+    fit(make(tmp_path / "captured"))
+    assert [work[0].__name__ for work in captured] == ["step", "predict"]
+    found, expected = (losses(tmp_path / name, "epoch") for name in ("captured", "launched"))
     assert found == pytest.approx(expected, rel=1e-9)
     assert len(set(found)) == 6, "the weights move"
 
 
-def test_dropout_is_drawn_anew_in_every_recorded_step(tmp_path, capturing):
+def test_dropout_is_drawn_anew_in_every_captured_step(tmp_path, capturing):
     fit(make(tmp_path / "still", dropout=0.5, lr=1e-12))
     assert capturing
     found = sorted(losses(tmp_path / "still"))

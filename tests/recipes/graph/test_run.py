@@ -163,9 +163,9 @@ def test_several_graphs_are_packed_by_their_vertices(tmp_path):
         ({"model": {"heads": 0}}, ConfigError, "model.heads: expected at least 1, got 0"),
         ({"data": {"questions": "yes_no"}}, ConfigError, "needs labels 0 and 1"),
         ({"data": {"valid": ["{file}"], "splits": "s.npz"}}, ConfigError,
-         "data.splits: goes with one"),
+         "data.splits: belongs to one"),
         ({"data": {"valid": ["{file}"], "read": {"random_split": [1, 0, 0]}}}, ConfigError,
-         "data.read.random_split: divides one graph"),
+         "data.read.random_split: splits one graph"),
         ({"write": {"x": None}}, DataError, "has no features; give them with data.features"),
         ({"write": {"y": None, "train": None, "val": None, "test": None}}, DataError,
          "has no labels; give them with data.labels"),
@@ -303,7 +303,7 @@ def test_an_edge_list_is_trained_on_evaluated_and_predicted(tmp_path, monkeypatc
     said = capsys.readouterr().err
     assert said == "error: edges.txt: has no features; give them in a file (--features FILE.npy)\n"
     assert cli.main(["evaluate", "run", "edges.txt", "edges.txt", *given]) == 2
-    assert "features: goes with one graph, but 2 are given" in capsys.readouterr().err
+    assert "features: belongs to one graph, but 2 are given" in capsys.readouterr().err
 
 
 def test_options_in_messages_are_written_as_they_are_typed(tmp_path, monkeypatch, capsys):

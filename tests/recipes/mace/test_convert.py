@@ -61,7 +61,7 @@ def test_what_cannot_be_converted_is_told(checkpoint, converted, tmp_path, refus
     assert "cannot be read as JSON" in refused(
         "convert", "mace-torch", state, out, "--config", state
     )
-    assert "is there already" in refused(
+    assert "exists already" in refused(
         "convert", "mace-torch", state, converted, "--config", config
     )
     part = tmp_path / "part.json"

@@ -1,4 +1,4 @@
-"""A potential gives the same whether its evaluations are launched, padded or recorded."""
+"""A potential gives the same whether its evaluations are launched, padded or captured."""
 
 import copy
 import logging
@@ -166,11 +166,11 @@ def test_outputs_have_the_rows_of_the_batch(model):
         assert torch.allclose(found[name], values, rtol=1e-10, atol=1e-11), name
 
 
-def test_a_shape_is_recorded_once_it_has_come_again(model):
+def test_a_shape_is_captured_once_it_has_come_again(model):
     inference, batch = capturing(model, patience=2), batch_of(crystal(0))
-    for recorded in (0, 0, 1, 1):
+    for captured in (0, 0, 1, 1):
         inference.launch(batch)()
-        assert inference.num_captured == recorded
+        assert inference.num_captured == captured
     inference.launch(batch, compute=("energy", "stress"))()
     assert inference.num_captured == 1
     other = capturing(model, patience=0)
@@ -189,7 +189,7 @@ def test_what_was_not_used_for_longest_is_dropped(model):
     assert not kept[0].fits(medium)
 
 
-def test_a_change_of_kernels_is_recorded_anew(model):
+def test_a_change_of_kernels_is_captured_anew(model):
     inference, batch = capturing(model, patience=0), batch_of(crystal(0))
     inference.launch(batch)()
     with kernels.use("reference"):
@@ -211,7 +211,7 @@ def on_gpu(function):
 
 @on_gpu
 @pytest.mark.parametrize(("dtype", "rel"), [("float64", 1e-11), ("float32", 1e-5)])
-def test_recorded_evaluations_equal_launched_ones(model, dtype, rel):
+def test_captured_evaluations_equal_launched_ones(model, dtype, rel):
     eager = Potential(model, "cuda", dtype, capture=False)
     captured = Potential(model, "cuda", dtype, capture=True)
     for seed in range(3):

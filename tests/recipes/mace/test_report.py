@@ -90,7 +90,7 @@ def test_everything_is_in_the_page_and_all_pictures_are_written(folder, evaluati
     ).read_text()
     for words in (
         "resumed in epoch 3, after step 25, with other settings: num_ranks was 4, is 8",
-        "packed anew",
+        "repacked",
         "force RMSE, test (meV/Å)",
         "50.00",
         "1 min 15 s",

@@ -13,14 +13,11 @@ from bevatron.recipes.mace import step_cost
 from bevatron.recipes.mace.step_cost import (
     StepCost,
     StepMeter,
-    find_capacity,
     fit_cost,
-    largest_capacity,
     saturation,
 )
 from bevatron.task import Loss
 from bevatron.train.capture.cuda_graphs import NotCapturableError
-from bevatron.train.settings import TrainConfig
 
 
 class Crystals:
@@ -61,8 +58,8 @@ def meter():
 
 
 @pytest.fixture
-def recording(monkeypatch):
-    """A meter that records its steps, which on a CPU are padded and launched in the same way."""
+def capturing(monkeypatch):
+    """A meter that captures its steps, which on a CPU are padded and launched in the same way."""
     monkeypatch.setattr(step_cost, "obstacle", lambda *_: None)
     return make_meter()
 
@@ -118,15 +115,6 @@ def test_random_batches_are_full_although_larger_samples_are_drawn_first(meter):
         assert 20 - 8 < meter.sizes["atoms"][batch].sum() <= 20
 
 
-def test_an_automatic_capacity_is_kept_before_the_run_has_a_folder(tmp_path, monkeypatch):
-    found = {"atoms": 7, "edges": 90}
-    monkeypatch.setattr(step_cost, "find_capacity", lambda _: found)
-    path, config = tmp_path / "runs" / "new" / "capacity.json", TrainConfig(device="cpu")
-    assert step_cost.capacity_of_run(path, config, lambda _: None) == found
-    monkeypatch.setattr(step_cost, "find_capacity", lambda _: {"atoms": 1})
-    assert step_cost.capacity_of_run(path, config, lambda _: None) == found
-
-
 def test_curve_grows_and_measures_real_steps(meter):
     costs = list(saturation(meter, first=32, most=100))
     atoms = [cost.sizes["atoms"] for cost in costs]
@@ -168,25 +156,25 @@ def test_steps_of_any_model_are_measured():
     assert meter.random_batch(8, seed=0).max() < 4
 
 
-def test_steps_are_recorded_as_those_of_training_are(meter, recording):
+def test_steps_are_captured_as_those_of_training_are(meter, capturing):
     assert not meter.captured
-    before = [p.detach().clone() for p in recording._run.model.parameters()]
+    before = [p.detach().clone() for p in capturing._run.model.parameters()]
     for indices in (np.array([0, 1, 2]), np.array([2, 2])):
-        one, other = recording.measure(indices), meter.measure(indices)
-        assert recording.captured
+        one, other = capturing.measure(indices), meter.measure(indices)
+        assert capturing.captured
         assert one.sizes == other.sizes
         assert one.seconds > 0
-    after = recording._run.model.parameters()
+    after = capturing._run.model.parameters()
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_steps_that_wait_are_launched(recording, monkeypatch):
+def test_steps_that_wait_are_launched(capturing, monkeypatch):
     def waits(*args, **kwargs):
         raise NotCapturableError("it waits")
 
     monkeypatch.setattr(step_cost.CapturedStep, "__call__", waits)
-    assert recording.measure(np.array([1])).sizes["atoms"] == 8
-    assert not recording.captured
+    assert capturing.measure(np.array([1])).sizes["atoms"] == 8
+    assert not capturing.captured
 
 
 def test_a_batch_without_room_is_one_sentence(meter, monkeypatch):
@@ -198,64 +186,8 @@ def test_a_batch_without_room_is_one_sentence(meter, monkeypatch):
         meter.measure(np.array([0, 1]))
 
 
-class Memory(StepMeter):
-    """A meter of a device on which a step needs so many bytes and not more."""
-
-    of_atom, of_edge, constant = 100.0, 3.0, 5000.0
-
-    def __init__(self, meter, limit, surprise=1.0):
-        self.limit, self.surprise, self.tried = limit, surprise, []
-        self.sizes, self.dataset = meter.sizes, meter.dataset
-
-    def measure(self, indices, repeats=3):
-        atoms, edges = (int(self.sizes[name][indices].sum()) for name in ("atoms", "edges"))
-        needed = self.constant + self.of_atom * atoms + self.of_edge * edges
-        if atoms > 4000:
-            needed *= self.surprise
-        self.tried.append((atoms, edges, needed))
-        if needed > 1.2 * self.limit:
-            raise OutOfMemoryError("full")
-        return StepCost({"atoms": atoms, "edges": edges, "graphs": 1}, 1.0, int(needed))
-
-
-@pytest.mark.parametrize("surprise", [1.0, 1.5])
-def test_capacity_is_full_of_atoms_and_of_edges(meter, surprise):
-    memory = Memory(meter, 2e6, surprise)
-    found = largest_capacity(memory, memory.limit, 1 << 20)
-    per_atom = meter.sizes["edges"].sum() / meter.sizes["atoms"].sum()
-    assert found["edges"] / found["atoms"] == pytest.approx(per_atom, rel=1e-3)
-    needed = memory.constant + memory.of_atom * found["atoms"] + memory.of_edge * found["edges"]
-    assert 0.75 * memory.limit < surprise * needed <= memory.limit
-    assert max(atoms for atoms, _, _ in memory.tried) >= found["atoms"] - 27
-
-
-def test_capacity_holds_the_largest_structure_or_is_refused(meter):
-    largest = {name: int(meter.sizes[name].max()) for name in ("atoms", "edges")}
-    assert largest_capacity(Memory(meter, 1e9), 1e9, 1) == largest
-    little = Memory(meter, 1e9)
-    with pytest.raises(OutOfMemoryError):
-        largest_capacity(little, 10.0, 1 << 20)
-
-
-@pytest.mark.parametrize("atoms", [300, 40])
-def test_capacity_is_found_where_the_first_trials_do_not_fit(meter, atoms):
-    largest = {name: int(meter.sizes[name].max()) for name in ("atoms", "edges")}
-    memory = Memory(meter, 1e9)
-    densest = largest["edges"] / largest["atoms"]
-    memory.limit = memory.constant + atoms * (memory.of_atom + memory.of_edge * densest)
-    found = largest_capacity(memory, memory.limit, 1 << 20)
-    assert largest["atoms"] <= found["atoms"] < 512
-    needed = memory.constant + memory.of_atom * found["atoms"] + memory.of_edge * found["edges"]
-    assert needed <= memory.limit
-
-
 def test_a_full_batch_has_all_atoms_and_edges(meter):
     capacity = {"atoms": 200, "edges": 4000}
     batch = meter.full_batch(capacity)
     assert meter.sizes["atoms"][batch].sum() > 173
     assert meter.sizes["edges"][batch].sum() >= 4000
-
-
-def test_automatic_capacity_is_refused_on_a_cpu(meter):
-    with pytest.raises(ConfigError, match="'auto' needs a GPU"):
-        find_capacity(meter)

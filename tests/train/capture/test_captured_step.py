@@ -57,11 +57,6 @@ def of_one_element(run):
     return run
 
 
-def collate(run, group):
-    weights = [1.0] * len(group)
-    return run.task.collate([run.train[i] for i in group], np.array(group), weights)
-
-
 def stepped(folder, step_kind, mesh=MESH, **settings):
     """Figures of some steps and the state after them."""
     accumulate = {"optim": {**OPTIM, "accumulate": 2}}
@@ -70,7 +65,7 @@ def stepped(folder, step_kind, mesh=MESH, **settings):
     figures, waiting = [], []
     for whole, lr in zip(GROUPS, LEARNING_RATES, strict=True):
         group = whole[: run.settings.optim.accumulate]
-        batches = [collate(run, one) for one in group]
+        batches = [tiny.batch_of(run, one) for one in group]
         if captured is None:
             figures.append(train_step(run, state, state.model, batches, lr=lr, mesh=mesh))
             continue
@@ -104,7 +99,7 @@ def test_padded_steps_equal_plain_ones(tmp_path, accumulate, clip_norm):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_of_one_batch_is_one_recording(tmp_path, monkeypatch, accumulate):
+def test_a_step_of_one_batch_is_captured_once(tmp_path, monkeypatch, accumulate):
     made = []
 
     class Counting(step_graphs.GraphPool):
@@ -116,7 +111,7 @@ def test_a_step_of_one_batch_is_one_recording(tmp_path, monkeypatch, accumulate)
     run, state = prepared(tmp_path, optim={**OPTIM, "accumulate": accumulate})
     step = CapturedStep(run, state, MESH)
     for group in ([0, 1, 2], [3, 4]):
-        step([collate(run, group)], lr=0.01).result()
+        step([tiny.batch_of(run, group)], lr=0.01).result()
     assert made == [["step"], ["gradients", "_finish"]][accumulate - 1] * 2
 
 
@@ -144,13 +139,13 @@ class Poisoned(MaceTask):
 def test_a_loss_that_is_no_number_stops_all_later_updates(tmp_path):
     run, state = prepared(tmp_path, task=Poisoned())
     step = CapturedStep(run, state, MESH)
-    step([collate(run, [0, 1, 2])], lr=0.01).result()
+    step([tiny.batch_of(run, [0, 1, 2])], lr=0.01).result()
     before = weights_of(state)
-    bad = collate(run, [3, 4])
+    bad = tiny.batch_of(run, [3, 4])
     bad.energy[0] = 1234.5
     launched = step([bad], lr=0.01)
     # The next step is launched before anybody has looked at this one.
-    later = step([collate(run, [5, 6])], lr=0.01)
+    later = step([tiny.batch_of(run, [5, 6])], lr=0.01)
     assert equal(weights_of(state), before)
     with pytest.raises(DivergenceError, match=r"loss became nan .*molecule 3; molecule 4"):
         launched.result()
@@ -163,7 +158,7 @@ def test_an_exploded_loss_changes_nothing(tmp_path):
     state.progress.loss_steps, state.progress.loss_average = 50, 1e-9
     step = CapturedStep(run, state, MESH)
     before = [p.detach().clone() for p in state.model.parameters()]
-    launched = step([collate(run, [0, 1])], lr=0.01)
+    launched = step([tiny.batch_of(run, [0, 1])], lr=0.01)
     assert equal([p.detach() for p in state.model.parameters()], before)
     with pytest.raises(DivergenceError, match="rose to"):
         launched.result()
@@ -172,7 +167,7 @@ def test_an_exploded_loss_changes_nothing(tmp_path):
 def test_the_second_stage_has_its_own_weights(tmp_path):
     loss = LossConfig(stage_two=StageTwo(start_epoch=1, energy_weight=500.0, forces_weight=2.0))
     run, state = prepared(tmp_path, task=MaceTask(loss))
-    step, batch = CapturedStep(run, state, MESH), collate(run, [0, 1, 2])
+    step, batch = CapturedStep(run, state, MESH), tiny.batch_of(run, [0, 1, 2])
     run.task.begin_epoch(0)
     first = step([batch], lr=1e-9).result()
     run.task.begin_epoch(1)
@@ -194,22 +189,22 @@ def test_shapes_are_kept_while_they_fit(tmp_path):
     assert step.plan([(np.arange(10), np.ones(10))]) is not None
     assert step.plan([]) is None
     # A batch that no plan knew of gets a shape of its own.
-    step([collate(run, list(range(10)) * 12)], lr=0.01).result()
+    step([tiny.batch_of(run, list(range(10)) * 12)], lr=0.01).result()
 
 
-def test_all_shapes_are_recorded_by_the_first_step_so_that_no_later_one_stalls(tmp_path):
+def test_all_shapes_are_captured_by_the_first_step_so_that_no_later_one_stalls(tmp_path):
     run, state = prepared(tmp_path)
     step = CapturedStep(run, state, MESH)
     small, large = np.array([0]), np.tile(np.arange(10), 12)
     step.plan([(small, np.ones(1)), (large, np.ones(120))])
     assert len(step.buckets.shapes) == 2
-    step([collate(run, small)], lr=1e-9).result()
+    step([tiny.batch_of(run, small)], lr=1e-9).result()
     assert set(step._graphs._replays) == set(step.buckets.shapes)
     step._graphs._capture = pytest.fail
-    step([collate(run, large)], lr=1e-9).result()
+    step([tiny.batch_of(run, large)], lr=1e-9).result()
 
 
-def test_the_time_that_recording_takes_is_told_apart(tmp_path, monkeypatch, on_a_cpu):
+def test_the_time_of_a_capture_is_counted_apart(tmp_path, monkeypatch, on_a_cpu):
     def slowly(self, work, warm_up=None):
         time.sleep(0.05)
         return work
@@ -236,9 +231,9 @@ def test_why_steps_are_not_captured_is_said(tmp_path):
 def test_the_optimiser_can_be_taken_back(tmp_path):
     run, state = prepared(tmp_path)
     step = CapturedStep(run, state, MESH)
-    step([collate(run, [0, 1])], lr=0.01).result()
+    step([tiny.batch_of(run, [0, 1])], lr=0.01).result()
     step.release()
-    result = train_step(run, state, state.model, [collate(run, [2])], lr=0.01, mesh=MESH)
+    result = train_step(run, state, state.model, [tiny.batch_of(run, [2])], lr=0.01, mesh=MESH)
     assert np.isfinite(result.loss)
 
 

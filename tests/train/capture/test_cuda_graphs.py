@@ -1,11 +1,10 @@
-"""Recorded steps on a GPU give what launched ones give."""
+"""Captured steps on a GPU give what launched ones give."""
 
 import pytest
 import tiny
 import torch
 from test_captured_step import (
     assert_same_steps,
-    collate,
     equal,
     of_one_element,
     prepared,
@@ -55,7 +54,7 @@ ONE = {"one_element": True}
 
 @pytest.mark.parametrize(("dtype", "rel"), [("float64", 1e-10), ("float32", 1e-5)])
 @pytest.mark.parametrize("implementation", ["reference", "auto"])
-def test_recorded_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
+def test_captured_steps_equal_launched_ones(tmp_path, dtype, rel, implementation):
     settings = {"train": {"dtype": dtype}, **(ONE if implementation == "reference" else {})}
     with kernels.use(implementation):
         expected = stepped(tmp_path, "plain", MESH, **settings)
@@ -64,7 +63,7 @@ def test_recorded_steps_equal_launched_ones(tmp_path, dtype, rel, implementation
 
 
 @pytest.mark.parametrize("kind", ["weighted", "universal"])
-def test_stress_and_all_losses_can_be_recorded(tmp_path, kind):
+def test_stress_and_all_losses_can_be_captured(tmp_path, kind):
     loss = LossConfig(kind=kind, stress_weight=1.0)
     with kernels.use("reference"):
         figures, _ = stepped(tmp_path, "captured", MESH, task=MaceTask(loss), **ONE)
@@ -75,12 +74,12 @@ def test_a_gradient_that_is_no_number_spoils_nothing(tmp_path):
     with kernels.use("reference"):
         run, state = prepared(tmp_path, MESH, **ONE)
         step = CapturedStep(run, state, MESH)
-        step([collate(run, [0, 1, 2])], lr=0.01).result()
+        step([tiny.batch_of(run, [0, 1, 2])], lr=0.01).result()
         before = weights_of(state)
-        bad = collate(run, [3, 4])
+        bad = tiny.batch_of(run, [3, 4])
         bad.energy[0] = float("inf")
         launched = step([bad], lr=0.01)
-        later = step([collate(run, [5, 6])], lr=0.01)
+        later = step([tiny.batch_of(run, [5, 6])], lr=0.01)
         torch.cuda.synchronize()
         assert equal(weights_of(state), before)
         with pytest.raises(DivergenceError, match="molecule 3; molecule 4"):

@@ -12,7 +12,7 @@ from bevatron.data.graphs.raw import RawGraph
 from bevatron.errors import DataError
 
 BLOCK_BYTES = 2**24
-"""How much of a file is read at once."""
+"""Number of bytes of a file read at once."""
 
 COMMENTS = (b"#", b"%", b"//")
 

@@ -55,7 +55,7 @@ class SparseFeatures:
         return len(self.indptr) - 1, self.width
 
     def dense(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.floating]:
-        """Write out the features of vertices ``start`` to ``stop``, [stop - start, width]."""
+        """Return the dense features of vertices ``start`` to ``stop``, [stop - start, width]."""
         stop = self.shape[0] if stop is None else stop
         counts = np.diff(self.indptr[start : stop + 1])
         own = slice(int(self.indptr[start]), int(self.indptr[stop]))
@@ -152,13 +152,13 @@ class GraphArrays:
         return mask
 
     def dense_features(self) -> npt.NDArray[np.floating]:
-        """Write out the features, [N, C]; [N, 0] without any."""
+        """Return the dense features, [N, C]; [N, 0] without any."""
         if self.features is None:
             return np.zeros((self.num_nodes, 0), dtype=np.float32)
         return self.features.dense() if isinstance(self.features, SparseFeatures) else self.features
 
     def report(self) -> list[str]:
-        """Say in a few lines what the graph is and what was done to it."""
+        """Describe the graph and what was done to it, in a few lines."""
         found = self.found
         n, rows, cols = self.num_nodes, self.edges.rows, self.edges.cols
         degrees, referred = np.bincount(rows, minlength=n), np.bincount(cols, minlength=n)

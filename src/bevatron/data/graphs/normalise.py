@@ -1,4 +1,4 @@
-"""Self loops, reverse edges and duplicates: the the edges of a graph in their final order."""
+"""Self loops, reverse edges and duplicates: the edges of a graph in their final order."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def _merged(
         row, col = divmod(int(keys[np.flatnonzero(~new)[0]]), num_nodes)
         raise DataError(
             f"{name}: the edge from {col} to {row} occurs more than once ({doubled:,} such "
-            "entries in all); set duplicates='merge' or duplicates='sum' to take them as one"
+            "entries in all); set duplicates='merge' or duplicates='sum' to combine them"
         )
     if options.duplicates == "sum":
         begins = np.flatnonzero(new)

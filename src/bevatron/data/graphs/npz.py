@@ -68,7 +68,7 @@ def read_splits(file: NpzFile) -> dict[str, Array]:
 
 
 def sparse_format(file: NpzFile, prefix: str = "") -> str | None:
-    """Say which of scipy's formats the arrays with a prefix are: csr, csc, coo; None if none."""
+    """Return which of scipy's formats the arrays with a prefix are: csr, csc, coo; None if none."""
     if f"{prefix}indptr" in file and f"{prefix}indices" in file:
         return _stated_format(file, prefix) or "csr"
     if not prefix and "format" in file and "row" in file:
@@ -147,18 +147,18 @@ def _compressed(file: NpzFile, prefix: str) -> tuple[Array, Array, Array | None,
 
 
 def check_indptr(indptr: npt.NDArray[Any], num_entries: int, name: str, key: str) -> None:
-    """Refuse row pointers that do not rise from 0 to the number of entries.
+    """Refuse row pointers that do not increase from 0 to the number of entries.
 
     Raises
     ------
     DataError
-        Naming the first place that is wrong.
+        Naming the first wrong entry.
     """
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != num_entries:
         raise DataError(f"{name}: '{key}' must begin with 0 and end with {num_entries:,}")
-    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falling):
-        raise DataError(f"{name}: '{key}' falls at place {falling[0] + 1}, it must rise")
+    decreasing = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(decreasing):
+        raise DataError(f"{name}: '{key}' decreases at index {decreasing[0] + 1}, it must increase")
 
 
 def _square(file: NpzFile, key: str) -> int | None:

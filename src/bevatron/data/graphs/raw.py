@@ -1,4 +1,4 @@
-"""From the content of a file to a checked graph: the last step of all readers."""
+"""The last step of all readers: the content of a file becomes a checked graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

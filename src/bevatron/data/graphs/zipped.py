@@ -108,7 +108,7 @@ class NpzFile:
     def flat(
         self, name: str, size: int, start: int = 0, stop: int | None = None
     ) -> Iterator[Array]:
-        """Read ``size`` numbers of an array in C order at a time, from place ``start`` on."""
+        """Read ``size`` numbers of an array in C order at a time, from index ``start`` on."""
         mapped = self._mapped(name)
         if mapped is not None:
             flat = mapped.reshape(-1)

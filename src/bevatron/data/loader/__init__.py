@@ -1,7 +1,6 @@
 """Batches of a plan, prefetched by worker processes."""
 
 import time
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
 from bevatron.errors import LoaderError
+from bevatron.moved import old_names
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
@@ -51,9 +51,10 @@ class Loader:
     an exception or times out twice, a `LoaderError` names the samples. Batches arrive through
     anonymous shared memory without a copy.
 
-    Workers start with the first batch and live until `close`, across the epochs set by
-    `set_batches`. They are fresh processes (not forks of this one). If the main script defines the
-    data set or ``collate``, workers import it and it needs ``if __name__ == "__main__":``.
+    Workers start with the first batch, or when `set_batches` is called, and live until `close`,
+    across the epochs set by `set_batches`. They are fresh processes (not forks of this one). If
+    the main script defines the data set or ``collate``, workers import it and it needs
+    ``if __name__ == "__main__":``.
 
     Parameters
     ----------
@@ -132,14 +133,17 @@ class Loader:
             "start_method": start_method,
         }
         self._pool: Pool | None = None
+        self._generation: int | None = None
         self._end: weakref.finalize[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def set_batches(self, batches: Sequence[tuple[IntArray, FloatArray]]) -> None:
-        """Set the batches of the next epoch; the workers keep running."""
+        """Set the batches of the next epoch; workers begin to load them at once."""
         self._batches = batches
+        if self.workers:
+            self._generation = self._running().begin(batches)
 
     def __iter__(self) -> Iterator[LoadedBatch[Any]]:
         return self._in_process() if self.workers == 0 else self._from_workers()
@@ -148,7 +152,7 @@ class Loader:
         """Stop the workers; iterating again starts new ones."""
         if self._end is not None:
             self._end()
-        self._pool = self._end = None
+        self._pool = self._end = self._generation = None
 
     def __enter__(self) -> Self:
         return self
@@ -167,12 +171,17 @@ class Loader:
         processes = self._pool.processes if self._pool is not None else []
         return [process.pid for process in processes if process.pid is not None]
 
-    def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
+    def _running(self) -> Pool:
         if self._pool is None:
             self._pool = Pool(self._dataset, self._collate, self.workers, **self._settings)
             self._end = weakref.finalize(self, self._pool.close)
-        pool = self._pool
-        generation = pool.begin(self._batches)
+        return self._pool
+
+    def _from_workers(self) -> Iterator[LoadedBatch[Any]]:
+        pool = self._running()
+        generation, self._generation = self._generation, None
+        if generation is None:
+            generation = pool.begin(self._batches)
         while True:
             begin = time.perf_counter()
             try:
@@ -226,12 +235,4 @@ def default_workers() -> int:
     return max(min(own_cpus() - 1, 16), 1)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Dataset":
-        warnings.warn(
-            f"{__name__}.Dataset has been renamed to bevatron.data.dataset.SampleSource",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return SampleSource
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = old_names(__name__, Dataset="bevatron.data.dataset.SampleSource")

@@ -25,14 +25,12 @@ from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import exit_text, loader_error, name_of, names_of
 from bevatron.data.loader.worker import Failure, serve
-from bevatron.data.processes import start_without_main
+from bevatron.data.processes import PRELOADED, start_without_main
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
-
-_PRELOADED = ["torch", "bevatron.data.loader.worker", "bevatron.data.samples"]
 
 
 @dataclass
@@ -91,7 +89,7 @@ class Pool:
         self._device = torch.cuda.current_device() if pin_memory else None
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            self._context.set_forkserver_preload(_PRELOADED)
+            self._context.set_forkserver_preload(list(PRELOADED))
         # A batch queued behind a slow one cannot overtake it, so none is queued with a window.
         self._tasks_per_worker = 2 if window == 1 else 1
         self._changed = threading.Condition()
@@ -133,7 +131,7 @@ class Pool:
         """
         with self._changed:
             if generation != self._generation:
-                raise LoaderError("the loader is being iterated anew; use one loader for each loop")
+                raise LoaderError("another loop restarted this loader; use one loader per loop")
             if self._oldest >= len(self._batches):
                 return None
             while (position := self._due()) is None:

@@ -1,4 +1,4 @@
-"""Our packing: batches filled to within a few atoms of the capacity, drawn anew every epoch.
+"""Our packing: batches filled to within a few atoms of the capacity, redrawn every epoch.
 
 The samples are dealt in strata, largest first, as longest-processing-time-first scheduling does;
 but a whole stratum is dealt at once, by *water filling*: with samples of about equal size s, batch

@@ -1,4 +1,4 @@
-"""Which shapes batches of atoms are padded to: structures and molecules.
+"""Padded shapes of batches of atoms: structures and molecules.
 
 Padding edges join padding atoms, and padding atoms belong to padding graphs, so a shape has room
 for at least one more atom and one more graph than any batch it is for.

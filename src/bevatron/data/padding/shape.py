@@ -1,4 +1,4 @@
-"""Which shapes a kind of batch can be padded to: named axes and the rule that goes with them.
+"""Padded shapes of a kind of batch: named axes and the rule for their lengths.
 
 A batch is ragged along a few named axes, such as edges, atoms and graphs. A `BatchShape` gives each
 of them a fixed length. A `PaddingRule` knows what a kind of batch asks of a shape: how long an axis

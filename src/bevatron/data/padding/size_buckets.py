@@ -1,4 +1,4 @@
-"""Which few shapes the batches of an epoch are padded to, so that least is wasted.
+"""Chooses the few padded shapes for the batches of an epoch that waste least.
 
 A captured step works on one shape. With shapes s_1 .. s_k and every batch padded to the cheapest
 that holds it, the work of an epoch grows from the sum of the batches' costs to the sum of their
@@ -61,7 +61,7 @@ def choose_shapes(
     max_shapes
         Upper bound of their number.
     headroom
-        Share by which shapes are larger than need be, so that the batches of another epoch,
+        Fraction by which shapes are larger than necessary, so that the batches of another epoch,
         which are much alike, fit too.
 
     Returns

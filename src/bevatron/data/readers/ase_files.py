@@ -61,7 +61,7 @@ class AseFile:
         self.content = content_hash(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the place in the file: it is found again where it is needed."""
+        """Drop the position in the file; it is found again after unpickling."""
         return {**self.__dict__, "_place": None}
 
     def frames(self, start: int, stop: int, columns: Collection[str]) -> Iterator[RawFrame]:  # noqa: ARG002  all are read
@@ -110,7 +110,7 @@ class AseFile:
 
 
 def is_pickle(path: Path) -> bool:
-    """Say whether reading a file would mean unpickling it."""
+    """Whether reading a file means unpickling it."""
     with path.open("rb") as file:
         head = file.read(16)
     by_content = head[:1] == b"\x80" and len(head) > 1 and head[1] <= pickle.HIGHEST_PROTOCOL
@@ -121,7 +121,7 @@ def _unpickle(path: Path) -> list[Any]:
     from ase import Atoms
 
     with path.open("rb") as file:
-        content = pickle.load(file)  # noqa: S301  only with the user's word
+        content = pickle.load(file)  # noqa: S301  only files that the user trusts
     frames = [content] if isinstance(content, Atoms) else content
     if not isinstance(frames, list | tuple) or not all(isinstance(a, Atoms) for a in frames):
         raise DataError(
@@ -143,7 +143,7 @@ def _recognise(path: Path) -> str:
 
 
 def frame_from_atoms(atoms: Any) -> RawFrame:
-    """Take what an ``ase.Atoms`` holds, results of its calculator under their plain names."""
+    """Convert an ``ase.Atoms``; results of its calculator go under their plain names."""
     info = {str(key): value for key, value in atoms.info.items()}
     arrays = {k: v for k, v in atoms.arrays.items() if k not in {"numbers", "positions"}}
     results = getattr(atoms.calc, "results", None) or {}
@@ -163,7 +163,7 @@ def frame_from_atoms(atoms: Any) -> RawFrame:
 
 def survey_frame(survey: Survey, index: int, frame: RawFrame, watched: frozenset[str]) -> None:
     """Add one frame to a survey."""
-    survey.note(index, frame.signature, len(frame.numbers))
+    survey.note(index, frame.signature, len(frame.numbers), frame.info)
     survey.elements |= {int(z) for z in np.unique(frame.numbers)}
     for name, value in frame.info.items():
         if name.lower() in watched and name not in survey.nonzero:

@@ -4,6 +4,7 @@ A `FileReader` knows one format and nothing about labels: it yields frames with 
 arrays, and surveys which names occur. `structures.StructureReader` turns frames into samples.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,12 @@ class RawFrame:
         return Signature(tuple(self.info), tuple(self.arrays), bool(self.pbc.any()))
 
 
+TALLIED = ("head", "group")
+"""Names under which files often put structures into classes."""
+
+MOST_TEXTS = 100
+
+
 @dataclass
 class Survey:
     """Statistics of one pass over a file.
@@ -95,6 +102,8 @@ class Survey:
         Watched names whose value is not zero in some frame.
     elements
         Atomic numbers that occur.
+    texts
+        Of the names in `TALLIED`: how many frames have which text, for the first `MOST_TEXTS`.
     num_frames, num_several
         Number of frames, and of those with more than one atom.
     complete
@@ -105,12 +114,20 @@ class Survey:
     first: dict[Signature, int] = field(default_factory=dict)
     nonzero: set[str] = field(default_factory=set)
     elements: set[int] = field(default_factory=set)
+    texts: dict[str, Counter[str]] = field(default_factory=dict)
     num_frames: int = 0
     num_several: int = 0
     complete: bool = True
 
-    def note(self, index: int, signature: Signature, num_atoms: int) -> None:
+    def note(
+        self, index: int, signature: Signature, num_atoms: int, info: Mapping[str, Any]
+    ) -> None:
         """Count one frame."""
+        for name in TALLIED:
+            if name in info:
+                texts, text = self.texts.setdefault(name, Counter()), str(info[name])
+                if text in texts or len(texts) < MOST_TEXTS:
+                    texts[text] += 1
         if signature in self.counts:
             self.counts[signature] += 1
         else:

@@ -1,8 +1,8 @@
-"""What is refused in any structure: no atoms, NaN, no element, a flat cell, atoms on one spot."""
+"""Checks of every structure: atoms, finite numbers, elements, volume, coinciding atoms."""
 
 import numpy as np
 
-from bevatron.data.neighbours import ONE_SPOT, span_volume
+from bevatron.data.neighbours import MIN_DISTANCE, span_volume
 from bevatron.data.readers.base import RawFrame
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, FloatArray
@@ -11,12 +11,12 @@ NUM_ELEMENTS = 118
 
 
 def check_structure(frame: RawFrame) -> None:
-    """Refuse a frame that nothing can be computed for.
+    """Refuse a frame for which nothing can be computed.
 
     Raises
     ------
     DataError
-        Without file and frame, which the caller knows.
+        The caller adds file and frame.
     """
     if len(frame.numbers) == 0:
         raise DataError("there are no atoms")
@@ -37,19 +37,19 @@ def check_structure(frame: RawFrame) -> None:
     if frame.pbc.any() and not span_volume(frame.cell, frame.pbc):
         axes = " ".join("T" if axis else "F" for axis in frame.pbc)
         raise DataError(f"the cell has zero volume although pbc is '{axes}'")
-    pair = find_one_spot(frame.positions, frame.cell, frame.pbc)
+    pair = coinciding_atoms(frame.positions, frame.cell, frame.pbc)
     if pair is not None:
-        raise DataError(f"atoms {pair[0]} and {pair[1]} are on one spot (counting from 0)")
+        raise DataError(f"atoms {pair[0]} and {pair[1]} coincide (counting from 0)")
 
 
-# Any irrational-looking numbers do: a generic direction keeps symmetric atoms apart.
+# Arbitrary irrational-looking numbers: a generic direction separates symmetric atoms.
 _COSINE = np.array([0.8171, 1.2937, 1.0313])
 _SINE = np.array([1.1459, 0.7283, 0.9417])
 _OPEN = np.array([0.6143, 0.5381, 0.5771])
 
 
-def find_one_spot(
-    positions: FloatArray, cell: FloatArray, pbc: BoolArray, nearest: float = ONE_SPOT
+def coinciding_atoms(
+    positions: FloatArray, cell: FloatArray, pbc: BoolArray, nearest: float = MIN_DISTANCE
 ) -> tuple[int, int] | None:
     """Find two atoms closer than ``nearest``, periodic images included, in O(N log N).
 
@@ -71,7 +71,7 @@ def find_one_spot(
     --------
     >>> import numpy as np
     >>> r = np.array([[0.0, 0, 0], [1.0, 0, 0], [4.0, 8.0, 0]])
-    >>> find_one_spot(r, 4 * np.eye(3), np.array([True, True, True]))
+    >>> coinciding_atoms(r, 4 * np.eye(3), np.array([True, True, True]))
     (0, 2)
     """
     if len(positions) < 2:

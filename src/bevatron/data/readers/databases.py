@@ -15,7 +15,7 @@ from bevatron.typing import IntArray
 DATABASE_SUFFIXES = frozenset({".db", ".json", ".aselmdb"})
 
 SURVEYED_ROWS = 20_000
-"""A larger database is surveyed by that many rows, spread evenly; reading checks every row."""
+"""Maximum number of rows surveyed, evenly spaced; reading checks every row."""
 
 _CHUNK = 256
 
@@ -46,7 +46,7 @@ class DatabaseFile:
             self._ids = _row_ids(self._database())
         except BevatronError:
             raise
-        except Exception as error:  # noqa: BLE001  each backend has errors of its own
+        except Exception as error:  # noqa: BLE001  each backend raises its own errors
             raise _unreadable(self.name, error) from None
         self.num_frames = len(self._ids)
         if self.num_frames == 0:
@@ -55,7 +55,7 @@ class DatabaseFile:
         self.content = content_hash(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open database: it is opened again where it is needed."""
+        """Drop the open database; it is opened again after unpickling."""
         return {**self.__dict__, "_handle": None}
 
     def frames(self, start: int, stop: int, columns: Collection[str]) -> Iterator[RawFrame]:  # noqa: ARG002  all are read
@@ -95,11 +95,11 @@ class DatabaseFile:
             else:
                 for number in ids.tolist():
                     yield database.get(id=number)
-        except Exception as error:  # noqa: BLE001  each backend has errors of its own
+        except Exception as error:  # noqa: BLE001  each backend raises its own errors
             raise _unreadable(self.name, error) from None
 
     def _database(self) -> Any:
-        # Neither SQLite nor LMDB may be carried over a fork.
+        # SQLite and LMDB handles must not cross a fork.
         if self._handle is None or self._handle[0] != os.getpid():
             self._state.refuse_change()
             self._handle = (os.getpid(), _connect(self._state.path))
@@ -117,7 +117,7 @@ def _connect(path: Path) -> Any:
 
     if path.suffix == ".aselmdb":
         require("ase_db_backends", "aselmdb")
-        # ASE's class complains on the console when it cannot open what it is given; lmdb says why.
+        # When opening fails, ASE's class only prints to the console; lmdb raises the reason.
         options = {"subdir": False, "readonly": True, "lock": False}
         require("lmdb", "aselmdb").open(str(path), **options).close()
         return ase.db.connect(path, type="aselmdb", use_lock_file=False, readonly=True)
@@ -135,7 +135,7 @@ _RESULTS = ("energy", "free_energy", "forces", "stress")
 
 
 def frame_from_row(row: Any) -> RawFrame:
-    """Take what a row holds: its data, its key-value pairs and the results of its calculator."""
+    """Convert a row: its data, its key-value pairs and its calculator's results."""
     data = row.data if isinstance(row.data, Mapping) else {}
     found: dict[str, Any] = {}
     # mace and others keep a whole ``atoms.info`` under this name.

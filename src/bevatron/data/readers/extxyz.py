@@ -65,7 +65,7 @@ class ExtxyzFile:
         self.content: str = content_hash(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open file: it is opened again where it is needed."""
+        """Drop the open file; it is opened again after unpickling."""
         return {**self.__dict__, "_handle": None}
 
     def frames(self, start: int, stop: int, columns: Collection[str]) -> Iterator[RawFrame]:
@@ -91,7 +91,7 @@ class ExtxyzFile:
             first = past
 
     def _stream(self) -> BufferedIOBase:
-        # A forked process shares the place in an inherited file, so each opens its own.
+        # Forked processes share the position in an inherited file, so each opens its own.
         if self._handle is None or self._handle[0] != os.getpid():
             self._state.refuse_change()
             self._handle = (os.getpid(), _open(self._state.path))
@@ -141,7 +141,7 @@ class _Scan:
         }
 
     def _scan_block(self, data: bytes, offset: int, first_line: int) -> tuple[int, int]:
-        """Take all whole frames from ``data``; return how many bytes and lines they are."""
+        """Parse all complete frames of ``data``; return how many bytes and lines they are."""
         buffer = np.frombuffer(data, dtype=np.uint8)
         ends_array = np.flatnonzero(buffer == 10)
         ends: list[int] = ends_array.tolist()
@@ -191,7 +191,7 @@ class _Scan:
             raise DataError(f"{self.name}, frame {frame}: {error}") from None
         names = header.columns.others if header.columns else ()
         signature = Signature(tuple(header.info), names, bool(header.pbc.any()))
-        self.survey.note(frame, signature, num_atoms)
+        self.survey.note(frame, signature, num_atoms, header.info)
         watch = self._watch.get(signature)
         if watch is None:
             watch = [name for name in header.info if name.lower() in self._watched]

@@ -1,4 +1,4 @@
-"""The values of labels: taken out of a frame, brought to one shape and unit, and checked."""
+"""Values of labels: extracted from a frame, converted to one shape and unit, checked."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ def numbers(value: Any) -> FloatArray:
     Raises
     ------
     ValueError
-        If there is anything else than numbers.
+        If there is anything but numbers.
     """
     if isinstance(value, str):
         words = value.removeprefix("_JSON").translate(_BRACKETS).split()
@@ -46,13 +46,13 @@ class Labels:
 
 
 def extract_labels(frame: RawFrame, keys: LabelKeys, options: LabelOptions) -> Labels:
-    """Take the labels out of a frame.
+    """Extract the labels of a frame.
 
     Raises
     ------
     DataError
-        Without file and frame, which the caller knows: for values that are not numbers, not finite
-        or of the wrong shape, and for two names with different values.
+        For values that are not numbers, not finite or of the wrong shape, and for two names with
+        different values. The caller adds file and frame.
     """
     group = str(frame.info.get(options.group_key, ""))
     return Labels(
@@ -73,7 +73,7 @@ def _values(name: str, value: Any) -> FloatArray:
 
 
 def _finite(what: str, name: str, values: FloatArray, options: LabelOptions) -> bool:
-    """Say whether the values are usable; refuse NaN, or take it as absent for prediction."""
+    """Whether the values are usable; NaN is an error, or counts as absent for prediction."""
     if np.isfinite(values).all():
         return True
     if options.allow_unlabelled:
@@ -136,7 +136,7 @@ def _force_array(frame: RawFrame, name: str, value: Any) -> FloatArray:
 
 
 def _stress(frame: RawFrame, keys: LabelKeys, options: LabelOptions) -> FloatArray:
-    """Stress of a frame, from virials (stress = -virials / volume) where it has no other."""
+    """Stress of a frame, from virials (stress = -virials / volume) if it has no stress itself."""
     found = [
         (name, stress)
         for quantity in ("stress", "virials")
@@ -193,7 +193,7 @@ def _refuse_difference(
     worst = int(difference.argmax())
     raise DataError(
         f"both '{name}' ({values.flat[worst]:.8g}) and '{rival}' ({others.flat[worst]:.8g}) hold "
-        f"{quantity} and differ; set {quantity}_key to the one that is meant"
+        f"{quantity} and differ; set {quantity}_key to the right one"
     )
 
 

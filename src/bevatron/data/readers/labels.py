@@ -196,7 +196,7 @@ def _candidates(quantity: Quantity, signatures: Iterable[Signature]) -> list[tup
 
 
 def _other_is_given(quantity: Quantity, options: LabelOptions) -> bool:
-    """Whether the user named stress and so does not want virials, or the other way round."""
+    """Whether the user named stress, which excludes virials, or vice versa."""
     pair: dict[Quantity, Quantity] = {"stress": "virials", "virials": "stress"}
     return quantity in pair and bool(options.given(pair[quantity]))
 
@@ -225,7 +225,7 @@ def _refuse_mixture(
         if name not in there and other is not None:
             raise DataError(
                 f"{file}, frame {first}: has '{other}' where other frames have '{name}'; "
-                f"set {quantity}_key to the one that is meant"
+                f"set {quantity}_key to the right one"
             )
 
 
@@ -238,17 +238,17 @@ def _refuse_missing_energy(
     if key is not None and any(key in signature.info for signature in survey.counts):
         return
     there = sorted({name for s in survey.counts for name in s.info + s.arrays})
-    found = f"the names there are {', '.join(map(repr, there))}" if there else "no names are there"
+    found = f"the names found are {', '.join(map(repr, there))}" if there else "no names were found"
     wanted = f"no frame has the energy '{key}'" if key else "no frame has an energy"
     hint = _lookalike("energy", survey)
-    advice = f"; set energy_key='{hint}' if that is it" if hint else "; set energy_key"
+    advice = f"; set energy_key='{hint}' if that is the energy" if hint else "; set energy_key"
     raise DataError(f"{file}: {wanted} ({found}){advice}")
 
 
 def _refuse_lookalikes(
     file: str, names: Mapping[Quantity, str], survey: Survey, options: LabelOptions
 ) -> None:
-    """Refuse to train without a label that is there under an unknown name."""
+    """Refuse to train without a label that is present under an unknown name."""
     wanted: tuple[tuple[Quantity, ...], ...] = (("forces",), ("stress", "virials"))
     for quantities in wanted:
         if any(q in names or options.given(q) == "" for q in quantities):
@@ -257,8 +257,8 @@ def _refuse_lookalikes(
             name = _lookalike(quantity, survey)
             if name is not None:
                 raise DataError(
-                    f"{file}: no {quantity} under a common name, but '{name}' looks like them; set "
-                    f"{quantity}_key='{name}' to use it or {quantity}_key='' to do without"
+                    f"{file}: no {quantity} under a common name, but '{name}' looks like one; set "
+                    f"{quantity}_key='{name}' to use it or {quantity}_key='' to ignore it"
                 )
 
 

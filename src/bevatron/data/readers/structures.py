@@ -40,7 +40,7 @@ class StructureReader:
     Raises
     ------
     DataError
-        If a file has no energy, its labels are all zero or it is not clear which name is meant.
+        If a file has no energy, its labels are all zero or the name to use is ambiguous.
     """
 
     def __init__(self, files: Sequence[FileReader], options: LabelOptions) -> None:
@@ -103,11 +103,12 @@ class StructureReader:
                 yield _sample(frame, labels, number, index)
 
     def report(self) -> list[str]:
-        """Say for every file how many frames have which label, from which name; and elements."""
+        """Report for every file the frames with each label, its names, and the elements."""
         lines = [
             _report_file(file, keys) for file, keys in zip(self._files, self._keys, strict=True)
         ]
-        return lines + self._notes
+        classes = [line for file in self._files for line in _report_classes(file, self._options)]
+        return lines + self._notes + classes
 
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_samples:
@@ -123,7 +124,7 @@ class StructureReader:
             raise DataError(f"{file.name}, frame {index}: {error}") from None
 
     def _refuse_unused_options(self) -> None:
-        """Refuse a given name that no file has, or nothing would be trained on."""
+        """Refuse a key that no file has: nothing would be trained on it."""
         if self._options.allow_unlabelled:
             return
         quantities: tuple[Quantity, ...] = ("forces", "stress", "virials")
@@ -134,7 +135,7 @@ class StructureReader:
                 there = sorted({name for s in signatures for name in s.info + s.arrays})
                 raise DataError(
                     f"{self._files[0].name}: no frame of any file has the {quantity} '{key}' (the "
-                    f"names there are {', '.join(map(repr, there))}); correct {quantity}_key"
+                    f"names found are {', '.join(map(repr, there))}); correct {quantity}_key"
                 )
 
     def _check_zeros(self) -> None:
@@ -148,7 +149,7 @@ class StructureReader:
                 if name and several and _all_zero(name, quantity, file.survey):
                     raise DataError(
                         f"{file.name}: the {quantity} '{name}' is zero in every frame; set "
-                        f"{quantity}_key to the right name (or '' to do without), or "
+                        f"{quantity}_key to the right name (or '' to ignore it), or "
                         "allow_zero_labels if that is right"
                     )
         zero = [
@@ -160,7 +161,7 @@ class StructureReader:
         if zero and len(zero) == labelled and not self._options.allow_zero_labels:
             raise DataError(
                 f"{zero[0][0].name}: the forces '{zero[0][1]}' are zero on every atom of every "
-                "frame; set forces_key to the right name (or '' to do without), or "
+                "frame; set forces_key to the right name (or '' to ignore it), or "
                 "allow_zero_labels if that is right"
             )
         self._notes += [
@@ -219,8 +220,36 @@ def _report_file(file: FileReader, keys: LabelKeys) -> str:
     symbols = [SYMBOLS[z] for z in sorted(survey.elements) if 0 < z < len(SYMBOLS)]
     parts.append(f"elements: {' '.join(symbols)}")
     frames = f"{file.num_frames:,} frame{'s' if file.num_frames != 1 else ''}"
-    sampled = "" if survey.complete else f" ({survey.num_frames:,} of them looked at)"
+    sampled = "" if survey.complete else f" ({survey.num_frames:,} of them surveyed)"
     return f"{file.name}: {frames}{sampled}; {'; '.join(parts)}"
+
+
+def _report_classes(file: FileReader, options: LabelOptions) -> list[str]:
+    """Report heads and groups that a file names and nothing reads, and missing heads."""
+    lines = []
+    used = {options.group_key, *([options.head_key] if options.heads else ())}
+    hints = {
+        "head": "all structures belong to one head; set labels.heads to separate them",
+        "group": f"groups are read from '{options.group_key}'; set labels.group_key='group' to "
+        "read it",
+    }
+    for name, texts in sorted(file.survey.texts.items()):
+        if name not in used:
+            first = [f"{text!r} in {count:,}" for text, count in texts.most_common(4)]
+            more = [f"{len(texts) - 4} more"] if len(texts) > 4 else []
+            found = f"'{name}' ({', '.join(first + more)} frames) is not used: {hints[name]}"
+            several = len(texts) > 1 or texts.total() < file.survey.num_frames
+            lines.append(
+                f"warning: {file.name}: {found}" if several else f"{file.name}: note: {found}"
+            )
+    named = sum(n for s, n in file.survey.counts.items() if options.head_key in s.info)
+    if options.heads and named < file.survey.num_frames:
+        lines.append(
+            f"{file.name}: note: {file.survey.num_frames - named:,} of "
+            f"{file.survey.num_frames:,} frames have no '{options.head_key}' and belong to "
+            f"'{options.heads[0]}'"
+        )
+    return lines
 
 
 def _report_label(

@@ -1,8 +1,8 @@
-"""What the integers stored for atoms and bonds mean: named features and how many values each has.
+"""The features stored for atoms and bonds as integers: names and numbers of values.
 
 The sets are those of the GPS++ report (arXiv 2212.02229, table 2): OGB's own features, the 28 of
 the Graphormer entry of KDD Cup 2021, and three that were searched for. How a value is computed
-from a molecule stands in `bevatron.models.gpspp.features`; an embedding table of a feature has one
+from a molecule is in `bevatron.models.gpspp.features`; an embedding table of a feature has one
 row per value.
 """
 

@@ -1,4 +1,4 @@
-"""What a store holds per sample, array by array."""
+"""The fields of a stored sample."""
 
 from dataclasses import dataclass
 

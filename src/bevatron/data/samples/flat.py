@@ -1,4 +1,4 @@
-"""What all batches of concatenated samples share: counts, and copies on another device."""
+"""The base of batches of concatenated samples: counts, and copies on another device."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

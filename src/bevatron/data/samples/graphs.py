@@ -362,7 +362,7 @@ def check_graph(sample: Arrays, name: str = "graph") -> None:
 def collate_graphs(
     samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
 ) -> GraphBatch:
-    """Put graphs side by side as the blocks of one.
+    """Join graphs as the blocks of one.
 
     Parameters
     ----------

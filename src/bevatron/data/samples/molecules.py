@@ -23,7 +23,7 @@ NUM_LAPLACIAN = 7
 """Lowest eigenpairs of the Laplacian that are kept, the constant one left out."""
 
 UNREACHABLE = 255
-"""Stands for the distance of two atoms that no path joins."""
+"""Marks the distance of two atoms that no path joins."""
 
 MAX_DISTANCE = 254
 """Longer shortest paths are stored as this."""

@@ -30,13 +30,13 @@ RAW_STRUCTURE_FIELDS: tuple[Field, ...] = (
         "group", "uint8", (), True, "UTF-8 bytes of the group's name (config_type); may be empty"
     ),
 )
-"""What a reader of structures yields."""
+"""Fields that a reader of structures yields."""
 
 EDGE_FIELDS: tuple[Field, ...] = (
     Field("edges", "int32", (2,), True, "[E, 2] (sender, receiver), sorted by receiver"),
     Field("edge_shifts", "int32", (3,), True, "[E, 3] S: vec = r[receiver] - r[sender] + S.cell"),
 )
-"""What the neighbour list adds."""
+"""Fields that the neighbour list adds."""
 
 STRUCTURE_FIELDS: tuple[Field, ...] = RAW_STRUCTURE_FIELDS + EDGE_FIELDS
 
@@ -52,7 +52,7 @@ def unlabelled_structure(
     pbc: npt.ArrayLike = False,
     head: int = 0,
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Make a raw sample of a structure whose energy is to be predicted.
+    """Build a raw sample of a structure whose energy is to be predicted.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class StructureBatch(AtomBatch):
 
 
 def no_structures() -> StructureBatch:
-    """Make a batch of one atom without a label, as an example of its kind."""
+    """Build a batch of one atom without a label, as an example of its kind."""
     sample = unlabelled_structure([1], [[0.0, 0.0, 0.0]])
     none = {field.name: np.zeros((0, *field.shape), dtype=field.dtype) for field in EDGE_FIELDS}
     return collate_structures([{**sample, **none}], np.zeros(1, dtype=np.int64), [0.0])

@@ -38,7 +38,7 @@ Summarise = Callable[[Sequence[Arrays]], dict[str, Any]]
 See `bevatron.data.summary.structures`.
 """
 
-_PLACES_IN_ENVIRONMENT = (
+_RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -110,49 +110,18 @@ def prepare(
         If ``out`` holds other files or a store of other inputs, a worker died, or the folder is not
         writable.
     """
-    rank, world = place(rank, world)
+    rank, world = rank_and_world(rank, world)
     writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite)
     if writer.is_complete():
         writer.tidy()
         return Store.open(writer.out)
     job = ShardJob(writer, reader, featurize, summarise)
     progress = rank == 0 if progress is None else progress
-    _do_share(job, rank, world, workers, progress)
+    _prepare_own_shards(job, rank, world, workers, progress)
     _take_over_rest(job, rank, workers, progress, patience)
     if not writer.is_complete():
         writer.finish()
     return Store.open(writer.out)
-
-
-def prepare_share(
-    reader: SampleReader,
-    featurize: Featurize | None,
-    out: str | Path,
-    fields: Sequence[Field],
-    settings: Mapping[str, Any],
-    *,
-    rank: int,
-    world: int,
-    samples_per_shard: int | None = None,
-    workers: int = 0,
-    progress: bool = False,
-    summarise: Summarise | None = None,
-) -> bool:
-    """Run one share of `prepare` without waiting for the others, as in a Slurm array.
-
-    Returns
-    -------
-    bool
-        Whether the store is finished; the share that completes it writes the manifest.
-    """
-    rank, world = place(rank, world)
-    writer = _begin(reader, out, fields, settings, samples_per_shard, overwrite=False)
-    if not writer.is_complete():
-        _do_share(ShardJob(writer, reader, featurize, summarise), rank, world, workers, progress)
-        if writer.missing():
-            return False
-        writer.finish()
-    return True
 
 
 def write_store(
@@ -247,8 +216,8 @@ class ShardJob:
             for sample in samples:
                 self._check(sample)
         except Exception:  # noqa: BLE001  one at a time finds the sample
-            again = iter(given)
-            samples = [self._sample(again, index, self.featurize) for index in indices]
+            once_more = iter(given)
+            samples = [self._sample(once_more, index, self.featurize) for index in indices]
         return samples
 
     def _sample(
@@ -287,8 +256,8 @@ class ShardJob:
             spec.check(sample[spec.name])
 
 
-def place(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
-    """Return rank and number of processes: as given, from the environment, or (0, 1).
+def rank_and_world(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
+    """Return rank and number of processes: the arguments, else the environment's, else (0, 1).
 
     Raises
     ------
@@ -299,7 +268,7 @@ def place(rank: int | None = None, world: int | None = None) -> tuple[int, int]:
         raise ConfigError("rank and world: give both or neither")
     if rank is None or world is None:
         rank, world = 0, 1
-        for rank_name, world_name in _PLACES_IN_ENVIRONMENT:
+        for rank_name, world_name in _RANK_VARIABLES:
             if rank_name in os.environ and world_name in os.environ:
                 rank, world = int(os.environ[rank_name]), int(os.environ[world_name])
                 break
@@ -348,13 +317,15 @@ def _inputs(
         "settings": dict(settings),
     }
     try:
-        # As JSON reads it back: tuples are lists.
+        # Tuples become lists, as in the manifest.
         return dict(json.loads(json.dumps(values, allow_nan=False)))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"settings: expected plain values ({error})") from None
 
 
-def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progress: bool) -> None:
+def _prepare_own_shards(
+    job: ShardJob, rank: int, world: int, workers: int | None, progress: bool
+) -> None:
     writer = job.writer
     share = range(rank, writer.num_shards, world)
     todo = [number for number in share if not writer.is_finished(number)]
@@ -363,7 +334,7 @@ def _do_share(job: ShardJob, rank: int, world: int, workers: int | None, progres
     title = "prepare" if world == 1 else f"prepare (share {rank + 1} of {world})"
     with show_progress(title, total, done, enabled=progress) as advance:
         if workers is None:
-            todo = _begin_here(job, todo, advance)
+            todo = _run_first_jobs(job, todo, advance)
         run_jobs(job, todo, _num_workers(workers, todo), advance)
 
 
@@ -371,7 +342,7 @@ def _num_workers(workers: int | None, todo: Sequence[int]) -> int:
     return min(own_cpus() if workers is None else workers, len(todo))
 
 
-def _begin_here(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:
+def _run_first_jobs(job: ShardJob, todo: list[int], advance: Advance) -> list[int]:
     """Run jobs here for as long as workers would take to start, and return the rest."""
     begun = time.monotonic()
     while todo and time.monotonic() - begun < _SECONDS_TO_START:

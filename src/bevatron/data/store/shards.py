@@ -193,7 +193,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
             schema = pa.ipc.open_file(source).schema
         return dict(json.loads(schema.metadata[METADATA_KEY]))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{path}: not a whole shard ({_first_line(error)})") from None
+        raise StoreError(f"{path}: not a complete shard ({_first_line(error)})") from None
 
 
 def _first_line(error: Exception) -> str:

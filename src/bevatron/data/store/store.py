@@ -237,7 +237,7 @@ def _file_pages() -> int:
 def _reopen(path: Path, fingerprint: str, resident_limit: int | None) -> Store:
     store = Store(path, resident_limit=resident_limit)
     if store.manifest["fingerprint"] != fingerprint:
-        raise StoreError(f"{path}: the store was prepared anew with other settings meanwhile")
+        raise StoreError(f"{path}: the store was replaced by one with other settings")
     return store
 
 

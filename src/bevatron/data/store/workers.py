@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from bevatron.data.processes import start_without_main
+from bevatron.data.processes import PRELOADED, start_without_main
 from bevatron.errors import BevatronError, DataError, StoreError
 
 Advance = Callable[[int], None]
@@ -70,7 +70,7 @@ class _Worker:
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             # Imported once in the server, not once in every worker.
-            context.set_forkserver_preload([__name__, "bevatron.data.store.prepare"])
+            context.set_forkserver_preload(list(PRELOADED))
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
         start_without_main(self.process, needs_main=b"__main__" in pickle.dumps(work))
@@ -136,7 +136,7 @@ def _raise(kind: type[BevatronError], sentence: str, trace: str) -> None:
 
 def _serve(connection: Connection, work: Work) -> None:
     """Run jobs in the worker until the parent sends None or exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     report = _Reporter(connection)

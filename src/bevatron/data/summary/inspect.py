@@ -234,17 +234,17 @@ def _labels(summary: Mapping[str, Any]) -> Table:
     structures = whole["structures"]
     rows: list[tuple[str | int | float | None, ...]] = []
     for name in _LABELS:
-        words = ""
+        text = ""
         if name == "energy" and "energy_per_atom" in whole:
             part = whole["energy_per_atom"]
             mean = part["sum"] / whole["labels"]["energy"]
-            words = f"{part['min']:.4g} to {part['max']:.4g}, mean {mean:.4g} eV/atom"
+            text = f"{part['min']:.4g} to {part['max']:.4g}, mean {mean:.4g} eV/atom"
         if name == "forces" and whole.get("forces", {}).get("components"):
             part = whole["forces"]
             rms = np.sqrt(part["sum_squares"] / part["components"])
-            words = f"RMS {rms:.3g}, largest component {part['max']:.3g} eV/Å"
+            text = f"RMS {rms:.3g}, largest component {part['max']:.3g} eV/Å"
         count = whole["labels"][name]
-        rows.append((name, count, _percent(count, structures), words))
+        rows.append((name, count, _percent(count, structures), text))
     if whole["labels"]["none"]:
         count = whole["labels"]["none"]
         rows.append(("no label at all", count, _percent(count, structures), ""))

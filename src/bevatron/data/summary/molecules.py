@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.samples import UNREACHABLE
-from bevatron.data.summary.structures import histogram_bin, merge
+from bevatron.data.summary.structures import merge, size_range
 from bevatron.typing import Arrays
 
 
@@ -48,7 +48,7 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
     if num_atoms:
         numbers, counts = np.unique(sample["atom_features"][:, 0] + 1, return_counts=True)
         part["elements"] = dict(zip(map(str, numbers.tolist()), counts.tolist(), strict=True))
-        part["sizes"] = {"atoms": _size(num_atoms), "bonds": _size(num_bonds)}
+        part["sizes"] = {"atoms": size_range(num_atoms), "bonds": size_range(num_bonds)}
     if "targets" in sample:
         part["targets"] = {
             str(i): {"known": 1, "sum": v, "sum_squares": v * v, "min": v, "max": v}
@@ -57,7 +57,3 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
             for i, v in enumerate(sample["targets"].astype(float).tolist())
         }
     return part
-
-
-def _size(size: int) -> dict[str, Any]:
-    return {"min": size, "max": size, "histogram": {str(histogram_bin(size)): 1}}

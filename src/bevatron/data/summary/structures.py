@@ -114,7 +114,7 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
         "edges": num_edges,
         "labels": {**labels, "none": int(not any(labels.values()))},
         "elements": _counts(sample["atomic_numbers"]),
-        "sizes": {"atoms": _size(num_atoms), "edges": _size(num_edges)},
+        "sizes": {"atoms": size_range(num_atoms), "edges": size_range(num_edges)},
     }
     if num_atoms:
         degrees = np.bincount(sample["edges"][:, 1], minlength=num_atoms)
@@ -136,7 +136,8 @@ def _summarise(sample: Arrays) -> dict[str, Any]:
     return part
 
 
-def _size(size: int) -> dict[str, Any]:
+def size_range(size: int) -> dict[str, Any]:
+    """Return the summary of one sample of this size."""
     return {"min": size, "max": size, "histogram": {str(histogram_bin(size)): 1}}
 
 

@@ -27,7 +27,7 @@ class EdgeOrder:
     Raises
     ------
     RuntimeError
-        If the edges were said to be sorted and are not (on a GPU: at the next synchronisation).
+        If the edges were declared sorted and are not (on a GPU: at the next synchronisation).
 
     Examples
     --------
@@ -46,7 +46,7 @@ class EdgeOrder:
 
     @classmethod
     def of(cls, edges: "Tensor | EdgeOrder", num_nodes: int) -> "EdgeOrder":
-        """Take what an operator was given."""
+        """Wrap the argument of an operator."""
         return edges if isinstance(edges, EdgeOrder) else cls(edges, num_nodes)
 
     @property

@@ -37,7 +37,7 @@ class ElementOrder:
 
     @classmethod
     def of(cls, elements: "Tensor | ElementOrder", num_elements: int) -> "ElementOrder":
-        """Take what an operator was given."""
+        """Wrap the argument of an operator."""
         return elements if isinstance(elements, ElementOrder) else cls(elements, num_elements)
 
     @property

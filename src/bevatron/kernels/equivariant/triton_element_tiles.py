@@ -52,7 +52,7 @@ def tile_table(ptr: Tensor, num_rows: int, rows: int, scale: int = 1) -> Tensor:
 
 
 def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
-    """Add what each tile has, [tiles, ...], to one sum per group, [Z, ...].
+    """Add the sums of tiles, [tiles, ...], to one sum per group, [Z, ...].
 
     The order of additions is fixed, so the same input gives the same bits.
     """
@@ -78,7 +78,7 @@ def sum_tiles(parts: Tensor, ptr: Tensor, rows: int, scale: int = 1) -> Tensor:
 
 
 # The type checks of the tests would wrap these functions, and Triton reads their source.
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "scale"])
 @no_type_check
 def tile_table_kernel(
     table_ptr,

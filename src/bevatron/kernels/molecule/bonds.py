@@ -11,7 +11,7 @@ from torch import Tensor
 class Bonds:
     """Directed edges of which rows 2k and 2k + 1 are the two directions of one bond.
 
-    The reverse of edge e is therefore edge e ^ 1, so one list of the edges into each atom tells
+    The reverse of edge e is therefore edge e ^ 1, so one list of the edges into each atom gives
     those out of it too, and no sum over an atom's bonds needs a float atomic. Make it with
     `index_bonds` and hand it to all layers.
 

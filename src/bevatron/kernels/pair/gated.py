@@ -1,4 +1,4 @@
-"""How weights and rows of a gated unit lie: all gates before all values, or block by block."""
+"""Layout of weights and rows of a gated unit: all gates before all values, or by blocks."""
 
 import torch
 from torch import Tensor
@@ -11,6 +11,6 @@ def gate_and_value(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
-    """Put the gates of every ``block`` hidden channels before their values: [2 H, C]."""
+    """Place the gates of every ``block`` hidden channels before their values: [2 H, C]."""
     blocks = (up.shape[0] // block, block, up.shape[1])
     return torch.cat([gate.view(blocks), up.view(blocks)], dim=1).view(-1, up.shape[1])

@@ -1,4 +1,4 @@
-"""What operators share, each thing once; none of it imports an operator.
+"""Shared by all operators; nothing here imports an operator.
 
 =====================  ==========================================================================
 support                types and devices a kernel takes, why Triton cannot run
@@ -12,6 +12,5 @@ rows                   rows of any strides, seen as three axes
 chunked_linear         matmuls over chunks of rows, and sums of weight gradients
 checks                 types and shapes of arguments
 autograd               whether autograd records a call; empty gradients
-renamed                old names of functions
 =====================  ==========================================================================
 """

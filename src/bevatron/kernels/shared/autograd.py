@@ -1,11 +1,11 @@
-"""What operators and their backward formulas ask autograd."""
+"""Queries to autograd by operators and their backward formulas."""
 
 import torch
 from torch import Tensor
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is made of these now: what a backward pass needs is worth it.
+    """Whether autograd records operations on these, so that a backward pass may come.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What operators check of their arguments: one floating-point type, shapes that go together."""
+"""Checks of the arguments of operators: one floating-point type, matching shapes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ def check_one_type(operator: str, tensors: Mapping[str, Tensor | Sequence[Tensor
     Parameters
     ----------
     operator
-        What was called.
+        The function that was called.
     tensors
         By the name of the argument, the one whose type the result has first.
 
@@ -53,7 +53,7 @@ def check_shapes(
     Parameters
     ----------
     op
-        What was called.
+        The function that was called.
     wanted
         Tensor and shape by the name of the argument; None is any shape.
     source

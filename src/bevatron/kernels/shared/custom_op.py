@@ -208,7 +208,7 @@ def _is_needed(ctx: Any, position: int, tensor: int) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001
     except (AttributeError, RuntimeError):
-        # A leaf, of which the engine does not tell, or a torch that does not offer this.
+        # A leaf, which the engine does not report, or a torch without this feature.
         return True
 
 
@@ -320,7 +320,7 @@ class _Wiring:
 
 
 def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of all arguments that allocates results."""
+    """Return a function of all arguments that allocates results."""
     names = fake.split() if isinstance(fake, str) else _parameters(fake)
     places = [parameters.index(name) for name in names]
     if not isinstance(fake, str):
@@ -338,7 +338,7 @@ def _fake(parameters: list[str], fake: str | Callable[..., Any]) -> Callable[...
 
 
 def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function run on the device of its first tensor, where Triton is to launch kernels."""
+    """Run a function on the device of its first tensor, where Triton launches kernels."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -355,7 +355,7 @@ def _function_class(
     save: Callable[..., None],
     formula: Callable[..., Any],
 ) -> type[torch.autograd.Function]:
-    """Make the function that autograd records where the dispatcher is not asked."""
+    """Build the function that autograd records where the dispatcher is not asked."""
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         outputs = function(*inputs)

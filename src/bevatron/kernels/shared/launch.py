@@ -1,4 +1,4 @@
-"""What a kernel launch asks of the device."""
+"""Device properties for kernel launches."""
 
 import contextlib
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make a tensor's device the current one: Triton launches on the current device."""
+    """Set a tensor's device as the current one: Triton launches on the current device."""
     if tensor.device.type == "cuda":
         return torch.cuda.device(tensor.device)
     return contextlib.nullcontext()

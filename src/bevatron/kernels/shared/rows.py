@@ -1,4 +1,4 @@
-"""What operators on rows of channels share: strides, shapes, gradients."""
+"""Shared by operators on rows of channels: strides, shapes, gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What types and devices a Triton kernel takes, and why it cannot run on others."""
+"""The types and devices that a Triton kernel supports."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ Obstacle = Callable[[torch.device, torch.dtype], str | None]
 
 
 def up_to_float32(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a kernel that computes in float32 cannot run on a type."""
+    """Return why a kernel that computes in float32 cannot run on a type."""
     del device
     if dtype in {torch.bfloat16, torch.float16, torch.float32}:
         return None
@@ -19,7 +19,7 @@ def up_to_float32(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def float32_or_float64(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a kernel cannot run on a type whose sums would be too coarse."""
+    """Return why a kernel cannot run on a type whose sums would be too coarse."""
     del device
     if dtype in {torch.float32, torch.float64}:
         return None
@@ -27,14 +27,14 @@ def float32_or_float64(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def no_float64_on_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a kernel that takes float64 only under the interpreter cannot run."""
+    """Return why a kernel that takes float64 only under the interpreter cannot run."""
     if dtype == torch.float64 and device.type == "cuda":
         return "it computes in float32 on a GPU, not float64"
     return None
 
 
 def without_triton(device: torch.device) -> str | None:
-    """Say why no Triton kernel can run on a device, or None."""
+    """Return why no Triton kernel can run on a device, or None."""
     # Not while compiling: torch 2.11 cannot trace the search, and a GPU has triton then.
     if not torch.compiler.is_compiling() and importlib.util.find_spec("triton") is None:
         return "the package 'triton' is not installed"

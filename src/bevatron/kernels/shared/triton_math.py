@@ -21,7 +21,7 @@ def accumulator(tensor: Tensor) -> tl.dtype:
 
 
 def allows_tf32() -> bool:
-    """Whether torch may round float32 factors to TF32, whichever way it was told so."""
+    """Whether torch may round float32 factors to TF32, by either of its settings."""
     # Not allow_tf32, which raises once fp32_precision has been set.
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 

@@ -13,7 +13,7 @@ SUM_BLOCK, PAIR_BLOCK, SUM_BLOCK_C = 512, 1024, 8
 
 
 def new_sums(rows: Tensor, count: int, width: int) -> Tensor:
-    """Make room for sums of rows that `sum_partials` will write; zeros if there are no rows."""
+    """Allocate sums of rows that `sum_partials` will write; zeros if there are no rows."""
     wide = wide_type(rows)
     if rows.numel():
         return rows.new_empty((count, width), dtype=wide)

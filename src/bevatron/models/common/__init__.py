@@ -1,1 +1,1 @@
-"""What two models share."""
+"""Shared by several models."""

@@ -1,4 +1,4 @@
-"""How well scores rank what is true before what is not: ROC curve and average precision.
+"""Ranking quality of scores: ROC curve and average precision.
 
 Ranking measures need all scores: a process alone keeps them and computes exactly; several add up
 counts in fine bins of the score.
@@ -94,7 +94,7 @@ class RankingSums:
         logits, weight = logits.detach().double(), weight.double()
         self._bins = self._bins.to(logits.device)
         num_bins = self._bins.shape[2]
-        # A monotone map into (0, 1) that tells logits of 1 from 2 as well as of 10 from 20.
+        # A monotone map into (0, 1) that separates logits of 1 and 2 as well as of 10 and 20.
         score = 0.5 + torch.atan(logits) / torch.pi
         place = (score * num_bins).long().clamp(0, num_bins - 1)
         for side, members in enumerate((~positive, positive)):

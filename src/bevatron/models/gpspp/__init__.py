@@ -11,7 +11,7 @@ from bevatron.models.gpspp.model import OUTPUTS, GPSPlusPlus, build
 from bevatron.models.gpspp.task import GPSPlusPlusTask
 
 KIND = "gpspp"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
 _folder = ModelKind(KIND, GPSPlusPlusConfig, GPSPlusPlus)
 save_model, load_model = _folder.save, _folder.load

@@ -11,7 +11,7 @@ from bevatron.errors import ConfigError
 from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
 TargetKind = Literal["regression", "binary", "multiclass"]
-"""What a target is: a number, 0 or 1, or the number of a class from 0."""
+"""Kind of a target: a number, 0 or 1, or the number of a class from 0."""
 
 PCQM4MV2_MEAN = 5.380503871833475
 PCQM4MV2_STD = 1.1785068841097899

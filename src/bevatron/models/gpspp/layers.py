@@ -39,7 +39,7 @@ EPS = 1e-3
 
 
 def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
-    """Make a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
+    """Build a linear layer as Keras initialises it: Glorot's uniform weights, no bias."""
     layer = nn.Linear(width_in, width_out, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:
@@ -48,7 +48,7 @@ def dense(width_in: int, width_out: int, *, bias: bool = True) -> nn.Linear:
 
 
 def uniform_dense(width_in: int, width_out: int, radius: float) -> nn.Linear:
-    """Make a linear layer with weights and bias from (-radius, radius)."""
+    """Build a linear layer with weights and bias from (-radius, radius)."""
     layer = nn.Linear(width_in, width_out)
     nn.init.uniform_(layer.weight, -radius, radius)
     nn.init.uniform_(layer.bias, -radius, radius)

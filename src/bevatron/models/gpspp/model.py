@@ -36,7 +36,7 @@ OUTPUTS = (
     "edge_logits",
     "directions",
 )
-"""What `GPSPlusPlus.forward` can compute."""
+"""Outputs of `GPSPlusPlus.forward`."""
 
 
 class GPSPlusPlus(nn.Module):

@@ -15,7 +15,7 @@ from bevatron.models.graph_attention.model import NodeClassifier, graph_features
 from bevatron.models.graph_attention.task import NodeTask
 
 KIND = "graph_attention"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
 _folder = ModelKind(KIND, GraphAttentionConfig, NodeClassifier)
 save_model, load_model = _folder.save, _folder.load

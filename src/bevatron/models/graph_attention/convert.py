@@ -123,7 +123,7 @@ def from_agnn_conv(state: Mapping[str, Tensor], width: int, *, beta: float = 1.0
     state
         Its ``state_dict()``: ``beta``, or nothing if beta is not learned.
     width
-        Of the features, which its state does not tell.
+        Width of the features, which the state does not contain.
     beta
         Its fixed beta, if the state has none.
 

@@ -1,4 +1,4 @@
-"""What all graph layers share: Phi, heads, biases and activation.
+"""The base class of graph layers: Phi, heads, biases and activation.
 
 H' = sigma(Phi(sum over the edges of Psi times H)), Besta et al., SC 2023, equation 1. A layer
 defines the sum over the edges; everything else is here.
@@ -7,9 +7,11 @@ n vertices; H is the number of heads in shapes, the input features elsewhere; in
 widths of the input and of one head's result.
 """
 
+import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -29,6 +31,29 @@ Features = Tensor | Csr
 
 Matrix = Csr | DistributedGraph
 """A graph's matrix, or a graph that is cut over processes."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep a function out of `torch.compile`.
+
+    Like `torch.compiler.disable`, which imports torch._dynamo where a function is defined: that
+    takes seconds, also when nothing is ever compiled.
+    """
+    disabled: Callable[P, R] | None = None
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    return call
 
 
 class GraphLayer(nn.Module):
@@ -116,7 +141,7 @@ class GraphLayer(nn.Module):
                 if callable(reset):
                     reset()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def forward(self, csr: Matrix, features: Float[Tensor, "n inputs"] | Csr) -> Tensor:
         """Compute H' [n, _] from a square matrix, whose row i attends to its columns, and H.
 

@@ -24,6 +24,7 @@ from bevatron.models.graph_attention.graph_layer import (
     GraphLayer,
     Matrix,
     dense_features,
+    not_compiled,
     sparse_product,
     stored_values,
 )
@@ -88,7 +89,7 @@ class NodeClassifier(nn.Module):
         return "\n\n".join(f"{name}\n{m.explain(weighted=weighted)}" for name, m in found)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
     """Return a graph's matrix, row = receiver, made the first time it is asked for.
 
@@ -118,7 +119,7 @@ def graph_matrix(graph: Graph, *, self_loops: bool) -> Matrix:
     return graph.derived(("csr", self_loops), build)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def graph_features(graph: Graph) -> Features:
     """Return a graph's features; sparse ones as a matrix in both orders, made once."""
     if isinstance(graph.features, Tensor):
@@ -157,7 +158,7 @@ class FeatureLinear(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def _sparse_product(features: Csr, matrix: Tensor) -> Tensor:
     return sparse_product(features, matrix)
 
@@ -287,7 +288,7 @@ def _plain_stack(config: GraphAttentionConfig) -> type[nn.Module]:
 
 
 def _layer(config: GraphAttentionConfig, inputs: int, outputs: int, *, last: bool) -> GraphLayer:
-    """Make a layer of the configured kind."""
+    """Build a layer of the configured kind."""
     if config.layer in {"gat", "gatv2"}:
         options: dict[str, Any] = {
             "heads": config.out_heads if last else config.heads,

@@ -1,6 +1,7 @@
 """MACE: configuration, model, task, statistics of the data, conversion from and to mace-torch."""
 
 from bevatron.models.common.model_folder import ModelKind
+from bevatron.models.mace.atomic_energies import AtomicEnergies
 from bevatron.models.mace.config import PRESETS, MaceConfig
 from bevatron.models.mace.convert import (
     from_mace_torch,
@@ -15,7 +16,7 @@ from bevatron.models.mace.model import MACE, hessian
 from bevatron.models.mace.task import MaceMetrics, MaceTask, per_structure_errors
 
 KIND = "mace"
-"""How a model folder names this model."""
+"""Kind of this model in model folders."""
 
 _folder = ModelKind(KIND, MaceConfig, MACE)
 save_model, load_model = _folder.save, _folder.load
@@ -24,6 +25,7 @@ __all__ = [
     "KIND",
     "MACE",
     "PRESETS",
+    "AtomicEnergies",
     "LossConfig",
     "MaceConfig",
     "MaceMetrics",

@@ -54,7 +54,7 @@ def join_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N K 
 
 
 def flatten_degrees(parts: Sequence[Float[Tensor, "N K _"]]) -> Float[Tensor, "N D"]:
-    """Make a flat feature of one [N, K, 2l+1] per degree."""
+    """Join features [N, K, 2l+1] of each degree into a flat one."""
     return torch.cat([part.transpose(1, 2).flatten(1) for part in parts], dim=1)
 
 

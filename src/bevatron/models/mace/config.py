@@ -33,6 +33,8 @@ class MaceConfig:
         The elements that the model knows, each once.
     heads
         Names of the read-outs; a structure's head is an index into them.
+    default_head
+        The head of structures that name none; models of bevatron 0.1 have none.
     atomic_energies
         E0, energy of each isolated atom in eV, one row per head in the order of `heads`.
     avg_num_neighbors
@@ -89,6 +91,7 @@ class MaceConfig:
 
     atomic_numbers: Suppress[tuple[int, ...]] = ()
     heads: Suppress[tuple[str, ...]] = ("default",)
+    default_head: Suppress[str | None] = None
     atomic_energies: Suppress[tuple[tuple[float, ...], ...]] = ()
     avg_num_neighbors: Suppress[float] = 1.0
     scale: Suppress[tuple[float, ...]] = (1.0,)
@@ -130,6 +133,25 @@ class MaceConfig:
     def num_elements(self) -> int:
         """Number of elements."""
         return len(self.atomic_numbers)
+
+    def head_index(self, name: str | None = None) -> int:
+        """Return the index of a head; without a name that of the default one.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such head, or several and none is the default.
+        """
+        names = ", ".join(self.heads)
+        if name is None and self.default_head is None and self.num_heads > 1:
+            raise ConfigError(
+                f"head: the model has several ({names}) and none is its default; choose one with "
+                "--head (head= in Python)"
+            )
+        chosen = name or self.default_head or self.heads[0]
+        if chosen not in self.heads:
+            raise ConfigError(f"head: the model has no '{chosen}' (it has {names})")
+        return self.heads.index(chosen)
 
     def layer_kind(self, layer: int) -> InteractionKind:
         """Return the interaction block of a layer, counted from 0."""
@@ -203,6 +225,10 @@ class MaceConfig:
             )
         if not self.heads or len(set(self.heads)) != len(self.heads):
             raise ConfigError(f"heads: expected different names, got {list(self.heads)}")
+        if self.default_head is not None and self.default_head not in self.heads:
+            raise ConfigError(
+                f"default_head: '{self.default_head}' is none of the heads {', '.join(self.heads)}"
+            )
         if self.atomic_energies and len(self.atomic_energies) != self.num_heads:
             raise ConfigError(
                 f"atomic_energies: expected one row for each of {self.num_heads} heads, "

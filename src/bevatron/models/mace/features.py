@@ -4,28 +4,29 @@ One pass over the data, in bounded memory. From a store whole shards are read as
 any other data set is read sample by sample.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from bevatron.errors import DataError
+from bevatron.models.mace.atomic_energies import AtomicEnergies
 from bevatron.typing import Arrays, BoolArray, FloatArray, IntArray
 
 ISOLATED_GROUP = "IsolatedAtom"
 """Group (config_type) of single atoms whose energies are E0, as mace names them."""
 
-E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float]
-"""How E0 is found: from isolated atoms, by least squares, the first that works, or given."""
-
+E0Choice = Literal["auto", "least_squares", "isolated"] | Mapping[int, float] | AtomicEnergies
+"""Source of E0: from isolated atoms, by least squares, the first that works, or given."""
 
 BLOCK = 2048
 """Samples per block where a data set has no flat columns."""
 
 
-class Dataset(Protocol):
-    """Samples by number."""
+class Samples(Protocol):
+    """Samples by index; `bevatron.data.dataset.Dataset` is more than that."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Arrays: ...
@@ -41,8 +42,8 @@ class Statistics:
         Elements that occur, ascending.
     avg_num_neighbors
         Mean number of neighbours over the atoms that have any; 1 if none has.
-    atomic_energies
-        E0 in eV, one row per head.
+    e0
+        E0 of each head, with their origin.
     force_rms
         Root mean square of the force components per head, eV/Å; 1 without forces.
     mean_shift
@@ -51,24 +52,35 @@ class Statistics:
         Counts.
     isolated
         Samples that are isolated atoms with an energy (of the group `ISOLATED_GROUP`).
-    notes
-        Lines for the log: how E0 was found and what it leaves undetermined.
+    isolated_energies
+        Their mean energy by element, per head, eV.
     """
 
     atomic_numbers: tuple[int, ...]
     avg_num_neighbors: float
-    atomic_energies: tuple[tuple[float, ...], ...]
+    e0: tuple[AtomicEnergies, ...]
     force_rms: tuple[float, ...]
     mean_shift: tuple[float, ...]
     num_structures: int
     num_atoms: int
     num_edges: int
     isolated: tuple[int, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    isolated_energies: tuple[Mapping[int, float], ...] = ()
+
+    @property
+    def atomic_energies(self) -> tuple[tuple[float, ...], ...]:
+        """E0 in eV, one row per head, in the order of `atomic_numbers`."""
+        return tuple(tuple(e0.values[z] for z in self.atomic_numbers) for e0 in self.e0)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Deprecated: the origins of `e0`."""
+        warnings.warn("Statistics.notes is now Statistics.e0", DeprecationWarning, stacklevel=2)
+        return tuple(f"E0: {e0.origin}" for e0 in self.e0)
 
 
 def statistics(
-    dataset: Dataset,
+    dataset: Samples,
     indices: Sequence[int] | IntArray | None = None,
     *,
     heads: Sequence[str] = ("default",),
@@ -87,7 +99,8 @@ def statistics(
         Names of the heads; a sample's head is an index into them.
     e0
         Energies of isolated atoms: ``auto`` (isolated atoms in the data if every element has one,
-        else least squares), one of both, or element -> eV; or one of these for each head by name.
+        else least squares), one of both, or element -> eV, also as `AtomicEnergies` with an origin
+        for the log; or one of these for each head by name.
     elements
         The model's elements if they are more than the data hold.
 
@@ -103,28 +116,27 @@ def statistics(
         raise DataError("the training data hold no structures")
     present = [int(z) for z in np.flatnonzero(sums.element_counts)]
     numbers = tuple(sorted({*present, *(int(z) for z in elements or ())}))
-    rows, notes = [], []
+    found = []
     for head, name in enumerate(heads):
         choices: Any = e0
         by_head = isinstance(e0, Mapping) and any(isinstance(key, str) for key in e0)
         choice = choices.get(name, "auto") if by_head else e0
-        row, lines = _atomic_energies(sums, head, name, numbers, choice)
-        rows.append(row)
-        notes += lines
+        found.append(_atomic_energies(sums, head, name, numbers, choice))
     columns = np.array(numbers, dtype=np.int64)
     return Statistics(
         atomic_numbers=numbers,
         avg_num_neighbors=sums.num_edges / sums.atoms_with_edges if sums.atoms_with_edges else 1.0,
-        atomic_energies=tuple(tuple(float(value) for value in row) for row in rows),
+        e0=tuple(found),
         force_rms=tuple(sums.force_rms(head) for head in range(len(heads))),
         mean_shift=tuple(
-            sums.mean_shift(head, columns, np.array(row)) for head, row in enumerate(rows)
+            sums.mean_shift(head, columns, np.array([e0.values[z] for z in numbers]))
+            for head, e0 in enumerate(found)
         ),
         num_structures=sums.num_structures,
         num_atoms=int(sums.element_counts.sum()),
         num_edges=sums.num_edges,
         isolated=tuple(sums.isolated_indices),
-        notes=tuple(notes),
+        isolated_energies=tuple(map(_means, sums.isolated)),
     )
 
 
@@ -239,19 +251,24 @@ def _count_receivers(receivers: IntArray, edge_ptr: IntArray) -> int:
     return int(begins.sum())
 
 
+def _means(isolated: Mapping[int, list[float]]) -> dict[int, float]:
+    return {z: float(np.mean(energies)) for z, energies in isolated.items()}
+
+
 def _atomic_energies(
     sums: _Sums, head: int, name: str, numbers: tuple[int, ...], choice: Any
-) -> tuple[list[float], list[str]]:
-    """Find E0 of every element for one head, and say how."""
+) -> AtomicEnergies:
+    """Find E0 of every element for one head."""
     if isinstance(choice, Mapping):
-        given = {int(z): float(energy) for z, energy in choice.items()}
-        missing = [z for z in numbers if z not in given]
+        choice = AtomicEnergies(choice)
+    if isinstance(choice, AtomicEnergies):
+        missing = [z for z in numbers if z not in choice.values]
         if missing:
             raise DataError(
                 f"head '{name}': E0 is given but not for the elements {missing} of the data"
             )
-        return [given[z] for z in numbers], [f"E0 of head '{name}': given"]
-    isolated = {z: float(np.mean(energies)) for z, energies in sums.isolated[head].items()}
+        return AtomicEnergies({z: float(choice.values[z]) for z in numbers}, choice.origin)
+    isolated = _means(sums.isolated[head])
     missing = [z for z in numbers if z not in isolated]
     if choice == "isolated" and missing:
         raise DataError(
@@ -259,28 +276,26 @@ def _atomic_energies(
             f"elements {missing}; use e0 'least_squares' or give them"
         )
     if choice == "isolated" or (choice == "auto" and not missing):
-        return [isolated[z] for z in numbers], [f"E0 of head '{name}': from isolated atoms"]
+        return AtomicEnergies({z: isolated[z] for z in numbers}, "from isolated atoms")
     if choice not in {"auto", "least_squares"}:
         raise DataError(f"e0: expected auto, least_squares, isolated or energies, got {choice!r}")
     if not sums.num_energies[head]:
         raise DataError(f"head '{name}': no structure has an energy, so E0 cannot be fitted")
-    return _least_squares(sums, head, name, numbers)
+    return _least_squares(sums, head, numbers)
 
 
-def _least_squares(
-    sums: _Sums, head: int, name: str, numbers: tuple[int, ...]
-) -> tuple[list[float], list[str]]:
+def _least_squares(sums: _Sums, head: int, numbers: tuple[int, ...]) -> AtomicEnergies:
     """Fit total energies by a sum over atoms; of many solutions the one of least norm."""
     matrix, energies = sums.system(head, np.array(numbers, dtype=np.int64))
     solution, _, rank, _ = np.linalg.lstsq(matrix, energies, rcond=1e-10)
-    notes = [f"E0 of head '{name}': least squares over {int(sums.num_energies[head])} structures"]
+    origin = f"least squares over {int(sums.num_energies[head])} structures"
     if rank < len(numbers):
-        notes.append(
-            f"E0 of head '{name}': the compositions fix only {int(rank)} of {len(numbers)} "
-            "energies; the solution of least norm is used, right in sum but not element by "
-            "element: energies of other compositions are shifted, unless E0 are given"
+        origin += (
+            f"; their compositions fix only {int(rank)} of {len(numbers)} energies: the solution "
+            "of least norm is right in sum but not element by element, and energies of other "
+            "compositions are shifted, unless E0 are given"
         )
-    return [float(value) for value in solution], notes
+    return AtomicEnergies(dict(zip(numbers, map(float, solution), strict=True)), origin)
 
 
 def _blocks(dataset: Any, indices: Sequence[int] | IntArray | None) -> Iterator[_Block]:

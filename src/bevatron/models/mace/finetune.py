@@ -50,13 +50,15 @@ def adapted_config(
     atomic_numbers: Sequence[int],
     heads: Sequence[str],
     atomic_energies: Sequence[Sequence[float]],
+    start: Mapping[str, str] | None = None,
+    default_head: str | None = None,
 ) -> MaceConfig:
     """Return the configuration of a model like ``source`` for other elements and heads.
 
     Everything that gives the weights their meaning stays, the average number of neighbours too.
-    Scale and shift of a head that the source has not are those of its first.
+    A head has scale and shift of the source's head that it starts from, see `load_matching`.
     """
-    index = [source.heads.index(head) if head in source.heads else 0 for head in heads]
+    index = [_start_index(source.heads, head, start) for head in heads]
 
     def spread(values: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(values[i] if len(values) > 1 else values[0] for i in index)
@@ -65,6 +67,7 @@ def adapted_config(
         source,
         atomic_numbers=tuple(int(z) for z in atomic_numbers),
         heads=tuple(heads),
+        default_head=default_head,
         atomic_energies=tuple(tuple(float(e) for e in row) for row in atomic_energies),
         scale=spread(source.scale),
         shift=spread(source.shift),
@@ -77,10 +80,11 @@ def load_matching(
     source_state: Mapping[str, Tensor],
     source_heads: Sequence[str] | None = None,
     *,
+    start: Mapping[str, str] | None = None,
     keep_energies: bool = False,
     new_heads: Literal["copy", "random"] = "copy",
 ) -> list[TransferRow]:
-    """Take over the weights of another model as far as they fit.
+    """Copy the weights of another model as far as they fit.
 
     Parameters
     ----------
@@ -91,11 +95,14 @@ def load_matching(
     source_heads
         Names of the other model's heads, which are matched by name. By default they are the first
         heads of ``model`` in order.
+    start
+        For each head of the model the source's head that it starts from; by default the one of the
+        same name, or else the source's first.
     keep_energies
         Keep the model's own E0 for all heads. Otherwise heads and elements that the source has
         get its E0; new ones always keep theirs.
     new_heads
-        Whether a head that the source has not starts as a copy of the source's first, or random.
+        Whether a head that the source has not starts as a copy, or random.
 
     Returns
     -------
@@ -109,7 +116,7 @@ def load_matching(
     """
     if "atomic_numbers" not in source_state or "embedding.weight" not in source_state:
         raise CheckpointError("the weights to start from are not those of a MACE")
-    plan = _Plan(model, source_state, source_heads, new_heads)
+    plan = _Plan(model, source_state, source_heads, new_heads, start)
     model.take_shapes(source_state)
     rows: list[TransferRow] = []
     target_state = model.state_dict()
@@ -117,7 +124,7 @@ def load_matching(
         if name == "atomic_numbers":
             continue
         if name not in source_state or (name == "atomic_energies" and keep_energies):
-            note = "kept" if name in source_state else ""
+            note = "the model's own" if name in source_state else ""
             rows.append(TransferRow(name, "new", tuple(target.shape), note))
             continue
         rows.append(plan.transfer(name, target, source_state[name].to(target)))
@@ -136,6 +143,7 @@ class _Plan:
         source: Mapping[str, Tensor],
         source_heads: Sequence[str] | None,
         new_heads: str,
+        start: Mapping[str, str] | None,
     ) -> None:
         elements = [int(z) for z in source["atomic_numbers"]]
         self.elements = [
@@ -145,13 +153,14 @@ class _Plan:
             raise CheckpointError("the model to start from has no element of the data")
         self.num_source_elements = len(elements)
         self.num_source_heads = int(source["scale"].numel())
-        names = tuple(source_heads or model.config.heads[: self.num_source_heads])
+        names = tuple(source_heads or model.config.heads)[: self.num_source_heads]
         self.own_heads = [
-            names.index(head) if head in names[: self.num_source_heads] else None
-            for head in model.config.heads
+            names.index(head) if head in names else None for head in model.config.heads
         ]
-        fallback = 0 if new_heads == "copy" else None
-        self.heads = [fallback if head is None else head for head in self.own_heads]
+        self.heads = [
+            None if own is None and new_heads == "random" else _start_index(names, head, start)
+            for head, own in zip(model.config.heads, self.own_heads, strict=True)
+        ]
         self.width = model.config.readout_width
         self.element_factor = sqrt(model.config.num_elements / self.num_source_elements)
         self.head_factor = sqrt(model.config.num_heads / self.num_source_heads)
@@ -232,6 +241,12 @@ class _Plan:
             fresh = sum(head is None for head in self.own_heads)
             notes.append(f"{len(self.own_heads) - fresh} heads taken, {fresh} new")
         return "; ".join(notes)
+
+
+def _start_index(names: Sequence[str], head: str, start: Mapping[str, str] | None) -> int:
+    """Return the index of the source's head that a head starts from."""
+    origin = (start or {}).get(head, head)
+    return names.index(origin) if origin in names else 0
 
 
 def _move(target: Tensor, source: Tensor, axis: int, index: Sequence[int | None]) -> Tensor:

@@ -41,7 +41,7 @@ def parse_config(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Mace
     config
         Values as mace-torch's ``extract_config_mace_model`` gives them, or the same as plain JSON.
     state
-        The state dict, for what it alone tells (whether there is a scale and a shift).
+        The state dict, which alone shows whether there are a scale and a shift.
 
     Raises
     ------

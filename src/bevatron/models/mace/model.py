@@ -38,7 +38,7 @@ from bevatron.models.mace.config import MaceConfig
 from bevatron.models.mace.layers import ContractionWeights, Interaction, Product
 
 OUTPUTS = ("energy", "node_energy", "forces", "stress", "virials", "descriptors")
-"""What `MACE.forward` can compute."""
+"""Outputs of `MACE.forward`."""
 
 
 class MACE(nn.Module):

@@ -37,7 +37,7 @@ def build_two_dimensional(
     wire: Wire | None = None,
     regather: bool = False,
 ) -> Scheme:
-    """Make block A_ij; see `two_dimensional`.
+    """Build block A_ij; see `two_dimensional`.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def build_two_dimensional(
 def build_feature_parallel(
     source: EdgeSource, mesh: Mesh, *, seed: int = 0, wire: Wire | None = None
 ) -> Scheme:
-    """Make the whole matrix on every rank; see `feature_parallel`."""
+    """Build the whole matrix on every rank; see `feature_parallel`."""
     n, everyone = source.num_vertices, _everyone(mesh)
     split = Split(n, mesh.world)
     pieces = list(range(mesh.world))
@@ -98,7 +98,7 @@ def build_feature_parallel(
 
 
 def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
-    """Make the own rows and find whose features they refer to; see `rows`."""
+    """Build the rows of this rank and find which features they refer to; see `rows`."""
     n, everyone, device = source.num_vertices, _everyone(mesh), mesh.device
     split = Split(n, mesh.world)
     numbering = Numbering(split, [mesh.rank], list(range(mesh.world)), RandomOrder(n, seed))
@@ -116,7 +116,7 @@ def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
 
 
 def build_one_and_half_d(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
-    """Make block A_ij of a square grid; see `one_and_half_d`.
+    """Build block A_ij of a square grid; see `one_and_half_d`.
 
     Raises
     ------

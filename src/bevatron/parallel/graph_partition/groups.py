@@ -172,7 +172,7 @@ class _Known:
 
 
 def open_groups(partition: Sequence[Sequence[int]], mesh: Mesh) -> Group:
-    """Make a group of each set of ranks and return this process's.
+    """Create a group for each set of ranks and return this process's.
 
     All processes must call it in the same order with the same sets, each rank in exactly one.
     """

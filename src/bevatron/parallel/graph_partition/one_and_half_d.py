@@ -14,7 +14,7 @@ are reduced once instead of twice, and delta = <G, Z> needs no message.
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,15 +24,14 @@ from bevatron.kernels.graph.graph_attention import partial
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.scheme import (
-    Scheme,
+    BlockScheme,
     divide,
-    pad_rows,
     rescale,
     safe_log_total,
 )
 
 
-class OneAndHalfD(Scheme):
+class OneAndHalfD(BlockScheme):
     """The graph in s x s blocks, features in s tiles of s copies.
 
     Parameters
@@ -59,40 +58,12 @@ class OneAndHalfD(Scheme):
         *,
         padded: int,
     ) -> None:
+        self.functions = _GraphAttention, _DotAttention
         self.block, self.vertices, self.everyone = block, vertices, everyone
         self.row_group, self.column_group, self.padded = row_group, column_group, padded
         self.replicas = row_group.size
         i, j = column_group.index, row_group.index
         self._peer = j * row_group.size + i
-
-    def graph_attention(
-        self,
-        x: Float[Tensor, "T H C"],
-        row_score: Float[Tensor, "T H"],
-        col_score: Float[Tensor, "T H"],
-        *,
-        negative_slope: float,
-        dropout: float,
-        seed: int,
-    ) -> Float[Tensor, "T H C"]:
-        """Attend as GAT does; all ranks must call it."""
-        tiles = [pad_rows(rows, self.padded) for rows in (x, row_score, col_score)]
-        learns = torch.is_grad_enabled() and any(rows.requires_grad for rows in tiles)
-        found: Tensor = _GraphAttention.apply(*tiles, self, (negative_slope, dropout), seed, learns)
-        return found[: len(self.vertices)]
-
-    def dot_attention(
-        self,
-        x: Float[Tensor, "T H C"],
-        scale: Float[Tensor, "_"],
-        *,
-        normalize: bool,
-        softmax: bool,
-    ) -> Float[Tensor, "T H C"]:
-        """Attend by dot products or cosines; all ranks must call it."""
-        rows = pad_rows(x, self.padded)
-        found: Tensor = _DotAttention.apply(rows, scale, self, normalize, softmax)
-        return found[: len(self.vertices)]
 
     def swap(self, rows: Tensor) -> Tensor:
         """Exchange a tile with rank (j, i)."""

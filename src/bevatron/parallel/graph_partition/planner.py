@@ -13,7 +13,7 @@ from bevatron.parallel.graph_partition.grid import Grid, grids
 
 SCHEMES = ("two_dimensional", "feature_parallel", "rows", "one_and_half_d")
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
-"""What ``auto`` considers; the paper's scheme is there for comparison."""
+"""Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
 
 
 @dataclass(frozen=True)

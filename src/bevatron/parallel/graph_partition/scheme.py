@@ -1,4 +1,4 @@
-"""What all ways to distribute graph attention have in common."""
+"""Base classes and arithmetic of the schemes that distribute graph attention."""
 
 from abc import ABC, abstractmethod
 
@@ -68,6 +68,53 @@ class Scheme(ABC):
             f"graph partition: scheme '{self.name}' has no attention by dot products, since it "
             "splits the features; choose two_dimensional"
         )
+
+
+class BlockScheme(Scheme):
+    """A scheme over blocks of the matrix, with tiles of vertices padded to one length.
+
+    Attributes
+    ----------
+    row_group, column_group
+        Ranks (i, *); ranks (*, j).
+    padded
+        Length of every tile with its padding.
+    functions
+        Graph attention and dot attention over padded tiles.
+    """
+
+    row_group: Group
+    column_group: Group
+    padded: int
+    functions: tuple[type[torch.autograd.Function], type[torch.autograd.Function]]
+
+    def graph_attention(  # noqa: D102  see Scheme
+        self,
+        x: Float[Tensor, "T H C"],
+        row_score: Float[Tensor, "T H"],
+        col_score: Float[Tensor, "T H"],
+        *,
+        negative_slope: float,
+        dropout: float,
+        seed: int,
+    ) -> Float[Tensor, "T H C"]:
+        tiles = [pad_rows(rows, self.padded) for rows in (x, row_score, col_score)]
+        learns = torch.is_grad_enabled() and any(rows.requires_grad for rows in tiles)
+        options = (negative_slope, dropout)
+        found: Tensor = self.functions[0].apply(*tiles, self, options, seed, learns)
+        return found[: len(self.vertices)]
+
+    def dot_attention(  # noqa: D102  see Scheme
+        self,
+        x: Float[Tensor, "T H C"],
+        scale: Float[Tensor, "_"],
+        *,
+        normalize: bool,
+        softmax: bool,
+    ) -> Float[Tensor, "T H C"]:
+        tile = pad_rows(x, self.padded)
+        found: Tensor = self.functions[1].apply(tile, scale, self, normalize, softmax)
+        return found[: len(self.vertices)]
 
 
 def pad_rows(rows: Tensor, count: int) -> Tensor:

@@ -19,7 +19,7 @@ c + 1 is on its way while chunk c is computed, and its sums leave while the next
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -30,17 +30,16 @@ from bevatron.kernels.shared.dtypes import wide
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
 from bevatron.parallel.graph_partition.groups import Group, Pending
 from bevatron.parallel.graph_partition.scheme import (
-    Scheme,
+    BlockScheme,
     channel_chunks,
     divide,
-    pad_rows,
     rescale,
     safe_log_total,
 )
 from bevatron.parallel.graph_partition.wire import Wire
 
 
-class TwoDimensional(Scheme):
+class TwoDimensional(BlockScheme):
     """The graph in Px x Py blocks.
 
     Parameters
@@ -80,39 +79,11 @@ class TwoDimensional(Scheme):
         wire: Wire | None = None,
         regather: bool = False,
     ) -> None:
+        self.functions = _GraphAttention, _DotAttention
         self.block, self.vertices, self.everyone = block, vertices, everyone
         self.row_group, self.column_group = row_group, column_group
         self.padded, self.prefix, self.chunks = padded, prefix, chunks
         self.wire, self.regather = wire or Wire(), regather
-
-    def graph_attention(
-        self,
-        x: Float[Tensor, "T H C"],
-        row_score: Float[Tensor, "T H"],
-        col_score: Float[Tensor, "T H"],
-        *,
-        negative_slope: float,
-        dropout: float,
-        seed: int,
-    ) -> Float[Tensor, "T H C"]:
-        """Attend as GAT does; all ranks must call it."""
-        sent = [pad_rows(rows, self.padded) for rows in (x, row_score, col_score)]
-        learns = torch.is_grad_enabled() and any(rows.requires_grad for rows in sent)
-        found: Tensor = _GraphAttention.apply(*sent, self, (negative_slope, dropout), seed, learns)
-        return found[: len(self.vertices)]
-
-    def dot_attention(
-        self,
-        x: Float[Tensor, "T H C"],
-        scale: Float[Tensor, "_"],
-        *,
-        normalize: bool,
-        softmax: bool,
-    ) -> Float[Tensor, "T H C"]:
-        """Attend by dot products or cosines; all ranks must call it."""
-        rows = pad_rows(x, self.padded)
-        found: Tensor = _DotAttention.apply(rows, scale, self, normalize, softmax)
-        return found[: len(self.vertices)]
 
 
 class _GraphAttention(torch.autograd.Function):

@@ -41,8 +41,7 @@ def prepare(
 ) -> None:
     """Compute the features of molecules once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a trained model runs.
+    """How a trained model is run.
 
     Attributes
     ----------
@@ -78,7 +77,7 @@ class ModelOptions:
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
-        Precision; bfloat16: of matmuls only, all else in float32.
+        Precision; bfloat16 is used in matmuls only.
     capacity
         Maximum number of atoms per batch.
     workers
@@ -129,7 +128,7 @@ def evaluate(
     columns
         Columns of SMILES and labels; targets are the model's unless named, in its order.
     options
-        How the model runs.
+        How the model is run.
     out
         Also write the table to this JSON file.
 
@@ -180,7 +179,7 @@ def predict(
     prefix
         Prefix of the names of the results.
     options
-        How the model runs.
+        How the model is run.
 
     Examples
     --------
@@ -227,7 +226,7 @@ def embed(
     columns
         Where SMILES and 3D structures are.
     options
-        How the model runs.
+        How the model is run.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Data sets of molecules for a recipe: from paths in a configuration to samples.
 
-A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are no
-usable molecule stay in the store, so that row i of a store is row i of the file, but never reach a
+A path is a prepared store or a file of molecules; files are prepared on the fly. Rows that are not
+usable molecules stay in the store, so that row i of a store is row i of the file, but never reach a
 model; they are listed in a file next to the store.
 """
 
@@ -42,9 +42,9 @@ class MoleculeDataConfig:
     test
         The same, for the errors in the report.
     split
-        How ``train`` is split where there are no such files: ``random``; ``scaffold``, molecules
+        How ``train`` is split if there are no such files: ``random``; ``scaffold``, molecules
         of one Bemis-Murcko scaffold stay together, rare scaffolds are set aside; ``given`` by the
-        file (a column ``split``, OGB's split file); ``auto``: given if it is, else random.
+        file (a column ``split``, OGB's split file); ``auto``: given if available, else random.
     valid_size
         Size of the validation set: a fraction below 1, or a number of molecules.
     test_size
@@ -83,7 +83,7 @@ class MoleculeDataConfig:
         shares = [size for size in sizes if size < 1]
         if any(size < 0 or (size >= 1 and size != int(size)) for size in sizes):
             raise ConfigError(
-                "train_size, valid_size and test_size: expected shares below 1 or whole numbers"
+                "train_size, valid_size and test_size: expected fractions below 1 or whole numbers"
             )
         if sum(shares) > 1 or (not self.train_size and sum(shares) >= 1):
             raise ConfigError("valid_size and test_size: leave nothing to train on")
@@ -120,7 +120,7 @@ class MoleculeData:
 def load_molecules(
     config: MoleculeDataConfig, prepared: Path, stage_to: Path | None = None
 ) -> MoleculeData:
-    """Open or prepare all data of a run and divide them.
+    """Open or prepare all data of a run and split them.
 
     Parameters
     ----------
@@ -238,12 +238,12 @@ def _agreed_targets(stores: Sequence[Store]) -> tuple[str, ...]:
         if names != named[0][1]:
             raise DataError(
                 f"{path}: its targets are {', '.join(names) or 'none'}, those of {named[0][0]} are "
-                f"{', '.join(named[0][1])}; name the same for all"
+                f"{', '.join(named[0][1])}; choose the same for all"
             )
     if not named[0][1]:
         found = "; ".join(stores[0].manifest.get("report", ())) or str(named[0][0])
         raise DataError(
-            f"{found}; training needs a target, name it by data.columns.targets (of a store by "
+            f"{found}; training needs a target, set data.columns.targets (of a store by "
             "--columns.targets when it is prepared)"
         )
     return named[0][1]

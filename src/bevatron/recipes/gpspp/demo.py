@@ -31,10 +31,10 @@ SETTINGS: dict[str, Any] = {
     "train": {"epochs": 45, "device": "cpu", "threads": 1, "log_every": 10, "evaluate_every": 3},
     "checkpoint": {"every_epochs": 15},
 }  # fmt: skip
-"""What the demo changes of the defaults."""
+"""Settings of the demo that differ from the defaults."""
 
 UNKNOWN = "smiles\nCCO\nc1ccccc1O\nnot a molecule\nCC(=O)Nc1ccc(O)cc1\nC\n"
-"""To predict: one is not a molecule, one is larger than all in training."""
+"""Input of predict: one is not a molecule, one is larger than all in training."""
 
 
 def run_demo(out: Path) -> Part:
@@ -43,7 +43,7 @@ def run_demo(out: Path) -> Part:
     Parameters
     ----------
     out
-        The demo's folder; a run that is there is resumed.
+        The demo's folder; a run in it is resumed.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def run_demo(out: Path) -> Part:
 
 
 def _learned(config: GpsppRun) -> str:
-    """Return the errors on the test molecules, in both modes, on one line."""
+    """Return the errors on the test molecules, in both modes, in one line."""
     data = load_molecules(config.data, config.output / "prepared")
     assert data.test is not None
     found = evaluate_molecules(trained_model(config.output), data.test, ("2d", "3d")).metrics

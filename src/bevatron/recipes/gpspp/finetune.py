@@ -22,7 +22,7 @@ FREE = frozenset({"targets", "dropout", "noisy_nodes", "noisy_edges", "denoising
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What a run takes over from the model it starts from.
+    """What a run keeps of the model it starts from.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class FinetuneConfig:
 
 
 def trained_model(path: Path | str, dtype: torch.dtype | None = None) -> GPSPlusPlus:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+    """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def started_from(
     config: FinetuneConfig,
     targets: Sequence[Target],
 ) -> tuple[GPSPlusPlus, list[str]]:
-    """Make the model to fine-tune.
+    """Build the model to fine-tune.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def started_from(
     preset
         The hyper-parameters of the run's preset.
     config
-        What is taken over.
+        What is kept.
     targets
         Of the new data.
 
@@ -106,12 +106,12 @@ def started_from(
     fresh = sorted({n.split(".")[0] for n in state if not _taken(n, source, keep=keep)})
     model.load_state_dict(state)
     number = sum(v.numel() for n, v in state.items() if _taken(n, source, keep=keep))
-    lines = [f"started from a trained model: {number:,} weights taken over"]
+    lines = [f"started from a trained model: {number:,} weights kept"]
     if fresh:
         lines.append(f"new weights: {', '.join(fresh)}")
     if keep:
         means = ", ".join(f"'{t.name}' {t.mean:.5g} ± {t.std:.5g}" for t in architecture.targets)
-        lines.append(f"the old read-out goes on, with its mean and spread: {means}")
+        lines.append(f"the old readout is kept, with its mean and std: {means}")
     return model, lines
 
 

@@ -1,4 +1,4 @@
-"""What ``bevatron inspect`` shows of a store of molecules."""
+"""Tables and figures of ``bevatron inspect`` for a store of molecules."""
 
 from collections.abc import Mapping
 from math import sqrt
@@ -16,7 +16,7 @@ Row = tuple[str | int | float | None, ...]
 
 
 def describe(store: Store) -> list[Table]:
-    """Describe a store of molecules: whole, targets, sizes, elements, what was left out."""
+    """Describe a store of molecules: totals, targets, sizes, elements, rejected rows."""
     summary = store.manifest["summary"]
     tables = [
         _overview(store, summary),
@@ -44,7 +44,7 @@ def draw(report: Report, store: Store) -> None:
         known = column[np.isfinite(column)]
         if not len(known):
             continue
-        # Binned here: a bar for each of a million distinct labels would take for ever.
+        # Binned here: a bar for each of a million distinct labels would take forever.
         counts, edges = np.histogram(known, bins=min(100, max(10, len(known) // 20)))
         middle = (edges[1:] + edges[:-1]) / 2
         figure = plots.histogram({name: plots.Counted(middle, counts)}, name, f"Target {name}")

@@ -34,21 +34,21 @@ from bevatron.typing import FloatArray
 Split = Literal["test-dev", "test-challenge"]
 
 OGB_SIZES = {"test-dev": 147_037, "test-challenge": 147_432}
-"""Molecules of the parts of PCQM4Mv2 that OGB's evaluator takes predictions of."""
+"""Numbers of molecules in the splits of PCQM4Mv2 that OGB's evaluator takes."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a file of predictions holds.
+    """Counts of a file of predictions.
 
     Attributes
     ----------
     rows
-        As many as the input has.
+        Number of rows, equal to that of the input.
     without
-        Those without a prediction.
+        Rows without a prediction.
     seen_in_2d
-        Those that were seen in 2D although 3D was asked for.
+        Rows seen in 2D although 3D was requested.
     """
 
     rows: int
@@ -65,7 +65,7 @@ def predict_file(
 ) -> Written:
     """Predict every row of a file and write all of them, in order, as CSV or Parquet.
 
-    What a table had is kept, and of an SDF the titles (as ``name``) and the data items; added are
+    The columns of a table, the titles (as ``name``) and data items of an SDF are kept. Added are
     PREFIX + target, with several models ``..._std`` for their spread, ``..._p0``, ``..._p1`` ...
     for the classes of a multiclass target, and ``reason`` where there is no prediction. Columns of
     these names are replaced.
@@ -81,7 +81,7 @@ def predict_file(
     options
         Where the SMILES and 3D structures are.
     prefix
-        Begins the names of the results, so that labels in the input stay what they are.
+        Prefix of the names of the results, so that labels in the input are kept.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def predict_file(
 
 
 def _as_csv(table: Any) -> str:
-    """Write a table as text, quoted only where need be, nothing for what is absent."""
+    """Write a table as text, quoted only where necessary; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
@@ -116,7 +116,7 @@ def _as_csv(table: Any) -> str:
 
 
 def open_source(source: Path, options: MoleculeOptions | None = None) -> MoleculeReader | Store:
-    """Open molecules to be predicted: a store as it is, files without a look for targets."""
+    """Open molecules to predict: a store as it is, files without targets."""
     if (source / MANIFEST).is_file():
         return Store.open(source)
     options = options or MoleculeOptions()
@@ -147,12 +147,12 @@ def columns_of(found: MoleculePredictions, prefix: str = "predicted_") -> dict[s
 
 
 def _floats(values: FloatArray) -> Any:
-    # As many digits as float32 has: more would only be noise.
+    # The digits of float32; more would only be noise.
     return pa.array(values.astype(np.float32), mask=np.isnan(values))
 
 
 def _given(molecules: MoleculeReader | Store, found: MoleculePredictions) -> dict[str, Any]:
-    """Return what the input had: columns of a table; of an SDF titles and data items; SMILES."""
+    """Return the columns of the input: of a table; of an SDF titles and data items; SMILES."""
     smiles = {"smiles": pa.array(found.smiles, pa.string())}
     if isinstance(molecules, MoleculeReader) and len(molecules.files) == 1:
         file = molecules.files[0]
@@ -185,9 +185,9 @@ def predict_ogb(
     Parameters
     ----------
     predictor
-        Models of one number.
+        Models of one numeric target.
     source
-        OGB's folder, of which the part is taken; or a file that holds just that part, in order.
+        OGB's folder, of which this split is predicted; or a file of just this split, in order.
     out
         A folder, in which the file gets OGB's name; or a name that ends in .npz.
     split
@@ -204,7 +204,7 @@ def predict_ogb(
     ConfigError
         For models of several targets or of classes.
     DataError
-        If there are not as many molecules as the part has.
+        If the number of molecules is not that of the split.
     """
     target = _single_number(predictor.targets)
     if split not in OGB_SIZES:
@@ -216,7 +216,7 @@ def predict_ogb(
     if number != OGB_SIZES[split]:
         raise DataError(
             f"{source}: {number} molecules for '{split}', which has {OGB_SIZES[split]}; give "
-            "OGB's folder, or a file of just that part"
+            "OGB's folder, or a file of just that split"
         )
     found = predictor.predict(molecules)
     values = found.values[:, 0]
@@ -240,9 +240,9 @@ def _single_number(targets: Sequence[Target]) -> Target:
 
 
 def _part(folder: OgbFolder, split: str) -> MoleculeReader:
-    """Return the molecules of one part, in the order of OGB's split file."""
+    """Return the molecules of one split, in the order of OGB's split file."""
     parts = folder.parts or {}
     if split not in parts:
-        raise DataError(f"{folder.name}: its split file names no '{split}'")
+        raise DataError(f"{folder.name}: its split file has no '{split}'")
     smiles = folder.everything()[folder.column]
     return molecules_in_memory([smiles[int(row)].as_py() or "" for row in parts[split]])

@@ -29,7 +29,7 @@ from bevatron.typing import Arrays, FloatArray, IntArray
 Precision = Literal["float32", "float64", "bfloat16"]
 
 IN_PROCESS = 2000
-"""Number of molecules up to which features are computed in this process."""
+"""Up to this number of molecules, features are computed in this process."""
 
 PAIRS_PER_ATOM = 32
 """Capacity of a batch; a larger molecule is a batch of its own."""
@@ -173,7 +173,7 @@ class MoleculePredictor:
                     f"{_listed(self.targets)}; models of one ensemble need the same targets"
                 )
             if mode != "2d" and not model.config.uses_positions:
-                raise ConfigError(f"{name}: has nothing for positions, mode '{mode}' is not for it")
+                raise ConfigError(f"{name}: uses no positions, so mode '{mode}' is not possible")
 
     def predict(self, molecules: Molecules) -> MoleculePredictions:
         """Predict properties.
@@ -252,7 +252,7 @@ class MoleculePredictor:
             yield check_molecules(molecules, feature_set)
             return
         if isinstance(molecules, str):
-            raise DataError("molecules: expected a list of SMILES, got a single text")
+            raise DataError("molecules: expected a list of SMILES, got a single string")
         reader = molecules if isinstance(molecules, MoleculeReader) else _reader(molecules)
         if reader.num_samples <= IN_PROCESS:
             raw = list(reader.read(0, reader.num_samples))

@@ -30,14 +30,14 @@ from bevatron.train.settings import BatchConfig
 from bevatron.typing import FloatArray, IntArray
 
 MOST_TRAINING_MOLECULES = 2000
-"""How many training molecules are evaluated, for comparison with those not trained on."""
+"""Number of training molecules that are evaluated, for comparison with held-out ones."""
 
 MOST_TARGETS_DRAWN = 6
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics of a data set; labels and predictions side by side, of the first mode.
+    """Metrics of a data set; labels and predictions of the first mode.
 
     Attributes
     ----------
@@ -65,15 +65,15 @@ def evaluate_molecules(
     Parameters
     ----------
     model
-        In evaluation mode or not.
+        The model, in training or evaluation mode.
     dataset
-        Molecules; those without atoms must have been left out.
+        Molecules, all with atoms.
     modes
-        What is seen of them.
+        Inputs: 2d, 3d.
     device
         Where the model is.
     capacity
-        Atoms of a batch at most, a larger molecule being a batch by itself.
+        Maximum number of atoms per batch; a larger molecule is a batch of its own.
     """
     task = GPSPlusPlusTask(model.config, modes=modes)
     metrics = task.metrics()
@@ -113,11 +113,11 @@ def report_of_run(
     data
         The data sets of the run.
     modes
-        In which it was validated.
+        The modes of validation.
     batch
         How batches were made.
     result
-        What the trainer says of it.
+        Result of the training.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def report_of_run(
     stopped = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
     report.notes([*stopped, *warnings, *history.changes()])
     _errors(report, found, modes)
-    masked = "In training inputs are masked and disturbed, the loss has all terms."
+    masked = "In training, inputs are masked and noisy and the loss has all terms."
     show_learning_curves(report, history, _metrics(model.config.targets, modes), masked)
     _parity(report, first, found[first], model.config.targets)
     _data(report, data, dict(reversed(found.items())), model.config.targets)
@@ -169,7 +169,7 @@ def _some(train: Dataset) -> Dataset:
 
 
 MAIN = {"regression": "mae", "binary": "auroc", "multiclass": "accuracy"}
-"""The metric that stands for a target of each kind."""
+"""Main metric of a target by kind."""
 
 
 def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[str, Cell]:
@@ -177,8 +177,8 @@ def _headline(name: str, found: Evaluated, targets: Sequence[Target]) -> dict[st
     for target in targets[:MOST_TARGETS_DRAWN]:
         metric = MAIN[target.kind]
         unit = f" ({target.unit})" if target.unit and metric == "mae" else ""
-        words = f"{target.name} {metric.upper()}, {name}{unit}"
-        cards[words] = found.metrics.get(f"{target.name}_{metric}")
+        label = f"{target.name} {metric.upper()}, {name}{unit}"
+        cards[label] = found.metrics.get(f"{target.name}_{metric}")
     return cards
 
 
@@ -192,7 +192,7 @@ def _errors(report: Report, found: Mapping[str, Evaluated], modes: Sequence[Mode
 
 
 def _metrics(targets: Sequence[Target], modes: Sequence[Mode]) -> list[Metric]:
-    """Return what is drawn of each target: its main metric, a curve for each mode."""
+    """Return the panel of each target: its main metric, a curve for each mode."""
     prefixes = ["", *(f"{mode}/" for mode in modes[1:])]
     found = []
     for target in targets[:MOST_TARGETS_DRAWN]:
@@ -224,15 +224,15 @@ def _parity(report: Report, name: str, found: Evaluated, targets: Sequence[Targe
                 str(side): found.predictions[known & (found.labels[:, t] == side), t]
                 for side in (0, 1)
             }
-            words = f"probability of {target.name}"
-            picture = plots.histogram(scores, words, target.name, "molecules")
+            label = f"probability of {target.name}"
+            picture = plots.histogram(scores, label, target.name, "molecules")
             report.figure(picture, f"{target.name}, {name} set, by label.", f"scores_{t}")
 
 
 def _by_size(
     report: Report, target: Target, unit: str, sizes: IntArray, errors: FloatArray, t: int
 ) -> None:
-    """Draw the error by number of atoms, sizes of few molecules taken together."""
+    """Draw the error by number of atoms; rare sizes are pooled."""
     if len(sizes) < 2 or sizes.min() == sizes.max():
         return
     edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)).round().astype(int))

@@ -37,7 +37,6 @@ from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
 from bevatron.train.settings import (
     BatchConfig,
-    LoaderConfig,
     OptimConfig,
     ScheduleConfig,
     Settings,
@@ -47,7 +46,7 @@ from bevatron.train.settings import (
 REPORT = "bevatron.recipes.gpspp.report"
 
 ROOM = 1.03
-"""Capacity of a batch over what its average molecules need: packing needs some slack."""
+"""Capacity of a batch over the needs of its average molecules: packing needs some slack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class GpsppRun(RunConfig):
         Noise and masking of the inputs in training.
     mode
         Inputs in validation: ``2d``, ``3d`` or ``both``, by which the best
-        epoch is chosen. Where there are 3D structures the other of 2d and 3d is reported too.
+        epoch is chosen. With 3D structures, the other of 2d and 3d is reported too.
     molecules
         Average number of molecules per step and GPU: unless ``batch.capacity`` is given, batches
         hold the atoms, bonds and squared atoms of this many.
@@ -82,8 +81,8 @@ class GpsppRun(RunConfig):
         float32 elsewhere; or ``bfloat16``, ``float16`` (the loss is scaled, steps are not captured)
         or ``float32`` anywhere.
     optim, schedule, batch, loader, checkpoint, train, kernels
-        See there. A warm-up takes a tenth of a run's epochs at most; the loader has no workers on
-        a CPU unless their number is given.
+        See `bevatron.recipes.run_config.RunConfig`. A warm-up takes at most a tenth of a run's
+        epochs.
     start_from
         A run or a model folder whose weights this run starts from; see `finetune`.
     finetune
@@ -107,7 +106,6 @@ class GpsppRun(RunConfig):
         default_factory=lambda: ScheduleConfig(kind="linear", warmup_epochs=10.0)
     )
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
-    loader: LoaderConfig = field(default_factory=lambda: LoaderConfig(workers=None))
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
     targets: TargetConfig = field(default_factory=TargetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -130,7 +128,7 @@ class GpsppRun(RunConfig):
 
 
 def build(config: GpsppRun, *, resume: bool = False) -> Run:
-    """Make a complete run: molecules read or prepared, labels normalised, model, task.
+    """Build a complete run: molecules read or prepared, labels normalised, model, task.
 
     Parameters
     ----------
@@ -196,7 +194,7 @@ def _as_set(config: GpsppRun) -> dict[str, Any]:
 
 
 def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
-    """Make data and model use the same features: those named, or the source's."""
+    """Make data and model use the same features: the configured ones, or the source's."""
     plain = GPSPlusPlusConfig().feature_set
     of_data, of_model = config.data.feature_set, config.model.feature_set
     chosen = of_model if of_data == plain else of_data
@@ -213,7 +211,7 @@ def _with_feature_set(config: GpsppRun, source: GPSPlusPlus | None) -> GpsppRun:
 
 
 def _modes(first: Mode, model: GPSPlusPlusConfig, data: MoleculeData) -> tuple[Mode, ...]:
-    """List the modes of validation: as asked, and 2D and 3D where there are positions."""
+    """List the modes of validation: the requested one, and 2D and 3D if there are positions."""
     known = data.valid is not None and _with_positions(data.valid)
     if first != "2d" and not model.uses_positions:
         raise ConfigError(f"mode: '{first}' needs a model that uses positions; see --model")
@@ -272,11 +270,8 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     """Fill in capacities, precision, warm-up and workers, which depend on data and device."""
     settings, notes = config.settings, []
     device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
-    train, loader, schedule = settings.train, settings.loader, settings.schedule
+    train, schedule = settings.train, settings.schedule
     on_gpu = device.type == "cuda"
-    if loader.workers is None and not on_gpu:
-        # On a CPU, workers would compete with training for the cores.
-        loader = dataclasses.replace(loader, workers=0)
     train = dataclasses.replace(train, autocast=_matmul_dtype(config, on_gpu=on_gpu))
     batch = settings.batch
     if batch.capacity == "auto":
@@ -287,9 +282,7 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
     if schedule.warmup_epochs > longest:
         schedule = dataclasses.replace(schedule, warmup_epochs=longest)
         notes.append(f"warm-up of {longest:g} epochs, a tenth of the run")
-    complete = dataclasses.replace(
-        settings, train=train, batch=batch, loader=loader, schedule=schedule
-    )
+    complete = dataclasses.replace(settings, train=train, batch=batch, schedule=schedule)
     return complete, notes
 
 
@@ -301,12 +294,12 @@ def _matmul_dtype(config: GpsppRun, *, on_gpu: bool) -> Literal["bfloat16", "flo
     if asked == "auto":
         return "bfloat16" if on_gpu and train.dtype == "float32" else None
     if train.dtype != "float32":
-        raise ConfigError(f"precision: {asked} goes with train.dtype float32, not {train.dtype}")
+        raise ConfigError(f"precision: {asked} needs train.dtype float32, not {train.dtype}")
     return asked
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
-    """Return the sizes of a number of average molecules, at least those of the largest.
+    """Return the sizes of a number of average molecules, at least that of the largest one.
 
     Parameters
     ----------

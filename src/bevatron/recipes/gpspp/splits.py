@@ -16,7 +16,7 @@ ROLES = ("train", "valid", "test")
 
 
 def usable_rows(dataset: Dataset, role: str) -> IntArray:
-    """Return rows that are molecules and, unless they are for tests, have a label."""
+    """Return rows that are molecules and, except for prediction, have a label."""
     fine: BoolArray = np.asarray(dataset.lengths("atom_features") > 0)
     if role != "test":
         parts = dataset.datasets if isinstance(dataset, Concatenated) else [dataset]
@@ -46,7 +46,7 @@ def divide(
     if kind == "given":
         if not (given[usable] == 0).any():
             raise ConfigError(
-                "data.split: 'given', but the files name no molecule to train on; they need a "
+                "data.split: 'given', but the files assign no molecule to train; they need a "
                 "column 'split' or a split file"
             )
         rows = np.flatnonzero(train.lengths("atom_features") > 0)
@@ -57,16 +57,16 @@ def divide(
             ]
             for role in wanted
         }
-        report.append("divided as the files say")
+        report.append("split as given in the files")
         return chosen
     counts = _counts(len(usable), train_size, wanted)
     if kind == "scaffold":
         order = _by_scaffold(train, usable, seed)
-        report.append("divided by scaffold: no scaffold is in two parts")
+        report.append("split by scaffold: no scaffold is in two sets")
         return _cut_groups(usable, order, counts)
     shares = [count / len(usable) for count in counts.values()]
     parts = split(len(usable), shares, seed) if len(usable) else []
-    report.append(f"divided at random (seed {seed})")
+    report.append(f"split at random (seed {seed})")
     return {role: usable[part] for role, part in zip(counts, parts, strict=False)}
 
 
@@ -81,8 +81,8 @@ def _counts(num: int, train_size: float, wanted: Mapping[str, float]) -> dict[st
     counts = {"train": number(train_size) if train_size else rest, **aside}
     if rest < max(counts["train"], 1):
         raise ConfigError(
-            f"train_size, valid_size and test_size: {sum(counts.values())} molecules are asked "
-            f"for, there are {num} with labels"
+            f"train_size, valid_size and test_size: {sum(counts.values())} molecules are "
+            f"requested, there are {num} with labels"
         )
     return counts
 
@@ -101,7 +101,7 @@ def _by_scaffold(train: Dataset, usable: IntArray, seed: int) -> list[IntArray]:
 def _cut_groups(
     usable: IntArray, groups: Sequence[IntArray], counts: Mapping[str, int]
 ) -> dict[str, IntArray]:
-    """Fill the sets one after the other with whole groups; what fits in none is trained on."""
+    """Fill the sets in turn with whole groups; groups that fit in none are trained on."""
     room = dict(counts)
     chosen: dict[str, list[IntArray]] = {role: [] for role in counts}
     for group in groups:
@@ -115,7 +115,7 @@ def _cut_groups(
 
 
 def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
-    """Warn of molecules that are in two sets: errors on them are too small."""
+    """Warn of molecules in two sets: errors on them are too small."""
     keys = {role: _keys(data) for role, data in datasets.items()}
     lines = []
     for role in ("valid", "test"):
@@ -131,8 +131,8 @@ def warn_of_duplicates(datasets: Mapping[str, Dataset]) -> list[str]:
             }
         except MissingPackageError:
             lines.append(
-                f"warning: up to {len(shared)} molecules of {role} may be in train too; RDKit, "
-                "which could tell, is not installed"
+                f"warning: up to {len(shared)} molecules of {role} may be in train too; checking "
+                "this needs RDKit, which is not installed"
             )
             continue
         twice = sorted(names["train"].keys() & names[role].keys())

@@ -1,4 +1,4 @@
-"""Stores of molecules: made from files, with a list of what could not be used."""
+"""Stores of molecules, and the lists of rejected rows."""
 
 import csv
 import io
@@ -106,7 +106,7 @@ def prepare_files(
 
 
 def rejects(store: Store) -> list[tuple[str, str, str]]:
-    """List (origin, SMILES, reason) of rows that were left out, or parts of them."""
+    """List (origin, SMILES, reason) of rows that were rejected, wholly or in part."""
     found = []
     for row in np.flatnonzero(store.lengths("reason")):
         sample = store[int(row)]

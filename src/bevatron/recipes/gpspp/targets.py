@@ -1,4 +1,4 @@
-"""What a run on molecules predicts: kinds of targets, and mean and spread of their labels."""
+"""The targets of a run on molecules: kinds, and mean and standard deviation of labels."""
 
 from dataclasses import dataclass, field
 
@@ -18,14 +18,14 @@ class TargetConfig:
     Attributes
     ----------
     binary
-        Targets with labels 0 or 1: a probability is learnt.
+        Targets with labels 0 or 1: the model learns a probability.
     multiclass
         Targets whose labels are class indices, from 0.
     units
         By target, for tables: ``{gap: eV}``.
     normalise
         Learn (label - mean) / std, mean and std being those of the training labels; they are kept
-        with the model. Otherwise labels are learnt as they are.
+        with the model. False learns the labels as they are.
     """
 
     binary: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class TargetConfig:
         """Reject a target of two kinds."""
         both = sorted(set(self.binary) & set(self.multiclass))
         if both:
-            raise ConfigError(f"targets: '{both[0]}' is named as binary and as multiclass")
+            raise ConfigError(f"targets: '{both[0]}' is listed as binary and as multiclass")
 
 
 def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, ...], list[str]]:
@@ -57,7 +57,7 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
     Raises
     ------
     ConfigError
-        If there is no target of a name.
+        If there is no target of that name.
     DataError
         For a target without labels, and for labels that are not class indices.
     """
@@ -79,7 +79,7 @@ def targets_of(config: TargetConfig, data: MoleculeData) -> tuple[tuple[Target, 
             classes = _classes(name, kind, everything[np.isfinite(everything)])
             number = classes if kind == "multiclass" else 0
             found.append(Target(name, kind, num_classes=number))  # type: ignore[arg-type]
-            notes.append(f"target '{name}': {kind}, {_shares(known)}")
+            notes.append(f"target '{name}': {kind}, {_class_counts(known)}")
             continue
         if len(known) > 2 and set(np.unique(known).tolist()) == {0.0, 1.0}:
             notes.append(
@@ -118,7 +118,7 @@ def _classes(name: str, kind: str, labels: FloatArray) -> int:
     return max(int(labels.max()) + 1, 2)
 
 
-def _shares(labels: FloatArray) -> str:
+def _class_counts(labels: FloatArray) -> str:
     values, counts = np.unique(labels, return_counts=True)
     shown = [f"{n} of {v:g}" for v, n in zip(values[:8], counts[:8], strict=True)]
     return ", ".join(shown) + (" ..." if len(values) > 8 else "")

@@ -20,7 +20,7 @@ from bevatron.typing import Arrays, IntArray
 
 @dataclass(frozen=True)
 class GraphDataConfig:
-    """Files of graphs and how they are read.
+    """Files of graphs and how to read them.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class GraphDataConfig:
 
     @property
     def inductive(self) -> bool:
-        """Whether each split has graphs of its own."""
+        """Whether each split consists of separate graphs."""
         return len(self.train) > 1 or bool(self.valid) or bool(self.test)
 
 
@@ -126,7 +126,7 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     Raises
     ------
     ConfigError
-        If no file is given, or several graphs come with files that belong to one.
+        If no file is given, or files of one graph are given with several.
     DataError
         For data that must not be trained on.
     """
@@ -162,12 +162,12 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
 
 
 def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphData:
-    """Describe inputs and outputs of a graph whose edges are read elsewhere; without data sets.
+    """Describe inputs and outputs of a graph whose edges are read elsewhere.
 
     Raises
     ------
     ConfigError, DataError
-        As of `load_graphs`.
+        As for `load_graphs`.
     """
     _check_learnable(vertices, Path(vertices.name))
     questions = _questions(config, [vertices])
@@ -216,12 +216,12 @@ def read_one(path: Path, config: GraphDataConfig, *, several: bool) -> GraphArra
     given = [name for name, value in more_files.items() if value is not None]
     if several and given:
         raise ConfigError(
-            f"data.{given[0]}: goes with one graph, but several are given; put all of a graph into "
-            "its npz file"
+            f"data.{given[0]}: belongs to one graph, but several are given; put all of a "
+            "graph into its npz file"
         )
     options = config.read
     if several and options.random_split is not None:
-        raise ConfigError("data.read.random_split: divides one graph, but several are given")
+        raise ConfigError("data.read.random_split: splits one graph, but several are given")
     graph = read_graph(path, options, **more_files)
     _check_learnable(graph, path)
     return graph
@@ -245,7 +245,7 @@ def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSe
 
 
 def _whole_set(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
-    """Make a data set of graphs, with all labelled vertices."""
+    """Build a data set of graphs, with all labelled vertices."""
     if not graphs:
         return None
     samples = []
@@ -291,8 +291,8 @@ def _check_alike(graphs: Sequence[GraphArrays]) -> None:
             )
         if isinstance(graph.features, np.ndarray) != isinstance(first.features, np.ndarray):
             raise DataError(
-                f"{graph.name}: has dense features and {first.name} sparse ones, or the other way "
-                "round; store them alike"
+                f"{graph.name}: has dense features and {first.name} sparse ones, or vice "
+                "versa; store them alike"
             )
 
 

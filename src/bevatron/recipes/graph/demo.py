@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "train": {"epochs": 80, "patience": 40, "device": "cpu", "threads": 1, "log_every": 10},
     "optim": {"lr": 0.02},
 }
-"""What the demo changes of the defaults (GAT of two layers, 8 heads of 8)."""
+"""Settings of the demo that differ from the defaults (GAT of two layers, 8 heads of 8)."""
 
 
 def run_demo(out: Path) -> Part:
@@ -26,7 +26,7 @@ def run_demo(out: Path) -> Part:
     Parameters
     ----------
     out
-        The demo's folder; a run that is there is resumed.
+        The demo's folder; a run in it is resumed.
     """
     folder, source = out / "graph", bundled(DATA, out)
     values = {**SETTINGS, "output": str(folder)}
@@ -41,7 +41,7 @@ def run_demo(out: Path) -> Part:
     return Part(
         f"the community of {table['test']['accuracy']:.0%} of the test vertices (guessing: 20 %)",
         (
-            ("graph/report.html", "learning curves, accuracy, classes that are confused"),
+            ("graph/report.html", "learning curves, accuracy, confusion matrix"),
             ("graph/classes.csv", "class and probabilities of every vertex"),
         ),
     )

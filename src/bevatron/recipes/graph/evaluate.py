@@ -33,7 +33,7 @@ def evaluate_graphs(
     Parameters
     ----------
     model, device, dtype
-        As of `predict_graph`.
+        As for `predict_graph`.
     sources
         Graphs or files.
     features, labels, splits
@@ -58,7 +58,7 @@ def evaluate_graphs(
     more_files = {"features": features, "labels": labels, "splits": splits}
     given = [name for name, value in more_files.items() if value is not None]
     if given and len(sources) > 1:
-        raise ConfigError(f"{given[0]}: goes with one graph, but {len(sources)} are given")
+        raise ConfigError(f"{given[0]}: belongs to one graph, but {len(sources)} are given")
     table: dict[str, Metrics] = {}
     for source in sources:
         graph = graph_for(model, source, **more_files)

@@ -47,13 +47,13 @@ class GraphPart(Graph):
     whole: DistributedGraph | None = None
 
     def derived(self, key: Any, build: Callable[[Graph], T]) -> T:
-        """Return the distributed matrix where a model asks for one."""
+        """Return the distributed matrix if a model asks for one."""
         if isinstance(key, tuple) and key[0] == "csr":
             return self.whole  # type: ignore[return-value]
         return super().derived(key, build)
 
     def map(self, key: Any, function: Callable[[Tensor], Tensor]) -> "GraphPart":
-        """Apply a function to all tensors, once for every key."""
+        """Apply a function to all tensors."""
         if key not in self._copies:
             features: Tensor | SparseRows = self.features
             moved = function(features) if isinstance(features, Tensor) else features.map(function)
@@ -111,7 +111,7 @@ class PartedGraph:
             )
         if model.norm == "batch":
             raise ConfigError(
-                "model.norm: 'batch' averages over all vertices, which no process has; use layer"
+                "model.norm: 'batch' averages over all vertices, which no process holds; use layer"
             )
         self.vertices, self.model, self.scheme = vertices, model, scheme
         self.device, self.seed = device, seed
@@ -140,7 +140,7 @@ class PartedGraph:
         return self._graph
 
     def batch(self, column: int) -> GraphBatch:
-        """Make the batch of this process's vertices, with the labels of one split."""
+        """Build the batch of this process's vertices, with the labels of one split."""
         if column not in self._batches:
             graph = self.graph()
             own = _rows(self.vertices, graph.vertices.cpu().numpy())
@@ -189,10 +189,10 @@ def load_vertices(config: GraphDataConfig) -> GraphArrays:
     Raises
     ------
     ConfigError
-        For several graphs, which are distributed whole.
+        For several graphs, which are not cut.
     """
     if config.inductive or len(config.train) != 1:
-        raise ConfigError("partition: cuts one graph; several are shared out as they are")
+        raise ConfigError("partition: cuts one graph; several are distributed as they are")
     source = read_in_pieces(config.train[0], config.read)
     more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
     return read_vertices(config.train[0], source.num_vertices, config.read, **more_files)

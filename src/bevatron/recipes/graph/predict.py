@@ -46,7 +46,7 @@ class Predictions:
 
 
 def load_model(path: Path | str, dtype: str = "float32") -> NodeClassifier:
-    """Read the node classifier of a run or a model folder; of a run under way, the best so far.
+    """Read the node classifier of a run or a model folder; of an unfinished run, the best so far.
 
     Raises
     ------
@@ -87,12 +87,12 @@ def predict_graph(
     features
         .npy file for an edge list, one row per vertex.
     device, dtype
-        Where and in which precision.
+        Where and in which precision to compute.
 
     Raises
     ------
     DataError
-        If the graph has other features than the model knows.
+        If the graph does not have the features of the model.
     """
     found = graph_for(model, graph, features=features)
     ids = np.arange(found.num_nodes) if found.ids is None else found.ids
@@ -184,7 +184,7 @@ def run_model(
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"{place} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
-            f"{graph.num_edges:,} edges; take float32 or several GPUs"
+            f"{graph.num_edges:,} edges; use float32 or several GPUs"
         ) from error
     return task, moved, outputs
 

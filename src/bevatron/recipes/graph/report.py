@@ -1,4 +1,4 @@
-"""The report of a run on graphs: learning curves, metrics by part, classes confused."""
+"""The report of a run on graphs: learning curves, metrics by split, confusion of classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from bevatron.train.report.training import (
     summary,
 )
 from bevatron.train.run import FitResult
-from bevatron.train.settings import BatchConfig, Settings
+from bevatron.train.settings import Settings
 from bevatron.typing import IntArray
 
 MOST_CLASSES_DRAWN = 40
 
-WORDS = {"train": "training", "valid": "validation", "test": "test"}
+ROLE_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 """Role of vertices -> its name in a report."""
 
 
@@ -46,14 +46,14 @@ METRICS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model reaches on one part of the labels.
+    """Metrics of a model on one split.
 
     Attributes
     ----------
     metrics
         By name.
     confused : [classes, classes]
-        How many vertices of a class (row) were taken for which; empty for yes-or-no questions.
+        Confusion matrix: rows are true classes; empty for yes-or-no questions.
     """
 
     metrics: dict[str, float]
@@ -68,7 +68,7 @@ def measure(
     Parameters
     ----------
     model
-        With its final weights, where the run left it.
+        With its final weights, on the device of the run.
     data, settings
         Of the run.
     mesh
@@ -85,9 +85,9 @@ def measure(
 def report_of_run(
     folder: Path,
     model: nn.Module,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, Measured] | None,
     data: GraphData,
-    batch: BatchConfig,
+    settings: Settings,
     result: FitResult,
 ) -> Path:
     """Write report.html and ``plots/`` of a finished run.
@@ -99,13 +99,11 @@ def report_of_run(
     model
         Of the run.
     measured
-        What it reaches, see `measure`.
-    data
+        Its metrics, see `measure`; None = it is evaluated here.
+    data, settings
         Of the run.
-    batch
-        How batches of several graphs were made.
     result
-        What the trainer says of it.
+        Result of the training.
 
     Returns
     -------
@@ -114,6 +112,8 @@ def report_of_run(
     """
     history = History.of_run(folder)
     config = history.config
+    if measured is None:
+        measured = measure(model, data, settings)
     metrics = {role: found.metrics for role, found in measured.items()}
     chosen = next((role for role in ("test", "valid", "train") if metrics.get(role)), "train")
     layers = f"{config['model']['num_layers']} layers of {config['model']['layer']}"
@@ -122,14 +122,16 @@ def report_of_run(
     report.section("Result").highlights(
         {
             **{
-                f"{name.replace('_', ' ')}, {WORDS[chosen]}": value
+                f"{name.replace('_', ' ')}, {ROLE_NAMES[chosen]}": value
                 for name, value in metrics.get(chosen, {}).items()
             },
             **summary(result, model),
         }
     )
     names = list(dict.fromkeys(name for each in metrics.values() for name in each))
-    rows = [[WORDS[role], *(each.get(name) for name in names)] for role, each in metrics.items()]
+    rows = [
+        [ROLE_NAMES[role], *(each.get(name) for name in names)] for role, each in metrics.items()
+    ]
     report.table(["part", *names], rows)
     show_learning_curves(report, history, METRICS)
     if data.questions == "classes" and chosen in measured:
@@ -137,7 +139,7 @@ def report_of_run(
     report.section("Data").details("What was found in the files", "\n".join(data.report))
     if len(data.train) > 1:
         sizes = graph_sizes(data.train)
-        show_balance(report, first_epoch(sizes, batch, history), batch, sizes)
+        show_balance(report, first_epoch(sizes, settings.batch, history), settings.batch, sizes)
     show_timing(report, history)
     report.section("Settings").config(config).versions(("bevatron", "torch", "numpy"))
     return report.write(folder / "report.html")
@@ -169,7 +171,7 @@ def _measure(
 
 
 def _classes(report: Report, confused: IntArray, role: str) -> None:
-    """Tell how well each class is recognised."""
+    """Show precision and recall of each class."""
     total, said, right = (
         counts.tolist()
         for counts in (confused.sum(axis=1), confused.sum(axis=0), np.diag(confused))
@@ -179,11 +181,11 @@ def _classes(report: Report, confused: IntArray, role: str) -> None:
         for c in range(len(confused))
     ]
     report.section("Classes").table(
-        ["class", "vertices", "recall", "precision"], rows, f"On the {WORDS[role]} vertices."
+        ["class", "vertices", "recall", "precision"], rows, f"On the {ROLE_NAMES[role]} vertices."
     )
     if len(confused) <= MOST_CLASSES_DRAWN:
-        words = "Share of the vertices of each class (row) that are taken for which (column)."
-        report.figure(confusion(confused), words, "confusion")
+        caption = "Fraction of the vertices of each class (row) predicted as each class (column)."
+        report.figure(confusion(confused), caption, "confusion")
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -191,7 +193,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def confusion(counts: IntArray) -> Figure:
-    """Draw how often vertices of each class are taken for which."""
+    """Draw the confusion matrix."""
     size = len(counts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = min(3.0 + 0.35 * size, 11.0)

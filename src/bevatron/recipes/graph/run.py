@@ -16,6 +16,7 @@ from bevatron.data.samples.graphs import PARTS
 from bevatron.errors import ConfigError
 from bevatron.files import write_text_atomically
 from bevatron.kernels import use
+from bevatron.models.common.hyper_parameters import preset_values
 from bevatron.models.graph_attention import GraphAttentionConfig, NodeClassifier, NodeTask
 from bevatron.models.graph_attention.config import PRESETS as MODEL_PRESETS
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
@@ -28,7 +29,7 @@ from bevatron.recipes.graph.data import (
     load_graphs,
 )
 from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
-from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
 from bevatron.train.settings import (
@@ -43,6 +44,7 @@ from bevatron.train.settings import (
 if TYPE_CHECKING:
     from bevatron.recipes.graph.report import Measured
 
+REPORT = "bevatron.recipes.graph.report"
 READ_FILE = "graph_options.json"
 """Next to a model's weights: how graphs for it are read."""
 
@@ -126,9 +128,7 @@ class GraphRun(RunConfig):
         """Return what a published recipe changes."""
         if name is None:
             return {}
-        if name not in PRESETS:
-            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
-        chosen: dict[str, Any] = {"model": MODEL_PRESETS[name]}
+        chosen: dict[str, Any] = {"model": preset_values(MODEL_PRESETS, name)}
         for changes in PRESETS[name]:
             chosen = merged(chosen, changes)
         return chosen
@@ -150,7 +150,7 @@ class GraphRun(RunConfig):
 
 
 def build(config: GraphRun, *, resume: bool = False) -> Run:
-    """Make a complete run: graphs read and checked, model, task.
+    """Build a complete run: graphs read and checked, model, task.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
 
 
 def load_parts(config: GraphRun) -> GraphData:
-    """Make data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
+    """Build data sets of which each process holds a part, see `bevatron.recipes.graph.partition`.
 
     Raises
     ------
@@ -243,11 +243,9 @@ class _Reporter:
         if self.cut:
             self.measured = measure(self.model, self.data, self.settings, mesh)
 
-    def write(self, result: FitResult, folder: Path) -> None:
-        from bevatron.recipes.graph.report import measure, report_of_run
-
-        measured = self.measured or measure(self.model, self.data, self.settings)
-        report_of_run(folder, self.model, measured, self.data, self.settings.batch, result)
+    def write(self, result: FitResult, folder: Path) -> str | None:
+        report = WriteReport(REPORT, self.model, self.measured, self.data, self.settings)
+        return report(result, folder)
 
 
 class _SaveModel(SaveModel):

@@ -42,6 +42,6 @@ def _models(model: Models, options: dict[str, Any]) -> tuple[list[Any], dict[str
     own = {
         "device": str(first.device),
         "dtype": str(first.dtype).removeprefix("torch."),
-        "head": first.heads[first.head],
+        "head": first.chosen_head,
     }
     return [potential.model for potential in model.potentials], {**own, **options}

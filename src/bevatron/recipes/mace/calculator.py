@@ -29,7 +29,7 @@ Model = torch.nn.Module | Path | str
 
 
 class BevatronCalculator(Calculator):  # type: ignore[misc]
-    """Energy, free energy, forces, stress and energies of atoms from a trained model.
+    """Energy, free energy, forces, stress and atomic energies from a trained model.
 
     Several models are a committee: every property is the mean of theirs, and ``results`` also holds
     their standard deviation (``energy_std``, ``forces_std`` [N, 3], ``stress_std`` [6],
@@ -46,7 +46,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         ``"float64"``, for relaxations, phonons and energy differences; or ``"float32"``, which is
         faster and enough for most dynamics. Both are printed once.
     head
-        Which readout of a multi-head model.
+        Which readout of a multi-head model; its default head if not given. Names of heads in
+        ``atoms.info`` have no effect.
     skin : Å
         The neighbour list extends this far beyond the cutoff and is reused until an atom has moved
         by half of it. It changes only the speed; 0 builds a list for every step.
@@ -57,8 +58,8 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     Raises
     ------
     BevatronError
-        If there is no model at that place, or dtype, head or device are unknown; on evaluation, if
-        the model does not know an element.
+        If there is no such model, dtype, head or device; on evaluation, if the model does not know
+        an element.
 
     Notes
     -----
@@ -105,7 +106,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(all_changes),
     ) -> None:
-        """Evaluate the model, as ASE asks for it."""
+        """Evaluate the model when ASE asks for properties."""
         super().calculate(atoms, list(properties), list(system_changes))
         if not self.atoms:
             raise CalculatorSetupError("the calculator was given no atoms")

@@ -1,7 +1,9 @@
 """The commands for structures and potentials: typed arguments, each calls one function."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from bevatron.data.readers.labels import LabelOptions
 from bevatron.output import Result, say
@@ -13,6 +15,7 @@ from bevatron.recipes.arguments import (
     PrepareOptions,
     Preparing,
     Source,
+    positional,
 )
 
 
@@ -25,8 +28,7 @@ def prepare(
 ) -> None:
     """Check labels and find neighbours once, in parallel, into a store.
 
-    If it is killed, start it again and it continues. Processes started by srun or mpirun share the
-    work.
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
 
     Parameters
     ----------
@@ -72,7 +74,8 @@ def evaluate(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -120,7 +123,7 @@ def predict(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     committee
@@ -128,7 +131,8 @@ def predict(
     prefix
         Prefix of the names of the results.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -175,7 +179,7 @@ def relax(
     model
         A run or a model folder.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     fmax
@@ -185,7 +189,8 @@ def relax(
     cell
         Relax the cells too.
     head
-        Readout of a model that has several.
+        Readout for all structures; by default the one that a structure names, or else the default
+        head of the model.
     device
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
@@ -209,7 +214,10 @@ def relax(
 
 
 def convert_from_mace_torch(
-    file: Source, out: Out, trust: bool = False, config: Path | None = None
+    file: Source,
+    out: Annotated[Path | None, tyro.conf.Positional, positional("[OUT]")] = None,
+    trust: bool = False,
+    config: Path | None = None,
 ) -> None:
     """Convert a mace-torch checkpoint to a model folder.
 
@@ -217,9 +225,12 @@ def convert_from_mace_torch(
     ----------
     file
         A ``.model`` file, which is a pickle and needs mace-torch and --trust; or a state dict
-        (``.pt``, ``.safetensors``) with --config, which need neither.
+        (``.pt``, ``.safetensors``) with --config, which need neither. Or the name of a published
+        model whose file you have, such as mace-mp-0-small: looked for in $BEVATRON_MODELS
+        (~/.cache/bevatron without it) and ~/.cache/mace.
     out
-        The model folder.
+        The model folder; without it one in $BEVATRON_MODELS, which all commands then take by its
+        name.
     trust
         Unpickle the file. A pickle can run arbitrary code.
     config
@@ -230,7 +241,10 @@ def convert_from_mace_torch(
     bevatron convert mace-torch MACE.model runs/foundation --trust
     """
     from bevatron.recipes.mace.convert import from_mace_torch_file
+    from bevatron.recipes.named_models import models_folder, published_file
 
+    out = out or models_folder() / file.stem
+    file = published_file(file)
     say(from_mace_torch_file(file, out, trust=trust, config=config))
 
 

@@ -22,7 +22,7 @@ from bevatron.recipes.mace.potential import trained_model
 def from_mace_torch_file(
     file: Path, out: Path, *, trust: bool = False, config: Path | None = None
 ) -> str:
-    """Convert a mace-torch checkpoint to a model folder and describe it on one line.
+    """Convert a mace-torch checkpoint to a model folder and describe it in one line.
 
     Parameters
     ----------
@@ -40,15 +40,15 @@ def from_mace_torch_file(
     TrustError, MissingPackageError
         For a ``.model`` file without ``trust`` or without mace-torch.
     CheckpointError, ConfigError
-        If the files do not hold what they should, or ``out`` holds something else.
+        If a file has the wrong content, or ``out`` exists.
     """
     if not file.is_file():
         raise CheckpointError(f"{file}: the file does not exist")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise CheckpointError(f"{out}: is there already; choose another folder")
+        raise CheckpointError(f"{out}: exists already; choose another folder")
     if config is None and file.suffix in {".pt", ".safetensors"} and not trust:
         raise ConfigError(
-            f"{file}: a state dict does not say what it belongs to; give mace-torch's "
+            f"{file}: a state dict has no configuration; give mace-torch's "
             "configuration with --config FILE.json (or --trust, if it is a pickled model)"
         )
     if config is None:
@@ -66,7 +66,7 @@ def from_mace_torch_file(
 
 
 def to_mace_torch_file(model: Path, out: Path) -> str:
-    """Write a run or a model folder as a mace-torch checkpoint; name the file on one line.
+    """Write a run or a model folder as a mace-torch checkpoint; return a line that names the file.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def to_mace_torch_file(model: Path, out: Path) -> str:
 
 
 def _read_state_dict(file: Path) -> dict[str, Tensor]:
-    """Read named tensors, unpickling nothing but tensors."""
+    """Read named tensors; unpickles only tensors."""
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -102,7 +102,7 @@ def _read_state_dict(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch raises many kinds for a file that is no checkpoint or holds more than tensors.
+        # torch raises many types of errors for other files and for objects other than tensors.
         raise CheckpointError(_no_state_dict(file)) from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise CheckpointError(_no_state_dict(file))

@@ -1,7 +1,7 @@
 """Data sets of labelled structures for a recipe: from paths in a configuration to samples.
 
-A path is a prepared store or a file of structures; files are prepared on the fly. Heads with data
-of their own are joined into one data set whose samples carry the number of their head.
+A path is a prepared store or a file of structures; files are prepared on the fly. The data
+of several heads are joined into one data set whose samples carry the index of their head.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ from bevatron.models.mace import MaceConfig
 from bevatron.typing import BoolArray, IntArray
 
 E0Choice = Literal["auto", "least_squares", "isolated"] | dict[str, float]
-"""Where the energies of isolated atoms come from; given ones are by chemical symbol, in eV."""
+"""Source of the energies of isolated atoms; explicit ones are by chemical symbol, in eV."""
 
 ISOLATED_GROUP = "IsolatedAtom"
 
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Files or stores and how to divide them.
+    """Files or stores and how to split them.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class SourceConfig:
     test
         The same, for the errors in the report.
     valid_fraction
-        Share of ``train`` that is set aside for validation where there are no such files.
+        Fraction of ``train`` set aside for validation if there are no such files.
     test_fraction
         The same for tests.
     labels
@@ -75,7 +75,7 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class DataConfig(SourceConfig):
-    """Data of one model; several data sets with heads of their own go under ``heads``.
+    """Data of one model; data sets with their own heads go under ``heads``.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class DataConfig(SourceConfig):
             If there is nothing to train on, or both ``train`` and ``heads``.
         """
         if self.heads and self.train:
-            raise ConfigError("data: give either 'train' or 'heads', which have 'train' each")
+            raise ConfigError("data: give either 'train' or 'heads', each of which has 'train'")
         if self.heads:
             sources = dict(self.heads)
         else:
@@ -225,7 +225,7 @@ def prepare_structures(
     Raises
     ------
     ConfigError
-        For a cutoff that is no length.
+        For a cutoff that is not a positive length.
     DataError, StoreError
         If a file holds what must not be trained on, or ``out`` holds something else.
     """
@@ -285,7 +285,7 @@ def load_structures(
     first_heads: Sequence[str] = (),
     stage_to: Path | None = None,
 ) -> StructureData:
-    """Open or prepare all data of a run and divide them.
+    """Open or prepare all data of a run and split them.
 
     Isolated atoms (group ``IsolatedAtom``) stay in the training set: they only determine E0.
 
@@ -296,9 +296,9 @@ def load_structures(
     cutoff
         Of the neighbours, Å.
     prepared
-        Where files are prepared unless the configuration says.
+        Where files are prepared unless the configuration names a folder.
     first_heads
-        Heads that a model already has; those of the data follow unless they are among them.
+        Heads that a model already has; new heads of the data follow.
     stage_to
         Node-local folder that stores are copied to and read from.
 
@@ -309,7 +309,7 @@ def load_structures(
     """
     sources = config.sources()
     if first_heads and not config.heads:
-        # Data without heads are a new head, whatever the names of the old ones.
+        # Data without heads train a new head, whatever the names of the old ones.
         name = "default" if "default" not in first_heads else _free_name(first_heads)
         sources = {name: next(iter(sources.values()))}
     own = _head_names(sources)
@@ -378,7 +378,7 @@ def isolated_atoms(dataset: Dataset) -> IntArray:
 
 
 def _free_name(taken: Sequence[str]) -> str:
-    """Choose a name for a new head that is not taken."""
+    """Choose an unused name for a new head."""
     names = ("finetuned", *(f"finetuned-{i}" for i in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
 
@@ -396,17 +396,17 @@ def _open(
 ) -> list[Store]:
     if not paths:
         return []
-    # A run's own folder holds what this run needs and nothing else.
+    # A run's own folder holds what this run needs, nothing else.
     own = config.prepared is None
     return open_structures(paths, cutoff, source.labels, prepared, config.prepare_workers, own)
 
 
 def _in_two_roles(source: SourceConfig) -> list[str]:
-    """Warn of files that are used for training and for validation or test."""
+    """Warn of files used both for training and for validation or test."""
     trained = {path.resolve() for path in source.train}
     return [
-        f"warning: {path} is among the training data too, so its errors do not tell those on "
-        "structures that are new"
+        f"warning: {path} is among the training data too, so errors on it do not "
+        "measure those on new structures"
         for path in (*source.valid, *source.test)
         if path.resolve() in trained
     ]
@@ -415,7 +415,7 @@ def _in_two_roles(source: SourceConfig) -> list[str]:
 def _divide(
     opened: Mapping[str, list[Store]], source: SourceConfig, seed: int
 ) -> dict[str, Dataset | None]:
-    """Split validation and test data off where they have no files of their own."""
+    """Split off validation and test data that have no files of their own."""
     found: dict[str, Dataset | None] = {
         role: _join([(store, 0) for store in stores], several_heads=False)
         for role, stores in opened.items()
@@ -433,7 +433,7 @@ def _divide(
     if len(others) < np.count_nonzero(shares):
         raise DataError(
             f"data.train: {len(others)} structures (isolated atoms apart) are too few to set some "
-            "aside; give data.valid, or data.valid_fraction 0 to do without validation"
+            "aside; give data.valid, or data.valid_fraction 0 to train without validation"
         )
     indices = split(len(others), shares, seed)
     kept = np.concatenate([others[indices[0]], single])
@@ -448,7 +448,7 @@ def _divide(
 
 
 def _only_here(dataset: Dataset, aside: IntArray, kept: IntArray) -> BoolArray:
-    """Mark structures set aside that have an element which the training data lack."""
+    """Mark held-out structures with an element that the training data lack."""
     elements = [frozenset(dataset[int(i)]["atomic_numbers"].tolist()) for i in aside]
     missing = set().union(*elements)
     for i in kept:
@@ -459,7 +459,7 @@ def _only_here(dataset: Dataset, aside: IntArray, kept: IntArray) -> BoolArray:
 
 
 def check_elements(dataset: Dataset | None, atomic_numbers: Sequence[int], what: str) -> None:
-    """Reject structures with elements that the model will not know.
+    """Reject structures with elements that the training data lack.
 
     Raises
     ------
@@ -475,7 +475,7 @@ def check_elements(dataset: Dataset | None, atomic_numbers: Sequence[int], what:
             names = ", ".join(chemical_symbols[z] for z in sorted(unknown))
             raise DataError(
                 f"{dataset.describe(i)}: holds {names}, but no structure to train on does; "  # type: ignore[union-attr]
-                f"leave it out of the {what} data"
+                f"remove it from the {what} data"
             )
 
 

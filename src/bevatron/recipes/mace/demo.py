@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "batch": {"capacity": 160},
     "train": {"epochs": 32, "dtype": "float32", "device": "cpu", "threads": 1},
 }
-"""What the demo changes of the defaults."""
+"""Settings of the demo that differ from the defaults."""
 
 
 def run_demo(out: Path) -> Part:
@@ -37,14 +37,14 @@ def run_demo(out: Path) -> Part:
     Parameters
     ----------
     out
-        The demo's folder; a run that is there is resumed.
+        The demo's folder; a run in it is resumed.
     """
     config = configuration(out)
     say("1. train a small MACE on bundled structures (GFN2-xTB labels)")
     result = fit(build(config, resume=True))
     if result.stopped_by is not None:
         return Part(exit_code=result.exit_code)
-    say("2. errors on structures that it has not seen")
+    say("2. errors on unseen structures")
     data = load_structures(config.data, config.model.r_max, config.output / "prepared")
     assert data.test is not None
     evaluation = evaluate_dataset(Potential(config.output, dtype="float32"), data.test)

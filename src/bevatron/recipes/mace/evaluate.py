@@ -1,5 +1,6 @@
 """Errors of a trained potential on labelled structures: total, by group, file and head."""
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +16,16 @@ from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
-from bevatron.models.mace import MaceTask, per_structure_errors
+from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
 from bevatron.output import print_table
 from bevatron.recipes.devices import announce
 from bevatron.recipes.mace.data import batch_sizes, open_structures
-from bevatron.recipes.mace.potential import Potential, trained_model
+from bevatron.recipes.mace.potential import Potential, head_of_unnamed, trained_model
 from bevatron.train.evaluate import predict
 from bevatron.train.settings import BatchConfig, LoaderConfig
 from bevatron.typing import Arrays, FloatArray, IntArray
+
+log = logging.getLogger("bevatron.inference")
 
 Errors = dict[str, float]
 """Metric -> value, such as ``forces_rmse`` in eV/Å; energies in eV, stress in eV/Å^3."""
@@ -102,7 +105,8 @@ def evaluate_files(
     labels
         Names of the labels in the files.
     head
-        Readout for all structures; by default the one that each structure names.
+        Readout for all structures; by default the one that each structure names, and the model's
+        default head for those that name none.
     device, dtype
         Where and in which precision to compute.
     capacity
@@ -120,18 +124,18 @@ def evaluate_files(
     if out is not None and not Path(out).absolute().parent.is_dir():
         raise DataError(f"{out}: cannot be written, its folder does not exist; make it first")
     module = model if isinstance(model, torch.nn.Module) else trained_model(model)
-    heads_known: tuple[str, ...] = tuple(module.config.heads)  # type: ignore[union-attr, arg-type]
-    potential = Potential(module, device, dtype, head or heads_known[0])
+    config: Any = module.config
+    unnamed = head_of_unnamed(config, "--head") if head is None else head
+    potential = Potential(module, device, dtype, unnamed)
     announce(potential.device, potential.dtype)
     labels = labels or LabelOptions()
-    if head is None and len(heads_known) > 1 and not labels.heads:
-        labels = replace(labels, heads=heads_known)
+    if head is None and len(potential.heads) > 1 and not labels.heads:
+        # Structures without a name belong to the first.
+        labels = replace(labels, heads=tuple(dict.fromkeys((unnamed, *potential.heads))))
     with tempfile.TemporaryDirectory(prefix="bevatron-") as scratch:
         stores = open_structures(paths, potential.cutoff, labels, Path(scratch) / "store")
-        if head is None:
-            _check_heads(stores, heads_known)
-        heads = None if head is None else [potential.head] * len(stores)
-        dataset = Concatenated(stores, heads)
+        _warn_of_unused(stores)
+        dataset = Concatenated([_Renumbered(s, _head_indices(s, config, head)) for s in stores])
         evaluation = evaluate_dataset(potential, dataset, capacity)
     if out is not None:
         write_json_atomically(out, evaluation.errors(), DataError)
@@ -194,10 +198,10 @@ def evaluate_dataset(
 def summarise(
     rows: Mapping[str, torch.Tensor], predictions: Predictions, *, name_head: bool = False
 ) -> Evaluation:
-    """Make tables of the errors of single structures (rows of `error_rows` by quantity).
+    """Build tables of the errors of single structures (rows of `error_rows` by quantity).
 
-    With ``name_head`` there is a table by head even if all structures used one, because which
-    one that is may surprise for structures that name none.
+    ``name_head`` adds a table by head even if all structures used the same one: users may not
+    expect which, if the structures name none.
     """
     total = ErrorSums(list(rows))
     total.add(rows)
@@ -215,7 +219,7 @@ def summarise(
 
 
 def print_tables(evaluation: Evaluation, width: int | None = None) -> None:
-    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` as of `bevatron.output.print_table`."""
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` as in `bevatron.output.print_table`."""
     for kind, rows in {"": {"all": evaluation.total}, **evaluation.tables}.items():
         shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
         headers = [kind, *("\n".join(_SHOWN[name]) for name in shown)]
@@ -262,7 +266,7 @@ class _Names:
 
 
 def _names(dataset: Dataset) -> _Names:
-    """Read elements, groups and files, which a batch does not carry."""
+    """Read elements, groups and files, which batches do not contain."""
     numbers, groups, files = [], [], []
     for index, sample in _samples(dataset):
         numbers.append(np.asarray(sample["atomic_numbers"], dtype=np.int64))
@@ -280,18 +284,58 @@ def _check_elements(potential: Potential, dataset: Dataset, atomic_numbers: IntA
             potential.check_elements(sample["atomic_numbers"], dataset.describe(index))
 
 
-def _check_heads(stores: Sequence[Store], heads: tuple[str, ...]) -> None:
-    """Reject a store that was prepared with other heads than the model's."""
-    if len(heads) == 1:
-        return
+class _Renumbered:
+    """A store whose samples name the model's heads by number.
+
+    Parameters
+    ----------
+    store
+        The samples.
+    heads
+        The model's head for each of the store's.
+    """
+
+    def __init__(self, store: Store, heads: Sequence[int]) -> None:
+        self.store = store
+        self.heads = np.array(heads, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> Arrays:
+        sample = self.store[index]
+        return {**sample, "head": self.heads[int(sample["head"])]}
+
+    def describe(self, index: int) -> str:
+        """Return the origin of a sample."""
+        return self.store.describe(index)
+
+    def lengths(self, field: str) -> IntArray:
+        """Return the number of rows of a ragged field in every sample, [n]."""
+        return self.store.lengths(field)
+
+
+def _head_indices(store: Store, config: MaceConfig, head: str | None) -> list[int]:
+    """Return the model's head for each head that a store was prepared with."""
+    names = list(store.manifest["settings"].get("labels", {}).get("heads") or ())
+    if head is not None or config.num_heads == 1:
+        return [config.head_index(head)] * max(len(names), 1)
+    unknown = [name for name in names if name not in config.heads]
+    if unknown or not (names or config.default_head):
+        found = f"the heads {', '.join(names)}" if names else "no heads"
+        raise ConfigError(
+            f"{store.path}: was prepared with {found}, the model has {', '.join(config.heads)}; "
+            "choose one with --head, or give the files themselves"
+        )
+    return [config.head_index(name) for name in names or (None,)]
+
+
+def _warn_of_unused(stores: Sequence[Store]) -> None:
+    """Warn of columns of the files that are not used."""
     for store in stores:
-        found = tuple(store.manifest["settings"].get("labels", {}).get("heads") or ())
-        if found != heads:
-            names = f"the heads {', '.join(found)}" if found else "no heads"
-            raise ConfigError(
-                f"{store.path}: was prepared with {names}, the model has {', '.join(heads)}; say "
-                "with --head which is meant, or give the files themselves"
-            )
+        for line in store.manifest.get("report", ()):
+            if line.startswith("warning: "):
+                log.warning("%s", line.removeprefix("warning: "))
 
 
 def _samples(dataset: Dataset) -> Iterator[tuple[int, Arrays]]:

@@ -1,4 +1,4 @@
-"""What ``bevatron inspect`` shows of a store of structures."""
+"""Tables and figures of ``bevatron inspect`` for a store of structures."""
 
 from bevatron.data.dataset import sizes
 from bevatron.data.store.store import Store

@@ -6,8 +6,8 @@ the head, errors for unknown elements, batching, and splitting the results by st
 
 import copy
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bevatron.data.readers.labels import LabelOptions
 from bevatron.data.samples import StructureBatch, collate_structures
 from bevatron.errors import ConfigError, DataError, OutOfMemoryError
-from bevatron.models.mace import MACE, load_model
+from bevatron.models.mace import MACE, MaceConfig, load_model
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -45,24 +46,24 @@ class Potential:
     ----------
     model
         A model object (copied, so that later training or conversion does not touch it), a model
-        folder or a run folder (of a run that is not over, its best model so far).
+        folder or a run folder (of an unfinished run, its best model so far).
     device
         Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
         ``"cuda:1"``.
     dtype
         ``"float64"`` or ``"float32"``.
     head
-        Which readout of a multi-head model; not needed if there is one.
+        Which readout of a multi-head model; its default head if not given.
     capture
         Whether evaluations are captured as CUDA graphs over padded shapes, which saves launching
-        some hundreds of kernels: None = on a GPU, shapes that come again, and where it is not
-        possible the log says why; True = at once, and it is an error if it is not possible. The
+        some hundreds of kernels: None = on a GPU, shapes that recur; the log says why if it is
+        not possible; True = at once, and an error if it is not possible. The
         numbers are the same. Weights must then stay where they are.
 
     Raises
     ------
     BevatronError
-        If there is no model at that place, dtype or head are unknown, or the device is not there;
+        If there is no such model, dtype, head or device;
         with ``capture=True`` also, here or on evaluation, if nothing can be captured.
     """
 
@@ -86,14 +87,56 @@ class Potential:
         self.cutoff = float(config.r_max)
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
         self.heads: tuple[str, ...] = tuple(config.heads)
-        self.head = _head_index(self.heads, head)
+        self.head: int = config.head_index(head)
+        self.chosen_head = head
+        self._unused: Counter[str] = Counter()
         self._insists = bool(capture)
         self._captured = None if capture is False else self._capturing()
 
     @property
     def captured(self) -> bool:
-        """Whether evaluations are captured and replayed, as far as is known by now."""
+        """Whether evaluations are captured and replayed, as far as known yet."""
         return self._captured is not None
+
+    def head_of(self, info: Mapping[str, Any], where: str) -> int:
+        """Return the head for a structure: the one chosen for all, the one it names, the default.
+
+        Parameters
+        ----------
+        info
+            Of the structure, as ASE has it; it may name a ``head``.
+        where
+            What the structure is called in messages.
+
+        Raises
+        ------
+        DataError
+            If the model has several heads and none of that name.
+        """
+        name = info.get(LabelOptions.head_key)
+        if self.chosen_head is not None or name is None or str(name) == self.heads[self.head]:
+            return self.head
+        if len(self.heads) == 1:
+            self._unused[str(name)] += 1
+            return self.head
+        if str(name) not in self.heads:
+            raise DataError(
+                f"{where} names the head '{name}', the model has {', '.join(self.heads)}; correct "
+                "it or choose one for all with --head"
+            )
+        return self.heads.index(str(name))
+
+    def warn_of_unused_heads(self, source: Path | str) -> None:
+        """Warn of structures that named heads of a model that has one only."""
+        if self._unused:
+            names = ", ".join(f"'{name}' in {count:,}" for name, count in self._unused.items())
+            log.warning(
+                "%s: structures name heads (%s) but the model has the one head '%s', which is used",
+                source,
+                names,
+                self.heads[0],
+            )
+            self._unused.clear()
 
     def check_elements(self, atomic_numbers: npt.ArrayLike, name: str = "the structure") -> None:
         """Reject an element that the model was not trained on.
@@ -145,7 +188,7 @@ class Potential:
             yield from _results(*last)
 
     def _launch(self, batch: StructureBatch, compute: tuple[str, ...]) -> Callable[[], Outputs]:
-        """Return what gives the outputs: of a replayed graph, or of the model called then."""
+        """Return a function that gives the outputs: of a replayed graph or of the model itself."""
         if self._captured is not None and batch.num_atoms:
             try:
                 return self._captured.launch(batch, compute=tuple(sorted({*compute})))
@@ -182,7 +225,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
         raise OutOfMemoryError(
             f"the device ran out of memory at a batch of {batch.num_atoms} atoms with "
             f"{batch.num_edges} edges in {batch.num_graphs} structures; allow a batch fewer atoms "
-            "(--capacity, max_atoms in Python) or take float32"
+            "(--capacity, max_atoms in Python) or choose float32"
         ) from error
     arrays = {
         name: outputs[name].detach().to("cpu", torch.float64).numpy()
@@ -199,7 +242,7 @@ def _results(batch: StructureBatch, read: Callable[[], Outputs]) -> Iterator[Res
 
 
 def trained_model(path: Path | str) -> MACE:
-    """Read a model folder or a run folder; of a run that is not over, the best model so far.
+    """Read a model folder or a run folder; of an unfinished run, the best model so far.
 
     Raises
     ------
@@ -225,15 +268,26 @@ def _in_batches(samples: Sequence[Arrays], max_atoms: int) -> Iterator[list[Arra
         yield batch
 
 
-def _head_index(heads: tuple[str, ...], head: str | None) -> int:
-    names = ", ".join(heads)
-    if head is None:
-        if len(heads) > 1:
-            raise ConfigError(f"head: the model has several ({names}); say which is meant")
-        return 0
-    if head not in heads:
-        raise ConfigError(f"head: the model has no '{head}' (it has {names})")
-    return heads.index(head)
+def head_of_unnamed(config: MaceConfig, choose: str) -> str:
+    """Return the head for structures that name none: the default or, logged once, the first.
+
+    Parameters
+    ----------
+    config
+        Of the model. Folders of bevatron 0.1 with several heads have no default.
+    choose
+        The option that chooses another.
+    """
+    names = ", ".join(config.heads)
+    if config.default_head is None and config.num_heads > 1 and names not in _said:
+        _said.add(names)
+        log.warning(
+            "the model has several heads (%s) and none is its default: the first is used, %s "
+            "chooses another",
+            names,
+            choose,
+        )
+    return config.default_head or config.heads[0]
 
 
 def _symbols(atomic_numbers: Collection[int]) -> list[str]:

@@ -25,7 +25,7 @@ from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
 
 CHUNK = 256
-"""Number of structures that are read before they are put into batches."""
+"""Number of structures read before they are batched."""
 
 
 def predict_file(
@@ -51,11 +51,18 @@ def predict_file(
     models
         Potentials, one or a committee.
     source
-        Anything that ASE reads; read piece by piece.
+        Any format that ASE reads; read in pieces.
     out
         Extended XYZ; appears only when it is complete.
     prefix
         Prefix of the names of the results, so that labels in the input are kept.
+    head
+        Readout for all structures; by default the one that a structure names as ``head``, and the
+        model's default head for those that name none.
+    device, dtype
+        Where and in which precision to compute.
+    capacity
+        Maximum number of atoms per batch.
     progress
         Called with the number of structures done.
 
@@ -66,7 +73,7 @@ def predict_file(
     Raises
     ------
     DataError
-        Naming the file and frame, for what cannot be read or has elements unknown to the model.
+        For a frame that cannot be read or has unknown elements; names file and frame.
     """
     import ase.io
 
@@ -89,6 +96,8 @@ def predict_file(
                 progress(done)
         if not done:
             raise DataError(f"{source}: holds no structures")
+        for potential in potentials:
+            potential.warn_of_unused_heads(source)
         file.flush()
         file.detach()  # the file below is closed by atomic_write, after fsync
     return done
@@ -166,7 +175,7 @@ def relax_file(
     model
         A model, a model folder or a run.
     source
-        Structures, anything that ASE reads.
+        Structures in any format that ASE reads.
     out
         Extended XYZ to write.
     fmax : eV/Å
@@ -176,14 +185,14 @@ def relax_file(
     cell
         Relax the cells too.
     head
-        Readout of a model that has several.
+        Readout for all structures, as in `predict_file`.
     device, dtype
         Where and in which precision to compute.
 
     Raises
     ------
     DataError
-        Naming file and frame, for what cannot be read or has elements unknown to the model.
+        For a frame that cannot be read or has unknown elements; names file and frame.
     """
     import ase.io
 
@@ -199,10 +208,11 @@ def relax_file(
                 "cell to relax; leave --cell out"
             )
         _drop_labels(atoms)
-        _sample(atoms, potential, f"{source}, frame {number}")  # refused before any work is done
+        _sample(atoms, potential, f"{source}, frame {number}")  # refused before the work starts
         structures.append(atoms)
     if not structures:
         raise DataError(f"{source}: holds no structures")
+    potential.warn_of_unused_heads(source)
     try:
         result = relax(potential, structures, fmax, steps, cell)
     except DataError as error:
@@ -258,7 +268,7 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 PER_ATOM_RESULTS = frozenset({"forces", "energies", "stresses", "charges", "magmoms"})
-"""What a calculator of ASE computes for each atom."""
+"""Per-atom results of an ASE calculator."""
 
 
 def _keep_labels(atoms: Any) -> None:
@@ -273,7 +283,7 @@ def _keep_labels(atoms: Any) -> None:
 
 
 def _drop_labels(atoms: Any) -> None:
-    """Drop energies, forces and stress of the structure as it was."""
+    """Drop energies, forces and stress of the structure before relaxation."""
     common = {name for tiers in COMMON_NAMES.values() for tier in tiers for name in tier}
     for columns in (atoms.info, atoms.arrays):
         for name in [name for name in columns if name.lower() in common]:
@@ -281,9 +291,10 @@ def _drop_labels(atoms: Any) -> None:
 
 
 def _sample(atoms: Any, potential: Potential, where: str) -> Arrays:
-    """Make a sample; an error names the frame."""
+    """Build a sample; an error names the frame."""
+    head = potential.head_of(atoms.info, where)
     raw = unlabelled_structure(
-        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, potential.head
+        atoms.numbers, atoms.positions, np.asarray(atoms.cell), atoms.pbc, head
     )
     try:
         return add_neighbours(raw, potential.cutoff)
@@ -308,7 +319,7 @@ def _annotate(atoms: Any, found: Sequence[Results], prefix: str) -> None:
     atoms.arrays[f"{prefix}forces"] = mean["forces"]
     atoms.arrays[f"{prefix}energies"] = mean["node_energy"]
     if "stress" in mean and atoms.cell.rank == 3:
-        # Nine numbers, as extended XYZ has a stress; a matrix would be written as JSON.
+        # Nine numbers, as usual in extended XYZ; a matrix would be written as JSON.
         atoms.info[f"{prefix}stress"] = mean["stress"].reshape(9)
     if len(found) > 1:
         energies = [float(one["energy"]) for one in found]

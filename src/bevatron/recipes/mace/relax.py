@@ -1,7 +1,7 @@
 """Relaxation of many structures at once: FIRE for each, one model evaluation for all.
 
-Every structure has a state of its own (velocities, time step, mixing), so it moves as with
-`ase.optimize.FIRE` alone; only the evaluations are shared. A structure that has converged
+Every structure has its own state (velocities, time step, mixing), so it moves as it would alone
+in `ase.optimize.FIRE`; only the evaluations are shared. A structure that has converged
 leaves the batch.
 """
 
@@ -55,6 +55,7 @@ def relax(
     steps: int = 500,
     cell: bool = False,
     *,
+    head: str | None = None,
     device: torch.device | str = "auto",
     dtype: str = "float64",
     max_atoms: int = 2048,
@@ -72,17 +73,20 @@ def relax(
     model
         A potential, a model, a model folder or a run folder.
     structures
-        Left as they are.
+        Not changed.
     fmax : eV/Å
-        Converged once no atom feels more.
+        Converged when no force is larger.
     steps
-        Steps at most; what has not converged by then is returned as it is.
+        Maximum number of steps; unconverged structures are returned as they are.
     cell
         Whether cells relax too; all structures must then be periodic in three directions.
+    head
+        Readout for all structures; by default the one that a structure names as ``head``, and the
+        model's default head for those that name none.
     device, dtype
-        As for `bevatron.recipes.mace.potential.Potential`, which is made with them.
+        As for `bevatron.recipes.mace.potential.Potential`, which is made with them and `head`.
     max_atoms
-        Atoms in one evaluation of the model at most.
+        Maximum number of atoms in an evaluation of the model.
     skin : Å
         Of the neighbour lists, see `bevatron.data.verlet.VerletList`.
     progress
@@ -91,7 +95,7 @@ def relax(
     Raises
     ------
     DataError
-        If the model does not know an element, or a cell is to relax that is not there.
+        If the model does not know an element, or there is no cell to relax.
 
     Examples
     --------
@@ -100,7 +104,7 @@ def relax(
     """
     if not fmax > 0:
         raise ConfigError(f"fmax: expected a force above 0 eV/Å, got {fmax}")
-    potential = model if isinstance(model, Potential) else Potential(model, device, dtype)
+    potential = model if isinstance(model, Potential) else Potential(model, device, dtype, head)
     for number, atoms in enumerate(structures):
         potential.check_elements(atoms.numbers, f"structure {number} ({atoms.symbols})")
         if cell and not (atoms.pbc.all() and atoms.cell.rank == 3):
@@ -140,7 +144,7 @@ class Fire:
     Parameters
     ----------
     max_step : Å
-        Length of a step at most, over all atoms.
+        Maximum length of a step, over all atoms.
     """
 
     def __init__(self, max_step: float = 0.2) -> None:
@@ -149,7 +153,7 @@ class Fire:
         self.velocities: FloatArray | None = None
 
     def step(self, forces: FloatArray) -> FloatArray:
-        """Return the displacements that follow from the forces at the present place."""
+        """Return the displacements for the forces at the current positions."""
         if self.velocities is None:
             self.velocities = np.zeros_like(forces)
         elif np.vdot(forces, self.velocities) > 0:
@@ -169,11 +173,11 @@ class Fire:
 
 
 class _Path:
-    """One structure on its way: atoms relax, the cell stays."""
+    """One structure: atoms relax, the cell is fixed."""
 
     def __init__(self, atoms: Atoms, potential: Potential, skin: float) -> None:
         self.atoms = atoms.copy()
-        self.head = potential.head
+        self.head = potential.head_of(atoms.info, str(atoms.symbols))
         self.verlet = VerletList(potential.cutoff, skin)
         self.fire = Fire()
         self.num_steps = 0
@@ -182,7 +186,7 @@ class _Path:
         self.generalised: FloatArray = np.zeros((0, 3))
 
     def sample(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return what the model needs."""
+        """Return the sample for the model."""
         atoms = self.atoms
         sample = unlabelled_structure(
             atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, self.head
@@ -193,7 +197,7 @@ class _Path:
         return sample
 
     def take(self, results: Results) -> None:
-        """Take note of what the model says about the present place."""
+        """Store the results of the model for the current positions."""
         self.results, self.energy = results, float(results["energy"])
         self.generalised = self._generalised_forces()
         norms = np.linalg.norm(self.generalised, axis=1)
@@ -226,7 +230,7 @@ class _Path:
 
 
 class _WithCell(_Path):
-    """One structure on its way: atoms and cell relax together.
+    """One structure: atoms and cell relax together.
 
     The coordinates are the positions pulled back to the first cell, and the deformation gradient F
     (cell = first cell . F^T) times the number of atoms. Their forces are f . F and

@@ -1,7 +1,7 @@
 """The report of a run of MACE: learning curves, errors, parity, batch balance, timing.
 
 `report_of_run` evaluates the finished model and calls `write_report`, which composes report.html
-and the pictures in ``plots/`` from metrics.jsonl and from labels and predictions side by side.
+and the pictures in ``plots/`` from metrics.jsonl and from labels and predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from bevatron.train.run import FitResult
 from bevatron.train.settings import BatchConfig
 
 MOST_TRAINING_STRUCTURES = 200
-"""How many training structures are evaluated, for comparison with those not trained on."""
+"""Number of training structures that are evaluated, for comparison with held-out ones."""
 
 METRICS = [
     Metric(
@@ -66,7 +66,7 @@ def report_of_run(
     batch
         How batches were made.
     result
-        What the trainer says of the run.
+        Result of the training.
 
     Returns
     -------
@@ -76,8 +76,7 @@ def report_of_run(
     history = History.of_run(folder)
     model = load_model(folder)
     dtype = str(history.config["train"].get("dtype", "float64"))
-    # Structures name their heads themselves; the potential's own does not matter here.
-    potential = Potential(model, history.device, dtype, model.config.heads[0])
+    potential = Potential(model, history.device, dtype)
     chosen: dict[str, Dataset] = {}
     if data.test is not None:
         chosen["test"] = data.test
@@ -133,7 +132,7 @@ def write_report(
     figures
         More numbers for the top of the page.
     notes
-        Remarks that a reader must not miss; resumes are added from metrics.jsonl.
+        Warnings at the top; resumes are added from metrics.jsonl.
     found
         What the readers found in the files.
 

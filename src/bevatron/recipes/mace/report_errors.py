@@ -1,4 +1,4 @@
-"""What a report of MACE says of errors: tables, bars, parity, and the data they were found on."""
+"""The errors in a report of MACE: tables, bars, parity plots, and the data sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,18 +25,18 @@ COLUMNS = {
 
 
 def headline(name: str, evaluation: Evaluation) -> dict[str, Cell]:
-    """Name the errors of one data set that belong at the top of a page."""
+    """Return the errors of one data set for the top of the page."""
     wanted = {
         "energy_per_atom_rmse": f"energy RMSE, {name} (meV/atom)",
         "forces_rmse": f"force RMSE, {name} (meV/Å)",
         "stress_rmse": f"stress RMSE, {name} (meV/Å³)",
     }
     total = evaluation.total
-    return {words: 1e3 * total[metric] for metric, words in wanted.items() if metric in total}
+    return {label: 1e3 * total[metric] for metric, label in wanted.items() if metric in total}
 
 
 def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequence[str]) -> None:
-    """Say what is in the data sets, and what the readers found."""
+    """Describe the data sets and what the readers found."""
     rows: list[list[Cell]] = []
     for name, evaluation in evaluations.items():
         values = evaluation.predictions
@@ -66,7 +66,7 @@ def show_data(report: Report, evaluations: Mapping[str, Evaluation], found: Sequ
 
 
 def _per_structure(values: Predictions, of_atoms: Any) -> Any:
-    """Say which structures have a flag set on their first atom."""
+    """Mark the structures whose first atom has a flag set."""
     first = np.cumsum(values.num_atoms) - values.num_atoms
     return of_atoms[first[values.num_atoms > 0]]
 
@@ -74,7 +74,7 @@ def _per_structure(values: Predictions, of_atoms: Any) -> Any:
 def show_errors(
     report: Report, evaluations: Mapping[str, Evaluation], name: str, evaluation: Evaluation
 ) -> None:
-    """Show errors of all data sets, and those of one by group, file, head and element."""
+    """Show errors of all data sets, and of one by group, file, head and element."""
     report.table(*_error_table("set", {key: value.total for key, value in evaluations.items()}))
     titles = {"group": "Errors by group", "file": "Errors by file", "head": "Errors by head"}
     for kind, title in titles.items():
@@ -104,8 +104,8 @@ def _error_bars(report: Report, rows: Mapping[str, Errors], title: str, name: st
         return
     having = sorted(having, key=lambda label: -rows[label][metric])[:MOST_GROUPS]
     series = {
-        words: [1e3 * rows[label][key] for label in having]
-        for key, words in ((metric, "RMSE"), ("forces_mae", "MAE"))
+        kind: [1e3 * rows[label][key] for label in having]
+        for key, kind in ((metric, "RMSE"), ("forces_mae", "MAE"))
     }
     report.figure(plots.bars(having, series, "force error (meV/Å)", title), "", name)
 
@@ -148,7 +148,7 @@ def show_parity(
 
 
 def _offsets(values: Predictions, energies: Mapping[str, Mapping[int, float]]) -> FloatArray:
-    """Sum up E0 of each structure; zeros where they are not known."""
+    """Sum E0 over each structure; zeros where unknown."""
     if not energies:
         return np.zeros(len(values.num_atoms))
     head = np.repeat(values.head, values.num_atoms)

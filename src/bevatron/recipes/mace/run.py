@@ -23,6 +23,7 @@ from bevatron.models.mace import (
 )
 from bevatron.recipes.frozen import freeze
 from bevatron.recipes.mace import SYSTEM
+from bevatron.recipes.mace.capacity import ON_CPU, capacity_of_run
 from bevatron.recipes.mace.data import (
     DataConfig,
     StructureData,
@@ -30,19 +31,19 @@ from bevatron.recipes.mace.data import (
     check_elements,
     load_structures,
 )
-from bevatron.recipes.mace.finetune import FinetuneConfig, initialise, old_energies
+from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_table
 from bevatron.recipes.mace.potential import trained_model
-from bevatron.recipes.mace.step_cost import StepMeter, capacity_of_run
+from bevatron.recipes.mace.step_cost import StepMeter
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
-from bevatron.train.settings import Settings
+from bevatron.train.settings import BatchConfig, Settings
 
 SHOWN_METRICS = ("energy_per_atom_rmse", "forces_rmse", "stress_rmse")
 """Metrics that the console shows after an epoch, in eV and eV/Å."""
 
 FROM_DATA = (
-    *("atomic_numbers", "heads", "atomic_energies"),
+    *("atomic_numbers", "heads", "default_head", "atomic_energies"),
     *("avg_num_neighbors", "scale", "shift"),
 )
 """Hyper-parameters that come from the data unless the configuration gives them."""
@@ -50,7 +51,7 @@ FROM_DATA = (
 REPORT = "bevatron.recipes.mace.report"
 
 SUSPECT_FORCE = 10.0
-"""eV/Å; a larger RMS gives a warning. In kcal/mol/Å numbers are 23 times as large."""
+"""eV/Å; a larger RMS gives a warning. Forces in kcal/mol/Å are 23 times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class MaceRun(RunConfig):
     loss
         The loss and its weights.
     start_from
-        A run or a model folder whose weights this run starts from; see `finetune`.
+        A run or a model folder whose weights this run starts from, or the name of one in
+        $BEVATRON_MODELS (~/.cache/bevatron without it), such as mace-mp-0-small; see `finetune`.
     finetune
         What is kept of `start_from`.
     """
@@ -89,12 +91,13 @@ class MaceRun(RunConfig):
     data: DataConfig = field(default_factory=DataConfig)
     model: MaceConfig = field(default_factory=MaceConfig)
     scaling: Literal["rms_forces", "rms_forces_only", "none"] = "rms_forces_only"
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(capacity="auto"))
     loss: LossConfig = field(default_factory=LossConfig)
     start_from: Path | None = None
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
-        """Refuse contradictions between the parts."""
+        """Refuse contradictory settings."""
         two, schedule = self.loss.stage_two, self.schedule.stage_two_start
         if two is not None and schedule is not None and two.start_epoch != schedule:
             raise ConfigError(
@@ -114,7 +117,7 @@ class MaceRun(RunConfig):
 
     @property
     def settings(self) -> Settings:
-        """The trainer's settings; the second stage begins when that of the loss does."""
+        """The trainer's settings; stage two begins with that of the loss."""
         if self.loss.stage_two is None:
             return super().settings
         start = self.loss.stage_two.start_epoch
@@ -123,7 +126,7 @@ class MaceRun(RunConfig):
 
 
 def build(config: MaceRun, *, resume: bool = False) -> Run:
-    """Make a complete run: data read or prepared, statistics, model, task.
+    """Build a complete run: data read or prepared, statistics, model, task.
 
     Parameters
     ----------
@@ -146,24 +149,27 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
     _check_labels(config, data)
     asked = config.model.atomic_numbers if source is None else ()
-    found = statistics(data.train, heads=data.heads, e0=_e0(data, source), elements=asked)
+    start = None if source is None else FineTuning(source, config.finetune, config.data, data)
+    choices = dict(data.e0) if start is None else start.e0_choices()
+    found = statistics(data.train, heads=data.heads, e0=choices, elements=asked)
     _check_elements(asked, found)
     torch.manual_seed(config.train.seed)
-    notes = [*data.report, *found.notes, *_suspect_forces(data.train, found)]
-    if source is None:
+    e0, table = found.e0, []
+    if start is None:
         complete = _with_statistics(architecture, config.scaling, found, data.heads)
         model = MACE(complete, torch.float64)
     else:
-        model, rows = initialise(source, config.finetune, data, found)
-        fitted = {row.partition(":")[0] for row in rows if row.startswith("E0 of head")}
-        notes = [note for note in notes if note.partition(":")[0] not in fitted] + rows
+        model, e0, rows = start.initialise(found)
+        table = [start.heads, *transfer_table(rows)]
+    origins = [f"E0 of head '{h}': {e.origin}" for h, e in zip(data.heads, e0, strict=True)]
+    notes = [*data.report, *origins, *_suspect_forces(data.train, found), *table]
     for dataset, what in ((data.valid, "validation"), (data.test, "test")):
         check_elements(dataset, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
     freeze(model, config.finetune.frozen)
     train = _without_isolated(data.train, found)
     task = MaceTask(config.loss, model.config.heads)
-    config = _with_capacity(config, model, task, train)
+    config = _with_capacity(config, model, task, train, notes)
     notes.append(_in_short(model, train, data))
     return Run(
         model=model,
@@ -176,9 +182,10 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         settings=config.settings,
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
-            # First, so that a change of the data is reported as such and not as one of their E0.
+            # First, so that changed data are reported as such and not as a changed E0.
             "data": {"structures": len(train), "fingerprint": data.fingerprint},
-            "model": to_dict(model.config),
+            # Which head is the default changes no number, and runs of 0.1 have none.
+            "model": {k: v for k, v in to_dict(model.config).items() if k != "default_head"},
             "loss": to_dict(config.loss),
             "frozen": list(config.finetune.frozen),
         },
@@ -188,6 +195,7 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         save_model=SaveModel(SYSTEM.kind, model.config),
         on_end=WriteReport(REPORT, data, config.batch) if config.report else None,
         notes=notes,
+        model_options=f" --head {model.config.default_head}" if len(data.heads) > 1 else "",
     )
 
 
@@ -203,7 +211,7 @@ def _as_set(config: MaceRun) -> dict[str, Any]:
 
 
 def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
-    """Warn of forces as large as those in other units or of a calculation that went wrong."""
+    """Warn of forces so large that units or a calculation must be wrong."""
     rms = max(found.force_rms)
     if rms < SUSPECT_FORCE:
         return []
@@ -211,45 +219,43 @@ def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
     worst = int(np.argmax(largest))
     warning = (
         f"warning: forces have an RMS of {rms:.3g} eV/Å, the largest of {largest[worst]:.3g} in "
-        f"{train.describe(worst)}: are they in eV/Å, and is that structure sound?"
+        f"{train.describe(worst)}: are they in eV/Å, and is that structure physical?"
     )
     return [warning]
 
 
 def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
-    """Return sizes of data and model, and the units of errors, on one line."""
+    """Describe the sizes of data and model, and the units of errors, in one line."""
     parts = (("train", train), ("valid", data.valid), ("test", data.test))
     counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return f"{counts}; {parameters:,} parameters; errors in eV per atom, eV/Å and eV/Å³"
 
 
-def _with_capacity(config: MaceRun, model: MACE, task: MaceTask, train: Dataset) -> MaceRun:
-    """Measure ``batch.capacity: auto``, once for the run's folder."""
-    if config.batch.capacity != "auto":
+def _with_capacity(
+    config: MaceRun, model: MACE, task: MaceTask, train: Dataset, notes: list[str]
+) -> MaceRun:
+    """Choose ``batch.capacity: auto``, once for the run's folder, and note why."""
+    batch = config.batch
+    if batch.capacity != "auto":
         return config
+    if batch.algorithm == "fixed_count":
+        return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=ON_CPU))
 
     def meter(device: torch.device) -> StepMeter:
         dtype = dtype_of(config.train.dtype)
         return StepMeter(copy.deepcopy(model), task, train, device, dtype)
 
-    capacity = capacity_of_run(config.output / "capacity.json", config.train, meter)
-    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, capacity=capacity))
-
-
-def _e0(data: StructureData, source: MACE | None) -> dict[str, Any]:
-    """Choose how E0 of each head is found; a kept head without data has its own."""
-    choices: dict[str, Any] = dict(data.e0)
-    if source is not None:
-        old = old_energies(source, range(1, 119))
-        choices |= {head: old[head] for head in data.heads if head not in choices}
-    return choices
+    path = config.output / "capacity.json"
+    capacity, note = capacity_of_run(path, config.train, meter, config.optim.accumulate)
+    notes.append(note)
+    return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity))
 
 
 def _with_statistics(
     config: MaceConfig, scaling: str, found: Statistics, heads: tuple[str, ...]
 ) -> MaceConfig:
-    """Fill in what depends on the data, except for what the configuration gives itself."""
+    """Fill in the hyper-parameters that depend on the data, unless the configuration sets them."""
     plain = MaceConfig()
     for name, instead in (("heads", "data.heads"), ("atomic_energies", "data.e0")):
         if getattr(config, name) not in {getattr(plain, name), heads}:
@@ -265,16 +271,17 @@ def _with_statistics(
         name: value if given[name] == getattr(plain, name) else given[name]
         for name, value in from_data.items()
     }
-    return config.with_data(
+    complete = config.with_data(
         atomic_numbers=found.atomic_numbers,
         atomic_energies=found.atomic_energies,
         heads=heads,
         **values,
     )
+    return dataclasses.replace(complete, default_head=heads[0])
 
 
 def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
-    """Return the architecture of the model to start from; refuse that of another."""
+    """Return the architecture of the model to start from; refuse changes to it."""
     plain, given, old = to_dict(MaceConfig()), to_dict(config.model), to_dict(architecture)
     for name, value in given.items():
         if value not in (plain[name], old[name]):
@@ -286,7 +293,7 @@ def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
 
 
 def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
-    """Refuse data with elements that a list in the configuration leaves out."""
+    """Refuse data with elements that model.atomic_numbers lacks."""
     further = sorted(set(found.atomic_numbers) - set(asked))
     if asked and further:
         raise ConfigError(
@@ -295,14 +302,14 @@ def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
 
 
 def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
-    """Leave out isolated atoms: they gave E0 and have nothing else to teach."""
+    """Leave out isolated atoms, which only determine E0."""
     if not found.isolated:
         return train
     return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
 
 
 def _check_labels(config: MaceRun, data: StructureData) -> None:
-    """Refuse a loss of which no structure has the label."""
+    """Refuse a loss term whose label no structure has."""
     loss = config.loss
     if loss.forces_weight > 0 and not data.train.lengths("forces").any():
         raise DataError(

@@ -1,4 +1,4 @@
-"""What a training step costs on this device: its time by size, and the largest batch that fits.
+"""The cost of a training step on this device: time and memory by the size of the batch.
 
 The cost model t = a*atoms + b*edges + c*structures + d, fitted to measured steps, is what packing
 balances over ranks (batch.cost); the saturation curve (atoms per second by atoms of a batch, the
@@ -8,9 +8,8 @@ Steps are those of `bevatron.train.fit`: captured as CUDA graphs where training 
 """
 
 import gc
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,9 +21,7 @@ from torch.nn import Module
 
 from bevatron.data.dataset import Dataset
 from bevatron.errors import ConfigError, OutOfMemoryError
-from bevatron.files import write_json_atomically
-from bevatron.parallel.collectives import broadcast_json, gather_json
-from bevatron.parallel.mesh import Mesh, open_mesh
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.mace.data import batch_sizes
 from bevatron.task import Task
 from bevatron.train.capture.cuda_graphs import NotCapturableError
@@ -34,9 +31,6 @@ from bevatron.train.run import Run
 from bevatron.train.settings import OptimConfig, Settings, TrainConfig
 from bevatron.train.step import train_step
 from bevatron.typing import FloatArray, IntArray
-
-MEMORY_SHARE = 0.9
-"""Share of the free memory that a batch found by `find_capacity` may use."""
 
 LEARNING_RATE = 1e-6
 
@@ -281,13 +275,13 @@ def fit_cost(costs: Sequence[StepCost]) -> tuple[dict[str, float], float]:
     seconds = np.array([cost.seconds for cost in costs])
     columns = [[cost.sizes[name] for cost in costs] for name in TERMS]
     table = np.array([*columns, [1.0] * len(costs)], dtype=np.float64).T
-    factors = _non_negative(table / seconds[:, None], np.ones(len(costs)))
+    factors = non_negative(table / seconds[:, None], np.ones(len(costs)))
     error = table @ factors / seconds - 1.0
     names = (*TERMS, "constant")
     return dict(zip(names, factors.tolist(), strict=True)), float(np.sqrt(np.mean(error**2)))
 
 
-def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
+def non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
     """Solve least squares with coefficients >= 0: drop the most negative one until none is."""
     scale = np.abs(table).max(axis=0)
     kept = [i for i in range(table.shape[1]) if scale[i] > 0]
@@ -299,132 +293,3 @@ def _non_negative(table: FloatArray, target: FloatArray) -> FloatArray:
             break
         kept.pop(int(np.argmin(found * scale[kept])))
     return factors
-
-
-def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
-    """Find the largest batches, in atoms and in edges, that fit into the device's memory.
-
-    The ratio of edges to atoms is that of the whole data set, so that batches can fill both.
-    Batches with few and with many edges per atom give the memory of an atom and of an edge; the
-    predicted capacity is then tried with a batch that fills both, and reduced until it fits.
-
-    Parameters
-    ----------
-    meter
-        Of steps on a GPU.
-    most
-        Maximum number of atoms.
-
-    Returns
-    -------
-    ``atoms`` and ``edges``, as `bevatron.train.settings.BatchConfig.capacity` takes them.
-
-    Raises
-    ------
-    ConfigError
-        On a CPU, whose memory is shared with everything else.
-    OutOfMemoryError
-        If not even the largest structure fits.
-    """
-    if meter.device.type != "cuda":
-        raise ConfigError("batch.capacity: 'auto' needs a GPU; give a number of atoms")
-    free, _ = torch.cuda.mem_get_info(meter.device)
-    available = MEMORY_SHARE * (free + torch.cuda.memory_reserved(meter.device))
-    return largest_capacity(meter, available, most)
-
-
-def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
-    """Find the largest batches for which training fits into a number of bytes.
-
-    Parameters
-    ----------
-    meter
-        Measures the steps.
-    available
-        Bytes.
-    most
-        Maximum number of atoms.
-
-    Returns
-    -------
-    dict
-        ``atoms`` and ``edges``, at least those of the largest structure.
-
-    Raises
-    ------
-    OutOfMemoryError
-        If not even the largest structure fits.
-    """
-    atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
-    largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}
-    per_atom = float(edges.sum()) / max(float(atoms.sum()), 1.0)
-
-    def capacity(number: float) -> dict[str, int]:
-        wanted = {"atoms": int(number), "edges": int(number * per_atom)}
-        return {name: max(value, largest[name]) for name, value in wanted.items()}
-
-    costs = _costs_of_trials(meter, largest["atoms"])
-    number = 0.0
-    if costs:
-        table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs])
-        needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
-        of_atom, of_edge, constant = _non_negative(table, needed)
-        number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
-        number = min(number, float(most))
-    while True:
-        found = capacity(number)
-        try:
-            if meter.measure(meter.full_batch(found), repeats=1).needed_bytes <= available:
-                return found
-        except OutOfMemoryError:
-            if found == largest:
-                raise
-        if found == largest:
-            raise OutOfMemoryError(
-                f"a batch of {largest['atoms']} atoms and {largest['edges']} edges, as large as "
-                "the largest structures, does not fit"
-            )
-        number *= 0.9
-
-
-def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
-    """Measure batches of two sizes and densities; none if ``least`` atoms do not fit."""
-    first = max(512, least)
-    while True:
-        try:
-            return [
-                meter.measure(choose(number), repeats=1)
-                for number in (first, 2 * first)
-                for choose in (meter.random_batch, meter.densest_batch)
-            ]
-        except OutOfMemoryError:
-            if first == least:
-                return []
-        first = max(first // 2, least)
-
-
-def capacity_of_run(
-    path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter]
-) -> dict[str, int]:
-    """Find the capacity of a run's batches once: the minimum over ranks, kept for a resume.
-
-    Parameters
-    ----------
-    path
-        File in the run's folder that stores it.
-    config
-        Names the device.
-    make
-        Makes a rank's meter on its device.
-    """
-    with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
-        # Rank 0 decides: another rank could already see the file that it writes below.
-        if broadcast_json(path.exists(), mesh):
-            kept: dict[str, int] = json.loads(path.read_text())
-            return kept
-        found = gather_json(find_capacity(make(mesh.device)), mesh)
-        capacity = {name: min(one[name] for one in found) for name in found[0]}
-        if mesh.is_main:
-            path.parent.mkdir(parents=True, exist_ok=True)  # the run makes its folder later
-            write_json_atomically(path, capacity, ConfigError)
-        return capacity

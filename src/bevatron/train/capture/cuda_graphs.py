@@ -7,9 +7,11 @@ fixed memory, never ask the device for a number and always do the same.
 
 import contextlib
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 
+from bevatron.data.processes import own_cpus
 from bevatron.errors import BevatronError
 
 Work = Callable[[], None]
@@ -50,8 +52,18 @@ class GraphPool:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
+    def compile_ahead(self, work: Work, say: Callable[[str], None]) -> None:
+        """Compile the kernels of some work in parallel, if on a GPU; none of them is launched."""
+        if not self._on_gpu or find_spec("triton") is None:
+            return
+        from bevatron.kernels.shared import triton_compile
+
+        # Nodes of autograd that outlive the work keep the stream that they were made on.
+        with torch.cuda.stream(self._stream), same_draws(self.device):
+            triton_compile.compile_ahead(work, own_cpus(), say)
+
     def capture(self, work: Work, warm_up: Work | None = None) -> Work:
-        """Warm up twice, then capture some work without running it; no random number is used up.
+        """Warm up twice, then capture work without running it; the random state does not change.
 
         Parameters
         ----------
@@ -68,7 +80,7 @@ class GraphPool:
         Raises
         ------
         NotCapturableError
-            If the work waits for the device; the sentence says where.
+            If the work waits for the device; the message says where.
         """
         if not self._on_gpu:
             return work
@@ -106,7 +118,7 @@ class GraphPool:
 
 
 def _place(error: BaseException) -> str:
-    """Say where in the code an error was raised: the innermost function."""
+    """Locate where an error was raised: the innermost function."""
     trace = error.__traceback__
     place = "an operator of torch"
     while trace is not None:

@@ -111,7 +111,7 @@ class DeviceUpdate:
         self.verdict.copy_(before)
 
     def release(self) -> None:
-        """Give the optimiser its own gradients again, for steps that are not captured."""
+        """Restore the gradients of the optimiser, for steps that are not captured."""
         self._optimizer.zero_grad()
 
 

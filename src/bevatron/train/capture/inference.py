@@ -7,6 +7,7 @@ replayed from then on. The memory of a graph is its own, so its outputs are copi
 before they are returned, without the padding.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -22,6 +23,8 @@ from bevatron.task import ChecksBatches
 from bevatron.train.capture.cuda_graphs import GraphPool
 from bevatron.train.capture.transfers import BatchFeed, Reading
 
+log = logging.getLogger(__name__)
+
 MAX_GRAPHS = 8
 """Graphs that are kept at a time; they share one memory pool."""
 PATIENCE = 2
@@ -35,7 +38,7 @@ Options = Mapping[str, Hashable]
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Say why inference cannot be captured, None if nothing is known to prevent it."""
+    """Return why inference cannot be captured, None if nothing is known to prevent it."""
     return None if device.type == "cuda" else f"the device is {device.type}"
 
 
@@ -80,6 +83,7 @@ class CapturedInference:
         self._device, self._dtype = device, dtype
         self._rows, self._patience, self._max = dict(rows), patience, max_graphs
         self._lock = threading.Lock()
+        self._compiled: list[Options] = []
         self.num_captured = 0
         self._begin(None)
 
@@ -101,7 +105,7 @@ class CapturedInference:
         batch
             What is evaluated.
         **options
-            For the model; each set of options is captured separately.
+            Options of the model; each set of options is captured separately.
 
         Returns
         -------
@@ -124,6 +128,9 @@ class CapturedInference:
         with self._lock, torch.cuda.device(self._device) if on_gpu else nullcontext():
             evaluation = self._evaluation_of(batch, options)
             evaluation.send(batch)
+            if options not in self._compiled:
+                self._compiled.append(options)
+                self._pool.compile_ahead(evaluation.rehearse, log.warning)
             if evaluation.uses == self._patience:
                 evaluation.capture(self._pool)
                 self.num_captured += 1
@@ -177,6 +184,10 @@ class _Evaluation:
 
     def send(self, batch: Paddable) -> None:
         self._feed.send(batch)
+
+    def rehearse(self) -> None:
+        """Launch the kernels without keeping what they compute."""
+        self._model(self._feed.batch, **self._options)
 
     def capture(self, pool: GraphPool) -> None:
         self._run = pool.capture(self._evaluate)

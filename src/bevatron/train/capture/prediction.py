@@ -10,7 +10,7 @@ from bevatron.train.capture.cuda_graphs import GraphPool, NotCapturableError, Wo
 
 
 class CapturedPrediction:
-    """Predicts as a task does; from the second time on that a batch comes, by a CUDA graph.
+    """Predicts as a task does; from the second call with the same batch on, by a CUDA graph.
 
     What is returned is valid until the next call. On a CPU nothing is captured.
 

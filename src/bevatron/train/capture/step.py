@@ -11,7 +11,7 @@ exploded loss, is detected on the device: this and all later steps then change n
 host, one step behind, reads the verdict and stops the run with the weights from before the bad
 step.
 
-What a batch consists of is its own affair: one that is `Paddable` is padded to a few shapes, one
+Only the batch knows its content: one that is `Paddable` is padded to a few shapes, one
 that is `Unchanging` stays on the device.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding import Paddable, PaddingRule
+from bevatron.data.padding import BatchShape, Paddable, PaddingRule, pad
 from bevatron.data.padding.size_buckets import (
     SizeBuckets,
     choose_shapes,
@@ -61,15 +61,15 @@ anyway: a graph would only keep the memory of its activations."""
 
 
 def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
-    """Say why the steps of a run cannot be captured, None if nothing is known to prevent it."""
+    """Return why the steps of a run cannot be captured, None if nothing is known to prevent it."""
     if run.settings.train.autocast == "float16":
-        return "a step in float16 may have to be left out (train.autocast bfloat16 can be captured)"
+        return "a step in float16 may have to be skipped (train.autocast bfloat16 can be captured)"
     if mesh.device.type != "cuda":
         return f"the device is {mesh.device.type}"
     if run.settings.train.compile:
         return "train.compile is on"
     if not isinstance(run.task, Capturable):
-        return "this task's loss is not made for it"
+        return "this task's loss does not support it"
     why = _obstacle_of_batches(run, mesh)
     if why is not None:
         return why
@@ -78,7 +78,7 @@ def obstacle(run: Run, state: TrainState, mesh: Mesh) -> str | None:
 
 
 def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
-    """Say why the batches of a run cannot be fed to a graph, None if they can."""
+    """Return why the batches of a run cannot be fed to a graph, None if they can."""
     if not len(run.train):
         return "there is nothing to train on"
     if run.sharing.planner(mesh).world < mesh.world:
@@ -99,7 +99,7 @@ def _counted(run: Run, rule: PaddingRule, name: str) -> bool:
 def captured_step(
     run: Run, state: TrainState, mesh: Mesh, say: Callable[[str], None]
 ) -> "CapturedStep | None":
-    """Make a captured step if ``train.cuda_graphs`` wants one, else say why not and return None.
+    """Build a captured step if ``train.cuda_graphs`` wants one, else log why not and return None.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def captured_step(
         longest = max(int(counts.sum()) for counts in run.sizes.values())
         why = "the batch is large" if longest > LARGE_BATCH else None
     if why is None:
-        return CapturedStep(run, state, mesh)
+        return CapturedStep(run, state, mesh, say)
     if wanted:
         raise ConfigError(f"train.cuda_graphs: steps cannot be captured, {why}; leave it out")
     if mesh.device.type == "cuda":
@@ -132,6 +132,8 @@ class CapturedStep:
     ----------
     run, state, mesh
         As in `bevatron.train.step.train_step`.
+    say
+        Takes lines for the log.
 
     Attributes
     ----------
@@ -141,8 +143,14 @@ class CapturedStep:
         The task's predictions; for one unchanging batch captured too.
     """
 
-    def __init__(self, run: Run, state: TrainState, mesh: Mesh) -> None:
-        self.run, self.state, self.mesh = run, state, mesh
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        mesh: Mesh,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.run, self.state, self.mesh, self._say = run, state, mesh, say
         self.buckets = SizeBuckets(())
         self._sizes: IntArray | None = None
         optim = run.settings.optim
@@ -245,7 +253,7 @@ class CapturedStep:
         self._update.set(lr, largest_loss(self.state.progress, explode_factor))
 
     def _smallest_batch(self) -> Paddable:
-        """Make a batch that fits into every shape: the sample with the shortest first axis."""
+        """Build a batch that fits into every shape: the sample with the shortest first axis."""
         rule: PaddingRule = example_batch(self.run).padding
         counts = [self.run.sizes[name] for name in rule.names if name in self.run.sizes]
         smallest = int(np.lexsort(counts[::-1])[0])
@@ -255,7 +263,7 @@ class CapturedStep:
         return batch
 
     def release(self) -> None:
-        """Give the optimiser back as it was, for steps that are not captured."""
+        """Restore the optimiser for steps that are not captured."""
         self._graphs = None
         self._update.release()
 
@@ -276,6 +284,9 @@ class CapturedStep:
         if self._graphs is None or self._graphs.constants != constants:
             self._graphs = None  # frees its memory first
             self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update)
-            self._graphs.begin(constants, batch, counts)
+            key = self._key_of(batch)
+            if isinstance(key, BatchShape) and isinstance(batch, Paddable):
+                batch = pad(batch, key)
+            self._graphs.begin(constants, batch, counts, self._say)
         self._graphs.counts.send(torch.stack(list(counts.values())))
         return self._graphs

@@ -48,13 +48,23 @@ class StepGraphs:
         self._replays: dict[Key, Work] = {}
         self._seconds = 0.0
 
-    def begin(self, constants: object, batch: Batch, counts: Mapping[str, Tensor]) -> None:
-        """Find out the loss's terms and capture the update."""
+    def begin(
+        self,
+        constants: object,
+        batch: Batch,
+        counts: Mapping[str, Tensor],
+        say: Callable[[str], None],
+    ) -> None:
+        """Compile the kernels of a step, find out the loss's terms and capture the update.
+
+        The batch is padded, as kernels are compiled anew for sizes of other divisibility.
+        """
         began = time.monotonic()
         self.constants = constants
         self.counts = NumberFeed(len(counts), self._device)
         self._normalisers = dict(zip(counts, self.counts.values.unbind(), strict=True))
         moved = batch.to(self._device, self._dtype)
+        self._pool.compile_ahead(lambda: self._rehearse(moved), say)
         with autocast_context(self._config, self._device), same_draws(self._device):
             self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
         width, rows = 1 + len(self._names), self._rows
@@ -68,6 +78,14 @@ class StepGraphs:
         if not self.whole_steps:
             self._replay_update = self._pool.capture(self._finish, self._update.warm_up)
         self._seconds += time.monotonic() - began
+
+    def _rehearse(self, batch: Batch) -> None:
+        """Launch the kernels of a step without changing anything."""
+        with autocast_context(self._config, self._device):
+            loss = self._task.loss(self._model, batch, self._normalisers).total
+        if loss.requires_grad:
+            torch.autograd.grad(loss, self._update.parameters, allow_unused=True)
+        self._update.warm_up()
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the graphs of other shapes."""

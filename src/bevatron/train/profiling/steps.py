@@ -4,6 +4,7 @@
 steps that are only timed, then as many that are traced.
 """
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -197,6 +198,7 @@ class ProfiledTrainer(Trainer):
         found, state = self._found, self.state
         found.mesh = self.mesh
         found.memory = self._probe_memory()
+        gc.collect()  # a graph of autograd that lives on spoils a capture on another stream
         if self._on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.mesh.device)

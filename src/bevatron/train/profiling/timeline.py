@@ -1,4 +1,4 @@
-"""What a timeline says: how long a device computed, communicated or was idle, and on what.
+"""Analyses a timeline: how long a device computed, communicated or was idle, and why.
 
 Functions of lists of spans (name, start, duration, stream), whatever their source. Times are
 whole nanoseconds. On a GPU a span is a kernel or a copy; on a CPU, where operators call each other,
@@ -67,7 +67,7 @@ class Span:
 
 
 def classify(name: str) -> str:
-    """Say by its name what a kernel or operator is: one of the classes above.
+    """Classify a kernel or operator by its name: one of the classes above.
 
     A kernel whose name is a plain identifier was written in Triton and counts as fused; what only
     changes metadata, such as ``aten::view`` or an autograd node, is work of the host.

@@ -48,25 +48,25 @@ class Report:
         self._sections: list[str] = []
 
     def section(self, title: str) -> Self:
-        """Begin a section; it gets a line in the contents."""
+        """Begin a section, with an entry in the contents."""
         self._sections.append(title)
         self._body.append(f'<h2 id="s{len(self._sections)}">{html.escape(title)}</h2>')
         return self
 
-    def text(self, words: str) -> Self:
+    def text(self, content: str) -> Self:
         """Add a paragraph of plain text."""
-        self._body.append(f"<p>{html.escape(words)}</p>")
+        self._body.append(f"<p>{html.escape(content)}</p>")
         return self
 
     def notes(self, lines: Sequence[str]) -> Self:
-        """Add a box of remarks that a reader must not miss; nothing if there are none."""
+        """Add a box of warnings, if there are any."""
         if lines:
             items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
             self._body.append(f'<ul class="notes">{items}</ul>')
         return self
 
     def highlights(self, values: Mapping[str, Cell]) -> Self:
-        """Add the few numbers that matter most, large, each with its name."""
+        """Add the main figures in large type, each with its name."""
         cards = "".join(
             f"<div><b>{html.escape(number(value))}</b><span>{html.escape(name)}</span></div>"
             for name, value in values.items()
@@ -77,7 +77,7 @@ class Report:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = ""
     ) -> Self:
-        """Add a table; numbers stand to the right, rounded to four digits, None is a dash."""
+        """Add a table; numbers are right-aligned and rounded to four digits, None is a dash."""
         numeric = [not any(isinstance(row[k], str) for row in rows) for k in range(len(headers))]
         head = "".join(
             _cell(name, "th", right) for name, right in zip(headers, numeric, strict=True)
@@ -87,9 +87,9 @@ class Report:
             for row in rows
         ]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        words = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+        shown = f"<caption>{html.escape(caption)}</caption>" if caption else ""
         self._body.append(
-            f'<div class="scroll"><table>{words}<thead><tr>{head}</tr></thead>'
+            f'<div class="scroll"><table>{shown}<thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
         return self
@@ -102,15 +102,15 @@ class Report:
             write_bytes_atomically(self._folder / f"{name}.png", picture)
         width = round(figure.get_figwidth() * 96)
         data = base64.b64encode(picture).decode()
-        words = html.escape(caption)
+        shown = html.escape(caption)
         self._body.append(
-            f'<figure><img alt="{words or html.escape(name)}" width="{width}" '
-            f'src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
+            f'<figure><img alt="{shown or html.escape(name)}" width="{width}" '
+            f'src="data:image/png;base64,{data}"><figcaption>{shown}</figcaption></figure>'
         )
         return self
 
     def details(self, title: str, text: str) -> Self:
-        """Add a long text in fixed-width letters, folded until it is clicked on."""
+        """Add a long text in a fixed-width font, collapsed."""
         self._body.append(
             f"<details><summary>{html.escape(title)}</summary>"
             f"<pre>{html.escape(text)}</pre></details>"
@@ -118,7 +118,7 @@ class Report:
         return self
 
     def config(self, values: Mapping[str, Any], title: str = "Configuration") -> Self:
-        """Add a configuration as YAML, folded."""
+        """Add a configuration as YAML, collapsed."""
         plain = json.loads(json.dumps(values, default=str))
         return self.details(title, dump_yaml(plain))
 
@@ -134,7 +134,7 @@ class Report:
         return self.table(["", "version"], rows)
 
     def html(self) -> str:
-        """Put the page together."""
+        """Assemble the page."""
         links = "".join(
             f'<a href="#s{k}">{html.escape(title)}</a>'
             for k, title in enumerate(self._sections, start=1)
@@ -151,14 +151,14 @@ class Report:
         )
 
     def write(self, path: Path) -> Path:
-        """Write the page; a reader never sees half of it."""
+        """Write the page atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, self.html())
         return path
 
 
 def number(value: Cell) -> str:
-    """Write a value for a table: four significant digits, thousands apart, None as a dash.
+    """Write a value for a table: four significant digits, thousands separators, None as a dash.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What every report says of training: learning curves, balance of the batches, timing."""
+"""The part of all reports about training: learning curves, batch balance, timing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class History:
-    """What a run wrote of itself.
+    """Configuration and metrics of a run.
 
     Attributes
     ----------
     config
         The values of config.yaml.
     records, epochs
-        Lines of metrics.jsonl, and those of whole epochs.
+        Lines of metrics.jsonl, and those of finished epochs.
     """
 
     config: dict[str, Any]
@@ -54,7 +54,7 @@ class History:
         return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
     def changes(self) -> list[str]:
-        """Describe every resume with other settings, and epochs whose rest was packed again."""
+        """Describe every resume with other settings, and epochs that were repacked."""
         return list(_changes(self.records))
 
 
@@ -82,7 +82,7 @@ class Metric:
 
 
 def summary(result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
-    """Return the numbers of a run that head its report, behind its errors."""
+    """Return the main figures of a run, shown after its errors."""
     return {
         "epochs": result.epochs,
         "best epoch": result.best_epoch + 1 if result.best is not None else None,
@@ -94,18 +94,18 @@ def summary(result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
 def show_learning_curves(
     report: Report, history: History, metrics: Sequence[Metric], caption: str = ""
 ) -> None:
-    """Draw losses, validation metrics and the learning rate by epoch; a section of its own.
+    """Draw losses, validation metrics and the learning rate by epoch, in a section.
 
-    Nothing is shown of a run without a whole epoch.
+    A run without a finished epoch has no such section.
 
     Parameters
     ----------
     report, history
         Of the run.
     metrics
-        A panel each; one without any value is left out.
+        One panel each; those without values are left out.
     caption
-        What a reader of these curves must know.
+        Text below the figure.
     """
     epochs = history.epochs
     if not epochs:
@@ -145,7 +145,7 @@ def show_learning_curves(
 
 
 def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: History) -> Plan:
-    """Pack the batches of the first epoch again, for as many ranks as report now.
+    """Pack the batches of the first epoch again, for the current number of ranks.
 
     Parameters
     ----------
@@ -160,12 +160,12 @@ def first_epoch(sizes: Mapping[str, IntArray], batch: BatchConfig, history: Hist
 
 
 def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable[str]) -> None:
-    """Show how evenly the batches of an epoch are filled, a section of its own.
+    """Show how evenly the batches of an epoch are filled, in a section.
 
     Parameters
     ----------
     report
-        To write to.
+        The report.
     plan, batch
         Batches of the first epoch and how they were made.
     sizes
@@ -188,18 +188,18 @@ def show_balance(report: Report, plan: Plan, batch: BatchConfig, sizes: Iterable
     unit = unit or "cost"
     if plan.num_ranks > 1:
         figure = plots.batch_balance({batch.algorithm: plan.costs}, capacity, unit)
-        caption = "What each rank has to do in each step; all ranks wait for the slowest."
+        caption = "Work of each rank in each step. All ranks wait for the slowest."
     else:
         figure = plots.histogram(
             {"batches": plan.costs.ravel()}, f"{unit} of a batch", "Sizes of batches", "batches"
         )
-        caption = "How much is in the batches of the first epoch."
+        caption = "Sizes of the batches of the first epoch."
         caption += f" Capacity: {capacity:,.0f} {unit}." if capacity else ""
     report.figure(figure, caption, "batch_balance")
 
 
 def show_timing(report: Report, history: History) -> None:
-    """Show where the time of each epoch went, a section of its own; see `show_learning_curves`."""
+    """Show where the time of each epoch went, in a section; see `show_learning_curves`."""
     epochs = history.epochs
     if not epochs:
         return
@@ -230,7 +230,7 @@ def show_timing(report: Report, history: History) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Write a time for a reader.
+    """Format a duration.
 
     Examples
     --------
@@ -265,19 +265,19 @@ def _changes(records: Sequence[Record]) -> Iterator[str]:
             yield f"resumed in epoch {epoch}, after step {step}, with other settings: {changes}"
         elif record["kind"] == "repacked":
             yield (
-                f"the samples left of epoch {epoch} after step {step} were packed anew, "
-                "each still seen exactly once"
+                f"the samples left of epoch {epoch} after step {step} were repacked, "
+                "each is still seen exactly once"
             )
 
 
 def _events(history: History) -> Iterator[tuple[float, str]]:
-    """Yield (epoch, label) of what the curves mark."""
+    """Yield (epoch, label) of the events marked in the curves."""
     stage = ((history.config.get("loss") or {}).get("stage_two") or {}).get("start_epoch")
     if stage is None:
         stage = (history.config.get("schedule") or {}).get("stage_two_start")
     if stage is not None and any(r.get("epoch", -1) >= stage for r in history.records):
         yield stage + 1, "stage two"
-    labels = {"resume": "resumed", "repacked": "packed anew"}
+    labels = {"resume": "resumed", "repacked": "repacked"}
     for record in history.records:
         if record["kind"] in labels:
             yield record["epoch"] + 1, labels[record["kind"]]

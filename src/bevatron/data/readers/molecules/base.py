@@ -1,5 +1,6 @@
 """Fields and protocols shared by the readers of molecules."""
 
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -29,11 +30,11 @@ class MoleculeFile(Protocol):
 
     @property
     def name(self) -> str:
-        """As given."""
+        """The path as given."""
 
     @property
     def content(self) -> str:
-        """Hash of what it holds."""
+        """Hash of the content."""
 
     @property
     def num_rows(self) -> int:
@@ -44,13 +45,13 @@ class MoleculeFile(Protocol):
         """Names of the targets."""
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
+        """Return a molecule: some of `RAW_MOLECULE_FIELDS` and ``targets``."""
 
     def splits(self) -> Array | None:
-        """For each row the number of its part in `SPLITS`, -1 for none; None without a division."""
+        """Index into `SPLITS` for each row, -1 for none; None without a split."""
 
     def report(self) -> list[str]:
-        """Lines that say what was found."""
+        """Lines for the log: what was found."""
 
 
 class Geometry(Protocol):
@@ -58,7 +59,7 @@ class Geometry(Protocol):
 
     @property
     def content(self) -> str:
-        """Hash of what it holds."""
+        """Hash of the content."""
 
     def of(self, row: int) -> Arrays:
         """``positions`` or ``block`` of a row, or nothing."""
@@ -68,3 +69,11 @@ def text_bytes(text: str | bytes) -> Array:
     """Bytes of a text as an array."""
     data = text.encode() if isinstance(text, str) else text
     return np.frombuffer(data, dtype=np.uint8)
+
+
+def suffix_of(path: Path) -> str:
+    """Return a path's suffix in lower case, without that of the compression."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""

@@ -1,4 +1,4 @@
-"""Molecules that a program has already: SMILES or RDKit molecules, as a reader."""
+"""Molecules in memory, SMILES or RDKit molecules, as a reader."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from bevatron.typing import Array
 
 
 class GivenMolecules:
-    """A list of molecules as if it were a file.
+    """A list of molecules with the interface of a file.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class GivenMolecules:
         return len(self._items)
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give one molecule."""
+        """Return one molecule."""
         kind, data = self._items[row]
         sample: dict[str, Array] = {kind: text_bytes(data)}
         if self._values is not None:
@@ -77,18 +77,18 @@ class GivenMolecules:
         return sample
 
     def splits(self) -> Array | None:
-        """None: a list divides nothing."""
+        """None: a list has no split."""
         return None
 
     def report(self) -> list[str]:
-        """Say how many there are."""
+        """Report the number of molecules."""
         return [f"{self.num_rows} molecules"]
 
 
 def molecules_in_memory(
     molecules: Sequence[Any], targets: Any = None, names: Sequence[str] | None = None
 ) -> MoleculeReader:
-    """Make a reader of SMILES or RDKit molecules; see `GivenMolecules`.
+    """Build a reader of SMILES or RDKit molecules; see `GivenMolecules`.
 
     Examples
     --------

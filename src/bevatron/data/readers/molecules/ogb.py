@@ -63,11 +63,11 @@ class OgbFolder(TableFile):
         if sdf is None:
             return None
         if self.parts is None or "train" not in self.parts:
-            raise DataError(f"{path}: needs {_SPLIT}, which says to whom the structures belong")
+            raise DataError(f"{path}: needs {_SPLIT}, which assigns the structures to rows")
         return SdfGeometry(sdf, self.num_rows, self.parts["train"])
 
     def splits(self) -> Array | None:
-        """Give the official division; test-dev and test-challenge are both test."""
+        """Return the official split; test-dev and test-challenge are both test."""
         if self.parts is None:
             return None
         part_of = np.full(self.num_rows, -1, dtype=np.int8)
@@ -76,7 +76,7 @@ class OgbFolder(TableFile):
         return part_of
 
     def report(self) -> list[str]:
-        """Say what is there."""
+        """Report the size of each part and whether there are structures."""
         lines = super().report()
         counts = ", ".join(f"{len(rows)} {name}" for name, rows in (self.parts or {}).items())
         found = "without 3D structures" if self.geometry is None else "with 3D of the training part"
@@ -94,14 +94,14 @@ def read_split(path: Path) -> dict[str, IntArray]:
         If it cannot be read.
     """
     import torch
-    from numpy._core.multiarray import _reconstruct
 
+    rebuild = np.zeros(0).__reduce__()[0]  # the module it is in depends on numpy's version
     named = [
-        (_reconstruct, f"{module}._reconstruct")
+        (rebuild, f"{module}._reconstruct")
         for module in ("numpy.core.multiarray", "numpy._core.multiarray")
     ]
     kinds = [type(np.dtype(name)) for name in ("int64", "int32", "uint32", "uint64")]
-    # An empty array's memory is written down as bytes().
+    # Empty arrays pickle their memory as bytes().
     allowed: list[Any] = [np.ndarray, np.dtype, bytes, *kinds, *named, (bytes, "__builtin__.bytes")]
     try:
         with torch.serialization.safe_globals(allowed):

@@ -13,6 +13,7 @@ from bevatron.data.readers.molecules.base import (
     NO_BYTES,
     NO_POSITIONS,
     MoleculeFile,
+    suffix_of,
 )
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder
 from bevatron.data.readers.molecules.structures import NpzGeometry, SdfFile, SdfGeometry
@@ -30,7 +31,7 @@ class MoleculeReader:
     Parameters
     ----------
     files
-        With the same targets each.
+        Files with the same targets.
 
     Raises
     ------
@@ -47,7 +48,7 @@ class MoleculeReader:
             if file.targets != self.targets:
                 raise DataError(
                     f"{file.name}: its targets are {_listed(file.targets)}, those of "
-                    f"{self.files[0].name} are {_listed(self.targets)}; name the same for all"
+                    f"{self.files[0].name} are {_listed(self.targets)}; choose the same for all"
                 )
         self._starts: IntArray = np.cumsum([0, *(file.num_rows for file in self.files)])
 
@@ -93,7 +94,7 @@ class MoleculeReader:
 
     @cached_property
     def _parts(self) -> Array:
-        """For each row the number of its part, as the files say."""
+        """Split of each row as given in the files, see `SPLITS`."""
         found = [(file.num_rows, file.splits()) for file in self.files]
         return np.concatenate(
             [np.full(rows, -1, dtype=np.int8) if part is None else part for rows, part in found]
@@ -115,7 +116,7 @@ def open_molecules(
         Tables (.csv, .tsv, .smi, .parquet; the text ones also .gz), structures (.sdf), OGB's
         PCQM4Mv2 folder, and patterns such as ``data/*.csv``.
     options
-        Which columns; found by themselves if left out.
+        Which columns; detected by default.
 
     Raises
     ------
@@ -150,7 +151,7 @@ def is_molecule_file(path: Path) -> bool:
     """Whether a path looks like molecules: a table, an SDF or OGB's folder."""
     if path.is_dir():
         return is_ogb_folder(path)
-    return _suffix(path) in {*_TABLES, *_SDF}
+    return suffix_of(path) in {*_TABLES, *_SDF}
 
 
 def _expand(path: str | Path) -> list[Path]:
@@ -165,21 +166,14 @@ def _expand(path: str | Path) -> list[Path]:
     raise DataError(f"{path}: the file does not exist")
 
 
-def _suffix(path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
-
-
 def _open(path: Path, options: MoleculeOptions) -> MoleculeFile:
     if path.is_dir():
         if is_ogb_folder(path):
             return OgbFolder(path, options)
         raise DataError(f"{path}: a folder without raw/data.csv.gz; give a file of molecules")
-    if _suffix(path) in _SDF:
+    if suffix_of(path) in _SDF:
         return SdfFile(path, () if options.unlabelled else options.targets)
-    if _suffix(path) not in _TABLES:
+    if suffix_of(path) not in _TABLES:
         raise DataError(
             f"{path}: not a known kind of file; molecules are read from "
             f"{', '.join((*_TABLES, *_SDF))} and OGB's PCQM4Mv2 folder"

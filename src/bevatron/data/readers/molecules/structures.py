@@ -19,7 +19,7 @@ _ITEM = re.compile(r">[^<]*<([^>]+)>")
 
 
 class SdfEntries:
-    """The entries of an SDF as text, any of them at once.
+    """Random access to the entries of an SDF as text.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class SdfEntries:
             raise DataError(f"{path}: the file holds no structure")
 
     def __getstate__(self) -> dict[str, Any]:
-        # With the places of the entries: to find them anew the whole file would have to be read.
+        # With the offsets of the entries: finding them again means reading the whole file.
         return {name: getattr(self, name) for name in ("path", "state", "content", "_ends")}
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class SdfGeometry:
     Raises
     ------
     DataError
-        If the numbers do not agree.
+        If the counts differ.
     """
 
     def __init__(self, path: Path, num_rows: int, rows: IntArray | None = None) -> None:
@@ -138,7 +138,7 @@ class NpzGeometry:
     num_rows
         Of the table.
     identifiers : [num_rows] or None
-        The table's ``idx``, to be sure that both are in one order.
+        The table's ``idx``, to check that both have the same order.
 
     Raises
     ------
@@ -244,7 +244,7 @@ class SdfFile:
         return len(self.entries)
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give an entry and its targets."""
+        """Return an entry and its targets."""
         text = self.entries.entry(row)
         sample: dict[str, Array] = {"block": text_bytes(text)}
         if self.targets:
@@ -280,11 +280,11 @@ class SdfFile:
         return value
 
     def splits(self) -> Array | None:
-        """None: an SDF divides nothing."""
+        """None: an SDF has no split."""
         return None
 
     def report(self) -> list[str]:
-        """Say what is there."""
+        """Report the number of structures and the targets."""
         found = ", ".join(self.targets) or "no targets"
         if not self.targets and self.items:
             found += f" (columns.targets may name {', '.join(self.items)})"

@@ -15,16 +15,16 @@ import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
 from bevatron.data.readers.molecule_options import MoleculeOptions
-from bevatron.data.readers.molecules.base import Geometry, text_bytes
+from bevatron.data.readers.molecules.base import Geometry, suffix_of, text_bytes
 from bevatron.errors import DataError
 from bevatron.typing import Array
 
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "cxsmiles", "smi", "mol")
-"""Names under which SMILES are found by themselves, in any case of letters."""
+"""Column names recognised as SMILES, in upper or lower case."""
 
 _NO_TARGETS = {"", "id", "idx", "index", "cid", "name", "row", "split", "fold", "unnamed: 0"}
 _NULL = ["", "na", "n/a", "nan", "null", "none", "<na>", "#n/a", "-"]
-"""What says, in any case of letters, that there is no label."""
+"""Entries that mean a missing label, in upper or lower case."""
 
 _SPLITS = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "dev": 1, "test": 2}
 _SPLITS[""] = -1
@@ -45,8 +45,8 @@ class TableFile:
     Raises
     ------
     DataError
-        If the file cannot be read, a column is missing or unclear, or a target is no number; the
-        sentence names it.
+        If the file cannot be read, a column is missing or unclear, or a target is not a number;
+        the message names it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TableFile:
                     raise DataError(f"{path}: has no column '{target}', only {', '.join(names)}")
         else:
             self.targets = self._find_targets(names)
-        _ = self._columns  # what is wrong with it comes out now
+        _ = self._columns  # raises its errors now
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
@@ -85,7 +85,7 @@ class TableFile:
         return len(self._columns["smiles"])
 
     def raw(self, row: int) -> dict[str, Array]:
-        """Give a row's SMILES, targets and structure."""
+        """Return a row's SMILES, targets and structure."""
         text = self._columns["smiles"][row].as_py() or ""
         sample: dict[str, Array] = {"smiles": text_bytes(text)}
         if self.targets:
@@ -95,7 +95,7 @@ class TableFile:
         return sample
 
     def identifiers(self) -> Array | None:
-        """Give the column ``idx``, if there is one of whole numbers."""
+        """Return the column ``idx`` if it holds integers."""
         if self.identifier is None:
             return None
         try:
@@ -105,33 +105,33 @@ class TableFile:
         return np.asarray(found.to_numpy())
 
     def splits(self) -> Array | None:
-        """Give the division that the table names, row by row; None if it names none.
+        """Return the split of each row, see `SPLITS`; None without a split column.
 
         Raises
         ------
         DataError
-            If a row names something else than train, valid or test.
+            If a row names anything but train, valid or test.
         """
         if self.split is None:
             return None
-        words = [
+        entries = [
             str(word or "").strip() for word in self._read([self.split])[self.split].to_pylist()
         ]
-        for row, word in enumerate(words):
-            if word.lower() not in _SPLITS:
+        for row, entry in enumerate(entries):
+            if entry.lower() not in _SPLITS:
                 raise DataError(
-                    f"{self.path}, row {row}: '{self.split}' is '{word}', expected train, valid "
+                    f"{self.path}, row {row}: '{self.split}' is '{entry}', expected train, valid "
                     "or test"
                 )
-        return np.array([_SPLITS[word.lower()] for word in words], dtype=np.int8)
+        return np.array([_SPLITS[entry.lower()] for entry in entries], dtype=np.int8)
 
     def everything(self) -> Any:
-        """Give all columns as an Arrow table; those of a text file as text."""
+        """Return all columns as an Arrow table; those of a text file as text."""
         self.state.refuse_change()
         return self._read(_column_names(self.path))
 
     def report(self) -> list[str]:
-        """Say which columns were taken and how many labels are missing."""
+        """Report the columns used and the number of missing labels."""
         lines = [f"{self.name}: {self.num_rows} rows, SMILES in '{self.column}'"]
         for number, target in enumerate(self.targets):
             missing = int(np.isnan(self._columns["targets"][:, number]).sum())
@@ -187,8 +187,8 @@ class TableFile:
                 values = self._numbers(table[name], name)
             except DataError as error:
                 if _mostly_numbers(table[name]):
-                    # Left aside without a word, another column would be learnt in its place.
-                    raise DataError(f"{error}; mend it, or name columns.targets") from None
+                    # Skipping it silently would train on another column.
+                    raise DataError(f"{error}; correct it, or set columns.targets") from None
                 continue
             if not np.isnan(values).all():
                 numeric.append(name)
@@ -197,11 +197,11 @@ class TableFile:
         if not numeric:
             raise DataError(
                 f"{self.path}: has no column of numbers to predict (columns: {', '.join(names)}; "
-                "classes are numbers too, from 0); name it by columns.targets"
+                "classes are numbers too, from 0); set columns.targets"
             )
         raise DataError(
-            f"{self.path}: several columns could be targets ({', '.join(numeric)}); name those "
-            "that are by columns.targets"
+            f"{self.path}: several columns could be targets ({', '.join(numeric)}); choose "
+            "with columns.targets"
         )
 
     def _read(self, columns: Sequence[str]) -> Any:
@@ -224,7 +224,7 @@ def _first_unreadable(path: Path, name: str, column: Any) -> str:
 
 
 def _mostly_numbers(column: Any) -> bool:
-    """Whether more entries of a column are finite numbers than are something else."""
+    """Whether most entries of a column are finite numbers."""
     balance = 0
     for entry in column.to_pylist():
         text = str(entry if entry is not None else "").strip()
@@ -246,20 +246,20 @@ def _smiles_column(path: Path, names: Sequence[str], wanted: str | None) -> str:
     for known in SMILES_NAMES:
         if known in lowered:
             return lowered[known]
-    if len(names) == 1 and (otherwise := _divided_otherwise(names[0])):
+    if len(names) == 1 and (otherwise := _other_separator(names[0])):
         raise DataError(f"{path}: {otherwise}")
     raise DataError(
-        f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); name the one that "
-        "holds the SMILES by columns.smiles"
+        f"{path}: no column is called 'smiles' (columns: {', '.join(names)}); set "
+        "columns.smiles to the one with the SMILES"
     )
 
 
-def _divided_otherwise(header: str) -> str:
-    """Say by what the columns of a table seem to be divided, if it is not by what was expected."""
-    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+def _other_separator(header: str) -> str:
+    """Describe the separator of a table whose columns are not separated as expected."""
+    for mark, separator in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if mark in header:
             advice = "write it with commas (.csv) or tabs (.tsv)"
-            return f"its columns seem to be divided by {word}; {advice}"
+            return f"its columns seem to be separated by {separator}; {advice}"
     return ""
 
 
@@ -271,19 +271,12 @@ def _split_column(path: Path, names: Sequence[str], wanted: str | None) -> str |
     return wanted
 
 
-def _kind(path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in {".gz", ".bz2"}:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
-
-
 def _column_names(path: Path) -> list[str]:
-    kind = _kind(path)
+    suffix = suffix_of(path)
     try:
-        if kind == ".parquet":
+        if suffix == ".parquet":
             return list(pa.parquet.read_schema(path).names)
-        if kind == ".smi":
+        if suffix == ".smi":
             return ["smiles"]
         with pa.csv.open_csv(path, parse_options=_parsing(path)) as reader:
             names = list(reader.schema.names)
@@ -296,11 +289,11 @@ def _column_names(path: Path) -> list[str]:
 
 
 def _read_table(path: Path, columns: list[str]) -> Any:
-    kind = _kind(path)
+    suffix = suffix_of(path)
     try:
-        if kind == ".parquet":
+        if suffix == ".parquet":
             return pa.parquet.read_table(path, columns=columns)
-        if kind == ".smi":
+        if suffix == ".smi":
             return pa.table({"smiles": _list_of_smiles(path)})
         # All columns as text, so that errors can name the row of a value that is not a number.
         convert = pa.csv.ConvertOptions(
@@ -314,7 +307,7 @@ def _read_table(path: Path, columns: list[str]) -> Any:
 
 
 def _parsing(path: Path) -> Any:
-    return pa.csv.ParseOptions(delimiter="\t" if _kind(path) in {".tsv", ".tab"} else ",")
+    return pa.csv.ParseOptions(delimiter="\t" if suffix_of(path) in {".tsv", ".tab"} else ",")
 
 
 def _list_of_smiles(path: Path) -> list[str]:
@@ -335,6 +328,6 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "is written in UTF-16; save it in UTF-8"
     if isinstance(error, UnicodeError) or "utf8" in reason.lower():
-        return "is not written in UTF-8, there are other bytes in it; save it in UTF-8"
-    otherwise = "" if b"," in header else _divided_otherwise(header.decode(errors="replace"))
+        return "is not UTF-8; save it in UTF-8"
+    otherwise = "" if b"," in header else _other_separator(header.decode(errors="replace"))
     return otherwise or f"cannot be read as a table ({reason})"

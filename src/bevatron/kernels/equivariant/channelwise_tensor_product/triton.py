@@ -23,7 +23,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.maths.irreps import Irreps, Layout
 
 __all__ = ["Chunk", "Index", "channelwise_tensor_product", "chunks", "named_product", "run"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 
 def channelwise_tensor_product(
@@ -36,7 +36,7 @@ def channelwise_tensor_product(
     table: PathTable,
     layout: Layout = "mul_ir",
 ) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     order = EdgeOrder.of(edges, x.shape[0])
     irreps = " ".join([str(irreps_in), str(irreps_harmonics), str(table.irreps_mid), layout])
     result: Tensor = _forward(x, harmonics, weights, *Index.of(order, order.num_edges), irreps)
@@ -68,7 +68,7 @@ def _forward(
 def _results(
     x: Tensor, harmonics: Tensor, weights: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Make room for gradients; that by x is a sum."""
+    """Allocate gradients; that by x is a sum."""
     return (
         x.new_zeros(x.shape if needs[0] else 0),
         x.new_empty(harmonics.shape if needs[1] else 0),
@@ -93,7 +93,7 @@ def _backward(
     irreps: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients by x, harmonics and weights, empty where ``needs`` says no."""
+    """Compute the gradients of x, harmonics and weights, empty if not in ``needs``."""
     index = Index(senders, receiver_ptr, permutation, by_sender, sender_ptr)
     tensors = {"x": x, "y": harmonics, "w": weights, "g": g}
     results = _results(x, harmonics, weights, needs)
@@ -125,7 +125,7 @@ def _double_backward(
     irreps: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients by g, x, harmonics and weights from those of the gradients."""
+    """Compute the gradients of g, x, harmonics and weights from those of the gradients."""
     index = Index(senders, receiver_ptr, permutation, by_sender, sender_ptr)
     tensors = {"x": x, "y": harmonics, "w": weights, "g": g, "ax": ax, "ay": ay, "aw": aw}
     results = _results(x, harmonics, weights, needs[1:])

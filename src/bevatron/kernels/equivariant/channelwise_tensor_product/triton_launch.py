@@ -107,7 +107,7 @@ def run(
         x, y, w and what else the kind reads, by the names of `Variant`, contiguous.
     into
         Where the results go, by name; only those are computed. ``out`` and ``dg`` [N, D_mid] and
-        the gradients by x [N, D_in] are added to and must be zero before the first chunk.
+        the gradients of x [N, D_in] are added to and must be zero before the first chunk.
     index
         With its ``permutation``, tensors of the edges have all rows and the chunk must be all
         edges; without, they have the rows of this chunk.

@@ -27,7 +27,7 @@ LANES = 32
 def edge_vectors(
     positions: Tensor, edges: EdgeOrder, shifts: Tensor, cells: Tensor, structures: Tensor
 ) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     by_sender, sender_ptr = edges.by_sender(max(edges.num_edges, 1))
     index = (edges.edges, edges.receiver_ptr, edges.permutation, by_sender, sender_ptr)
     if cells.requires_grad or shifts.requires_grad:

@@ -72,7 +72,7 @@ class Side(NamedTuple):
 def equivariant_linear(
     x: Tensor, weights: Sequence[Tensor], blocks: Sequence[int], scale: float
 ) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     flat = torch.cat([weight.flatten() for weight in weights])
     if scale != 1.0:
         flat = flat * scale
@@ -169,7 +169,7 @@ def _kernel(kind: str, spec: str, back: bool) -> Any:
     namespace: dict[str, Any] = {"tl": tl, "mix_tile": mix_tile, "outer_tile": outer_tile}
     namespace["__name__"] = __name__
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own generated source
-    return triton.jit(namespace[f"equivariant_{kind}"])
+    return triton.jit(do_not_specialize=["num_atoms"])(namespace[f"equivariant_{kind}"])
 
 
 def mix_source(given: Side, made: Side, back: bool) -> str:

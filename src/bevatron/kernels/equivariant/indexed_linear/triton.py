@@ -24,6 +24,7 @@ from torch import Tensor
 from bevatron.kernels.equivariant.element_order import ElementOrder
 from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.kernels.shared.triton_math import accumulator, allows_tf32
 
 ROWS, COLUMNS, DEPTH = 64, 64, 32
@@ -44,7 +45,7 @@ def mix(x: Tensor, weights: Tensor, order: Tensor, ptr: Tensor, scale: float) ->
     num_atoms, num_in, num_components = x.shape
     num_out = weights.shape[2]
     y = _result(x, num_out)
-    # What no element's atoms write stays NaN.
+    # Rows of atoms without a matrix stay NaN.
     y.fill_(float("nan"))
     table = tile_table(ptr, num_atoms * num_components, ROWS, num_components)
     grid = (len(table), triton.cdiv(num_out, COLUMNS))
@@ -79,7 +80,7 @@ def outer(x: Tensor, g: Tensor, order: Tensor, ptr: Tensor, scale: float) -> Ten
     num_atoms, num_in, num_components = x.shape
     num_out = g.shape[1]
     table = tile_table(ptr, num_atoms * num_components, SUMMED_ROWS, num_components)
-    parts = x.new_empty(len(table), num_in, num_out, dtype=_accumulator(x.dtype))
+    parts = x.new_empty(len(table), num_in, num_out, dtype=wide_type(x))
     grid = (len(table), triton.cdiv(num_in, ROWS), triton.cdiv(num_out, COLUMNS))
     if 0 not in grid:
         outer_kernel[grid](
@@ -134,7 +135,7 @@ def _is_component_major(x: Tensor) -> bool:
 
 
 def _result(x: Tensor, num_out: int) -> Tensor:
-    """Make room for [N, J, M] in the layout of x."""
+    """Allocate [N, J, M] in the layout of x."""
     num_atoms, _, num_components = x.shape
     if _is_component_major(x):
         return x.new_empty(num_atoms, num_components, num_out).transpose(1, 2)
@@ -145,10 +146,6 @@ def _laid_out_as(g: Tensor, x: Tensor) -> Tensor:
     if _is_component_major(x):
         return g.transpose(1, 2).contiguous().transpose(1, 2)
     return g.contiguous()
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _precision(x: Tensor) -> dict[str, Any]:

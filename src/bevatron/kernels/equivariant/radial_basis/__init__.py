@@ -36,7 +36,7 @@ def radial_basis(
     Raises
     ------
     KernelError
-        If Triton is requested and cannot run; it gives first and second derivatives by lengths.
+        If Triton is requested and cannot run; it differentiates twice, in the lengths only.
 
     Examples
     --------

@@ -31,7 +31,7 @@ def radial_basis(
     constants = (frequencies, prefactor, r_max)
     if any(tensor.requires_grad for tensor in constants):
         raise KernelError(
-            "radial_basis: Triton gives derivatives by the lengths alone; "
+            "radial_basis: Triton differentiates with respect to the lengths only; "
             "use(radial_basis='reference') gives those by frequencies, prefactor and r_max"
         )
     dtype = lengths.dtype
@@ -49,7 +49,7 @@ def forward(r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tenso
 
 @forward.backward("r")
 def backward(g: Tensor, r: Tensor, w: Tensor, c: Tensor, r_max: Tensor, order: int) -> Tensor:
-    """Gradient of g . R by r."""
+    """Gradient of g . R with respect to r."""
     by_r = torch.empty_like(r, memory_format=torch.contiguous_format)
     _launch(radial_basis_backward, (g.contiguous(), r.contiguous(), w, c, r_max, by_r), order)
     return by_r

@@ -39,7 +39,7 @@ def radial_network(
     Raises
     ------
     KernelError
-        If Triton is requested and cannot run; it has no derivatives by the constants of the basis.
+        If Triton is requested and cannot run; it takes the constants of the basis as fixed.
     ValueError
         If the shapes do not go together, or lengths and weights have several types.
 

@@ -1,4 +1,4 @@
-"""The radial network in Triton: all layers of an edge on chip, with the derivative by its length.
+"""The radial network in Triton: all layers of an edge on chip, with the derivative in its length.
 
 The hidden features h of an edge depend on its length r alone, so forces need only the slope
 h' = dh/dr, a tangent that goes through the layers next to h. With p and q the gradients of h and
@@ -38,7 +38,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import precision
 
 LAYERS, WIDEST, MOST_FUNCTIONS = 3, 64, 16
-"""What the kernels hold: all published models have three layers of 64 and 8 or 10 functions."""
+"""Supported shapes: all published models have three layers of 64 and 8 or 10 functions."""
 ROWS = 32
 """Edges of a block. With 64, for which Triton takes the larger products of Hopper, the backward
 has 400 to 700 numbers of a thread too many."""
@@ -47,7 +47,7 @@ STAGES = {"forward": 2, "top": 1, "bottom": 1}
 """Loads under way at once. With two in both the gradients took 700 us instead of 603 on an H200."""
 PROGRAMS = {"forward": 264, "top": 132, "bottom": 132}
 """Programs that share the edges, as many as an H200 has room for; each sums its own part of the
-gradients by weights."""
+gradients with respect to weights."""
 
 
 def radial_network(
@@ -58,11 +58,11 @@ def radial_network(
     order: int,
     weights: Sequence[Tensor],
 ) -> Tensor:
-    """Compute what the reference does; other shapes layer by layer, and float64 on a GPU."""
+    """Compute the same as the reference; other shapes layer by layer, and float64 on a GPU."""
     constants = (frequencies, prefactor, r_max)
     if any(tensor.requires_grad for tensor in constants):
         raise KernelError(
-            "radial_network: Triton gives derivatives by the lengths and weights alone; "
+            "radial_network: Triton differentiates in the lengths and weights only; "
             "use(radial_network='reference') gives those by frequencies, prefactor and r_max"
         )
     if not _fits(lengths, frequencies, weights):
@@ -102,7 +102,7 @@ def forward(
     order: int,
     sloped: bool,
 ) -> tuple[Tensor, Tensor]:
-    """H [E, H] and, if wanted, its derivative by r; else that has no rows."""
+    """H [E, H] and, if requested, its derivative with respect to r (else without rows)."""
     h = r.new_empty(r.shape[0], w3.shape[1])
     slope = r.new_empty(r.shape[0] if sloped else 0, w3.shape[1])
     tensors = [t.contiguous() for t in (r, w, c, r_max, w1, w2, w3)]
@@ -149,7 +149,7 @@ def backward(
     order: int,
     by_r: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by r, without elements if it is not wanted, and by the weights."""
+    """Gradients with respect to r (empty if not requested) and the weights."""
     p, q, r, w, c, r_max, w1, w2, w3 = (t.contiguous() for t in (p, q, r, w, c, r_max, w1, w2, w3))
     found = r.new_zeros(r.shape[0] if by_r else 0)
     top, bottom = _programs("top", r), _programs("bottom", r)
@@ -191,7 +191,7 @@ def _forward_gradients(
 ) -> tuple[Tensor | None, ...]:
     by_r = None
     if needs[0]:
-        # By q only second derivatives by the lengths: what forces alone need is the slope.
+        # For q only second derivatives in the lengths: forces alone need the slope.
         by_r = along(p, slope) if p is not None else None
     if q is None and not any(needs[1:]):
         return by_r, None, None, None

@@ -20,7 +20,7 @@ def radial_tensor_product(
     table: PathTable,
     layout: Layout = "mul_ir",
 ) -> Tensor:
-    """Make all weights, then the product."""
+    """Compute all weights, then the product."""
     weights = hidden @ last_weight
     return channelwise_tensor_product(
         x, harmonics, weights, edges, irreps_in, irreps_harmonics, table, layout

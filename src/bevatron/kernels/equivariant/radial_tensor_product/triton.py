@@ -46,7 +46,7 @@ def radial_tensor_product(
     table: PathTable,
     layout: Layout = "mul_ir",
 ) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     order = EdgeOrder.of(edges, x.shape[0])
     if order.permutation is not None:
         harmonics = harmonics.index_select(0, order.permutation)
@@ -118,7 +118,7 @@ def _forward(
 def _results(
     x: Tensor, harmonics: Tensor, hidden: Tensor, last_weight: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Make room for gradients; those by x and the last layer are sums."""
+    """Allocate gradients; those by x and the last layer are sums."""
     return (
         x.new_zeros(x.shape if needs[0] else 0),
         x.new_empty(harmonics.shape if needs[1] else 0),
@@ -146,7 +146,7 @@ def _backward(
     size: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients by the first four inputs, empty where ``needs`` says no."""
+    """Compute the gradients of the first four inputs, empty if not in ``needs``."""
     product = named_product(irreps)
     index = Index(senders, receiver_ptr, None, by_sender, sender_ptr)
     results = gx, gy, gh, g_last = _results(x, harmonics, hidden, last_weight, needs)
@@ -195,7 +195,7 @@ def _double_backward(
     size: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients by g and the first four inputs from those of their gradients.
+    """Compute the gradients of g and the first four inputs from those of their gradients.
 
     With w = h W the gradients gh = gw W^T and gW = h^T gw pass on aw = ah W + h aW, and by
     themselves dW = ah^T gw and dh = gw aW^T, on top of dh = dw W^T and dW = h^T dw.
@@ -261,7 +261,7 @@ class _Weights:
         self.buffer = hidden.new_empty(min(size, hidden.shape[0]), last_weight.shape[1])
 
     def room(self, chunk: Chunk) -> Tensor:
-        """Return where gradients by a chunk's weights may go: over these, unless they are kept."""
+        """Return a buffer for the gradients of a chunk's weights: these, unless they are kept."""
         return self.buffer[: chunk.stop - chunk.first]
 
     def make(self, chunk: Chunk) -> Tensor:
@@ -272,7 +272,7 @@ class _Weights:
         return w
 
     def of(self, chunk: Chunk) -> Tensor:
-        """Return the weights of a chunk, made again unless they are kept."""
+        """Return the weights of a chunk, recomputed unless they are kept."""
         if chunk.stop <= len(self.kept):
             return self.kept[chunk.first : chunk.stop]
         return self.make(chunk)

@@ -21,7 +21,7 @@ NUMBERS, INTERPRETED_NUMBERS = 512, 4096
 
 
 def scatter_sum(values: Tensor, index: Tensor, num_segments: int, ordered: bool) -> Tensor:
-    """Compute what the reference does."""
+    """Compute the same as the reference."""
     order = None
     ascending = index
     if not ordered:

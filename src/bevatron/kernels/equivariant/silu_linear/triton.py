@@ -31,13 +31,13 @@ STAGES = 2
 WIDEST = 64
 """Columns up to which a program holds whole rows and the whole weight."""
 PARTS = 256
-"""Parts of the rows that are summed apart for a gradient by W."""
+"""Parts of the rows that are summed apart for a gradient with respect to W."""
 SUMMED = 32
 """Rows of such a part that are added at once."""
 
 
 def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute what the reference does; wide layers are left to the library's products.
+    """Compute the same as the reference; wide layers are left to the library's products.
 
     So is float64 on a GPU, for which a program has too few registers.
     """
@@ -58,7 +58,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
 
 @custom_op("silu_linear_backward", fake="x")
 def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Gradient by x."""
+    """Gradient with respect to x."""
     dy, x = dy.contiguous(), x.contiguous()
     dx = torch.empty_like(x)
     _by_rows("backward", weight, (dy, x), (dx,))
@@ -67,7 +67,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 @custom_op("silu_linear_outer", fake=lambda dy, x: x.new_empty(x.shape[1], dy.shape[1]))
 def outer(dy: Tensor, x: Tensor) -> Tensor:
-    """Gradient by W."""
+    """Gradient with respect to W."""
     return _summed(x.contiguous(), dy.contiguous())
 
 

@@ -102,7 +102,7 @@ def write_source(l_max: int, kind: str) -> str:
         ]
     if kind == "double_backward":
         lines += _second_source(l_max)
-    return "\n    ".join(["@jit\n" + lines[0], *lines[1:]]) + "\n"
+    return "\n    ".join(["@jit(do_not_specialize=['count'])\n" + lines[0], *lines[1:]]) + "\n"
 
 
 def _gradient_source(l_max: int) -> list[str]:
@@ -165,7 +165,7 @@ def _second_source(l_max: int) -> list[str]:
 
 
 def _derived(l_max: int, *axes: int) -> str:
-    """Write the derivative by some of x, y and z of L, given by coefficients k of monomials."""
+    """Write the derivative of L in some of x, y and z, given by coefficients k of monomials."""
     terms = []
     for monomial in monomials(l_max)[1:]:
         found = derivative(monomial, *axes)

@@ -64,7 +64,7 @@ def _launch(kind: str, l_max: int, *tensors: Tensor) -> None:
 
 @cache
 def _kernel(kind: str, l_max: int) -> Any:
-    """Make a kernel, and its source known to tracebacks."""
+    """Build a kernel, and its source known to tracebacks."""
     source = write_source(l_max, kind)
     name = f"<bevatron spherical_harmonics {kind} {l_max}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)

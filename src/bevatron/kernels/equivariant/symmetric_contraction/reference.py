@@ -54,7 +54,7 @@ def symmetric_contraction(
 
 @dataclass(frozen=True)
 class _Table:
-    """Where the coefficients stand in C[k, p, (M, i)].
+    """Positions of the coefficients in C[k, p, (M, i)].
 
     ``positions`` and ``mixing`` hold, for each degree, the places in C that are not always zero and
     the matrix [paths of all orders, places] that makes them from the weights.

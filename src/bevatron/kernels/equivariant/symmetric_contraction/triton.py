@@ -30,6 +30,7 @@ from bevatron.kernels.equivariant.symmetric_contraction.triton_source import (
 )
 from bevatron.kernels.equivariant.triton_element_tiles import sum_tiles, tile_table
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.dtypes import wide_type
 from bevatron.maths.irreps import Layout
 from bevatron.maths.symmetric_product import CouplingTensor
 
@@ -38,7 +39,7 @@ ROWS = {"forward": 2, "backward": 1, "double_backward": 1, "weights": 1, "weight
 LANES = 32
 """Channels of a program, one per thread: one warp, so that threads never exchange anything."""
 SUMMED_ROWS = 64
-"""Atoms of a tile over which the gradient by the coefficients is summed at first."""
+"""Atoms of a tile over which the gradient with respect to the coefficients is summed at first."""
 CHUNK = {torch.float32: 64, torch.float64: 32}
 """Terms whose sums a program keeps in registers."""
 
@@ -53,7 +54,7 @@ def symmetric_contraction(
     """Evaluate all degrees at once, atoms sorted by element."""
     key = polynomial_key(couplings, layout)
     flat = torch.cat([weight for orders in weights for weight in orders], dim=1)
-    c = fold(flat.to(_accumulator(a.dtype)), key)
+    c = fold(flat.to(wide_type(a)), key)
     groups = ElementOrder.of(elements, c.shape[0])
     result: Tensor = forward(_dense(a), c, groups.order, groups.ptr, key)
     return result
@@ -75,7 +76,7 @@ def fold(weights: Tensor, key: str) -> Tensor:
     fake=lambda c, key: c.new_empty(c.shape[0], known_polynomial(key).mixing.shape[1], c.shape[2]),
 )
 def unfold(c: Tensor, key: str) -> Tensor:
-    """Gradient by the weights from that by C."""
+    """Gradient with respect to the weights from that of C."""
     return known_polynomial(key).matrix(c.dtype, c.device).T @ c
 
 
@@ -86,7 +87,7 @@ def unfold(c: Tensor, key: str) -> Tensor:
 def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
     """B [N, M * K] from A [N, K, S], C [Z, T, K] and the atoms by element."""
     num_m = known_polynomial(key).num_m
-    # What no element's atoms write stays NaN.
+    # Rows of atoms without weights stay NaN.
     b = a.new_full((a.shape[0], a.shape[1] * num_m), float("nan"))
     _tile_by_tile("forward", (b, a, c), a, order, ptr, key)
     return b
@@ -97,7 +98,7 @@ def forward(a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tenso
     fake=lambda a: torch.empty_like(a),  # noqa: PLW0108  which has another name for a
 )
 def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    """Gradient by A."""
+    """Gradient with respect to A."""
     e = torch.empty_like(a)
     _tile_by_tile("backward", (e, g, a, c), a, order, ptr, key)
     return e
@@ -105,7 +106,7 @@ def backward(g: Tensor, a: Tensor, c: Tensor, order: Tensor, ptr: Tensor, key: s
 
 def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     num_terms = len(known_polynomial(key).terms)
-    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=_accumulator(a.dtype))
+    return a.new_empty(ptr.shape[0] - 1, num_terms, a.shape[1], dtype=wide_type(a))
 
 
 @custom_op(
@@ -113,7 +114,7 @@ def _empty_coefficients(a: Tensor, ptr: Tensor, key: str) -> Tensor:
     fake=_empty_coefficients,
 )
 def weights(g: Tensor, a: Tensor, order: Tensor, ptr: Tensor, key: str) -> Tensor:
-    """Gradient by C."""
+    """Gradient with respect to C."""
     return _summed("weights", (g, a), order, ptr, key)
 
 
@@ -200,7 +201,7 @@ def _launch(
     kind: str, key: str, pointers: tuple[Tensor, ...], a: Tensor, order: Tensor, table: Tensor
 ) -> None:
     _, num_channels, size = a.shape
-    dtype = _accumulator(a.dtype)
+    dtype = wide_type(a)
     lanes = LANES if a.is_cuda else triton.next_power_of_2(num_channels)
     chunk = CHUNK[dtype] if a.is_cuda else 10**9
     chunks = num_chunks(known_polynomial(key), chunk) if kind.startswith("weights") else 1
@@ -225,12 +226,12 @@ def _launch(
 def _rows(kind: str, a: Tensor) -> int:
     if not a.is_cuda:
         return 8  # Interpreted: few, large programs.
-    return ROWS[kind] if _accumulator(a.dtype) == torch.float32 else max(1, ROWS[kind] // 2)
+    return ROWS[kind] if wide_type(a) == torch.float32 else max(1, ROWS[kind] // 2)
 
 
 @cache
 def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
-    """Make the kernel of one kind for a polynomial, and its source known to tracebacks."""
+    """Build the kernel of one kind for a polynomial, and its source known to tracebacks."""
     source = write_source(known_polynomial(key), kind, chunk, layouts=compiled)
     name = f"<bevatron symmetric_contraction {kind} {len(linecache.cache)}>"
     # Without a time of change, nobody looks for the file.
@@ -245,10 +246,6 @@ def _kernel(key: str, kind: str, chunk: int, compiled: bool) -> Any:
         namespace |= {"jit": triton.jit, "tl": tl}
     exec(compile(source, name, "exec"), namespace)  # noqa: S102  our own text, written just now
     return namespace[f"contraction_{kind}"]
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _is_component_major(a: Tensor) -> bool:

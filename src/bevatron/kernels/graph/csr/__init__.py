@@ -174,7 +174,7 @@ class Csr:
 
     @property
     def row_index(self) -> Int[Tensor, "E"]:
-        """Row of each entry in CSR order; made anew at every call."""
+        """Row of each entry in CSR order; computed at every call."""
         return expand(self.row_ptr, self.row_of.dtype)
 
     @property

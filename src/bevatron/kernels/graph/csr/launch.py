@@ -1,4 +1,4 @@
-"""How operators over a `Csr` hand its structure to their kernels, and how work is cut into blocks.
+"""How operators over a `Csr` pass its structure to kernels and split work into blocks.
 
 A launch takes one side of the matrix, rows or columns, as a list of tensors and a list of numbers:
 custom operators have no other way to take a structure.
@@ -137,7 +137,7 @@ def side_by_side(numbers: list[int], channels: int, tile: Tile, number_bytes: in
 
 
 def _cut(numbers: list[int], long: int, middling: int, shapes: list[Bucket]) -> list[Bucket]:
-    """Make buckets of parts with at least ``long`` entries, ``middling`` entries, and the rest."""
+    """Build buckets of parts with at least ``long`` entries, ``middling`` entries, and the rest."""
     total, at_least = numbers[1], numbers[2:]
 
     def count(length: int) -> int:

@@ -100,7 +100,7 @@ def by_pieces(
     function
         Of some entries, [entries, ...].
     tensors
-        What it has gradients by.
+        The inputs with gradients.
     entries
         [E] of any kind.
     like

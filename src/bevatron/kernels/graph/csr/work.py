@@ -1,4 +1,4 @@
-"""How the rows of a sparse matrix are shared out to programs.
+"""Distributes the rows of a sparse matrix over programs.
 
 Rows of real graphs have one entry or hundreds of thousands. A row longer than a chunk is cut, and
 its parts are merged in their order, so that results repeat bit for bit. Parts are sorted by length:

@@ -14,7 +14,7 @@ __all__ = ["dot_attention", "inverse_norm", "partial"]
 _operator = registry.operator("dot_attention", __name__)
 
 SMALLEST_NORM = 1e-12
-"""What a shorter vector is divided by instead of its length."""
+"""Lower bound of the length by which a vector is divided."""
 
 
 def dot_attention(

@@ -16,7 +16,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide, wide_type
 
 __all__ = ["col_gradients", "dot_attention", "row_gradients", "run", "sums"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 LOG2E = 1.4426950408889634
 
@@ -30,7 +30,7 @@ def dot_attention(
     col_scale: Tensor | None,
     softmax: bool,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.graph.dot_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.graph.dot_attention`."""
     itself = query is key and value is key
     return run(
         *(csr, None if query is key else query, key, None if value is key else value),

@@ -58,7 +58,7 @@ class Problem:
         return self.key if self.value is None else self.value
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return what every kernel takes, contiguous; what is absent is a pointer nobody reads."""
+        """Return what every kernel takes, contiguous; absent ones are never read."""
         key = self.key.contiguous()
         given = (self.query, key, self.value, self.row_scale, self.col_scale, self.vector)
         tensors = [key if tensor is None else tensor.contiguous() for tensor in given]
@@ -67,7 +67,7 @@ class Problem:
         return (*tensors, seed, row_ids, col_ids, threshold(self.dropout))
 
     def options(self) -> dict[str, Any]:
-        """Return what kernels know when they are compiled."""
+        """Return the compile-time constants of kernels."""
         channels, wide = self.key.shape[2], self.summed.shape[2]
         return {
             "C": channels,

@@ -31,7 +31,7 @@ def graph_attention(
     dropout: float,
     seed: Tensor | None,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.graph.graph_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.graph.graph_attention`."""
     rows, row_numbers = rows_of(csr)
     columns, column_numbers = columns_of(csr)
     training = needs_grad(x, row_score, col_score, csr.values)

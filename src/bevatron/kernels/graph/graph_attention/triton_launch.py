@@ -217,7 +217,7 @@ def mask_arguments(
 def mask_options(
     ids: list[Tensor], seed: Tensor | None, slope: float, dropout: float
 ) -> Mapping[str, Any]:
-    """Return what kernels know of slope and dropout when they are compiled."""
+    """Return the compile-time constants of slope and dropout."""
     return {
         "DROPOUT": seed is not None,
         "HAS_IDS": bool(ids),

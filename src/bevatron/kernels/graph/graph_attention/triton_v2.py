@@ -15,7 +15,7 @@ def graph_attention_v2(
     dropout: float,
     seed: Tensor | None,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.graph.graph_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.graph.graph_attention`."""
     return run(
         *(csr, query, x, None, None, None, weight, True),
         seed=seed,

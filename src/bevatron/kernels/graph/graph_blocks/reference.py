@@ -81,10 +81,10 @@ class _Sddmm(torch.autograd.Function):
         (grad,) = grads
         dx = dy = None
         if ctx.needs_input_grad[1]:
-            dx = _fold(weighted_sum(ctx.csr, grad, y.to(grad.dtype)), x)
+            dx = sum_over_heads(weighted_sum(ctx.csr, grad, y.to(grad.dtype)), x)
         if ctx.needs_input_grad[2]:
             dy = weighted_sum(ctx.csr.transpose(), grad[ctx.csr.position], x.to(grad.dtype))
-            dy = _fold(dy, y)
+            dy = sum_over_heads(dy, y)
         return None, dx, dy
 
 
@@ -113,7 +113,7 @@ class _WeightedSum(torch.autograd.Function):
             dvalues = dvalues.to(values.dtype)
         if ctx.needs_input_grad[2]:
             by_column = None if values is None else values[ctx.csr.position]
-            dx = _fold(weighted_sum(ctx.csr.transpose(), by_column, grad), x)
+            dx = sum_over_heads(weighted_sum(ctx.csr.transpose(), by_column, grad), x)
         return None, dvalues, dx
 
 
@@ -161,7 +161,7 @@ class _ReplicateColumns(torch.autograd.Function):
         return None, column_sum(ctx.csr, grads[0])
 
 
-def _fold(grad: Tensor, like: Tensor) -> Tensor:
+def sum_over_heads(grad: Tensor, like: Tensor) -> Tensor:
     """Sum over the heads that shared an input and give the gradient its type."""
     if like.shape[1] == 1 < grad.shape[1]:
         grad = grad.sum(1, keepdim=True)

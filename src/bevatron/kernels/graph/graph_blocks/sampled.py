@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.graph_blocks.pieces import accumulator, pieces
 from bevatron.kernels.graph.graph_blocks.products import weighted_sum
-from bevatron.kernels.graph.graph_blocks.reference import column_sum, row_sum
+from bevatron.kernels.graph.graph_blocks.reference import column_sum, row_sum, sum_over_heads
 
 # Signatures of autograd.Function are as torch wants them.
 # mypy: disable-error-code="no-untyped-call"
@@ -43,7 +43,7 @@ def sampled(csr: Csr, formula: Formula, leaves: Sequence[Leaf], heads: int) -> T
 
 
 def _split(kinds: Sequence[str], tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Give every leaf its tensors."""
+    """Bind tensors to the leaves."""
     remaining = iter(tensors)
     return [
         (next(remaining), next(remaining)) if kind == "dot" else (next(remaining),)
@@ -149,11 +149,5 @@ def _reduce(
         x, y = held
         dx = weighted_sum(csr, grad, y.to(grad.dtype))
         dy = weighted_sum(csr.transpose(), grad[csr.position], x.to(grad.dtype))
-        return [_fold(dx, x), _fold(dy, y)]
+        return [sum_over_heads(dx, x), sum_over_heads(dy, y)]
     return [grad.to(held[0].dtype)]
-
-
-def _fold(grad: Tensor, like: Tensor) -> Tensor:
-    if like.shape[1] == 1 < grad.shape[1]:
-        grad = grad.sum(1, keepdim=True)
-    return grad.to(like.dtype)

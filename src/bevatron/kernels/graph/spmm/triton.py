@@ -27,7 +27,7 @@ TILES = TileTable(sum=Tile(1024, 32), extreme=Tile(512, 32), entries=Tile(512, 1
 
 
 def spmm(csr: Csr, x: Tensor, reduce: str) -> Tensor:
-    """Compute what the reference computes, of x [columns, 1, C]."""
+    """Compute the same as the reference, of x [columns, 1, C]."""
     if reduce in {"max", "min"} and csr.col.dtype != torch.int32:
         raise KernelError(
             f"spmm: '{reduce}' over {csr.shape[1]} columns needs 64-bit column numbers, which the "

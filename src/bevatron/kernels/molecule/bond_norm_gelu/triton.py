@@ -20,7 +20,7 @@ def bond_norm_gelu(
     ptr: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.bond_norm_gelu`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.bond_norm_gelu`."""
     check_width("bond_norm_gelu", edge_rows)
     rows = (edge_rows, atom_rows, graph_rows, linear_bias, weight, bias)
     lists = (bonds.receivers, bonds.senders, bonds.incoming, bonds.incoming_ptr, graph, ptr)

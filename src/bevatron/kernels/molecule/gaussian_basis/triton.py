@@ -32,7 +32,7 @@ def gaussian_basis(
     epsilon: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.gaussian_basis`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.gaussian_basis`."""
     tensors = (distances.contiguous(), mean.contiguous(), std.contiguous())
     psi: Tensor = evaluate(*tensors, scale, epsilon, dtype)
     return psi

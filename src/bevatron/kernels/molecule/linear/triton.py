@@ -1,4 +1,4 @@
-"""A linear layer whose backward pass sums the bias's gradient by a kernel."""
+"""A linear layer whose backward pass sums the gradient of the bias in a kernel."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from typing import Any
@@ -24,7 +24,7 @@ PROGRAMS_PER_SM = 8
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.linear`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.linear`."""
     kind, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.shared import support
-from bevatron.kernels.shared.renamed import renamed
+from bevatron.moved import old_names
 
 __all__ = ["molecule_attention", "molecule_attention_with_bias"]
 
 
-__getattr__ = renamed(__name__, molecule_attention_beside="molecule_attention_with_bias")
+__getattr__ = old_names(__name__, molecule_attention_beside="molecule_attention_with_bias")
 _operator = registry.operator("molecule_attention", __name__, takes=support.no_float64_on_gpu)
 
 
@@ -59,7 +59,7 @@ def molecule_attention(
     dropout
         p, the probability that a weight is dropped.
     seed
-        One integer on the device, to be drawn anew for every call; needed with dropout. The mask
+        One integer on the device, drawn for every call; needed with dropout. The mask
         is a hash of it, the two atoms' places in the batch and the head, the same for every
         implementation and in the backward pass.
 

@@ -51,7 +51,7 @@ def molecule_attention(
 def atoms_of_pairs(
     graph_ptr: Tensor, pair_ptr: Tensor, num_pairs: int, num_atoms: int
 ) -> tuple[Tensor, Tensor]:
-    """Say which two atoms each pair is of; pairs of no molecule are of atom ``num_atoms``."""
+    """Return which two atoms each pair is of; pairs of no molecule are of atom ``num_atoms``."""
     pairs = torch.arange(num_pairs, device=pair_ptr.device, dtype=pair_ptr.dtype)
     graph = torch.searchsorted(pair_ptr, pairs, right=True) - 1
     real = graph < len(pair_ptr) - 1
@@ -63,7 +63,7 @@ def atoms_of_pairs(
 
 
 def dropout_mask(seed: Tensor, query: Tensor, key: Tensor, head: Tensor, dropout: float) -> Tensor:
-    """Say which weights are kept: a hash of 32 bits of each, compared with the probability.
+    """Return which weights are kept: a hash of 32 bits of each, compared with the probability.
 
     The arguments broadcast. A row's hash is of the seed, the query and the head; the key is mixed
     in after it.

@@ -38,7 +38,7 @@ def molecule_attention(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.molecule_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.molecule_attention`."""
     pointers = graph_ptr.contiguous(), pair_ptr.contiguous()
     found: tuple[Tensor, Tensor | None] = _Attention.apply(
         q, k, v, bias, *pointers, seed, scale, dropout
@@ -138,7 +138,7 @@ def attend_backward(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of q, k, v and bias; of what is not given, without elements.
+    """Return gradients of q, k, v and bias; empty for what is not given.
 
     To that of the bias ``more`` is added, which has its shape.
     """

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from bevatron.kernels import registry
 from bevatron.kernels.molecule.bonds import Bonds
-from bevatron.kernels.shared.renamed import renamed
+from bevatron.moved import old_names
 
 __all__ = ["neighbour_sums", "neighbour_sums_with_inputs"]
 
 _operator = registry.operator("neighbour_sums", __name__)
-__getattr__ = renamed(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
+__getattr__ = old_names(__name__, neighbour_sums_beside="neighbour_sums_with_inputs")
 
 
 def neighbour_sums(
@@ -119,7 +119,7 @@ def neighbour_sums_with_inputs(
 
 
 def _checked(messages: Tensor | None, nodes: Tensor | None, bonds: Bonds) -> Tensor:
-    """Return what is given, if it fits."""
+    """Check the shapes; return a tensor that chooses the implementation."""
     given = messages if messages is not None else nodes
     if given is None:
         raise ValueError("neighbour_sums: neither messages nor nodes are given")

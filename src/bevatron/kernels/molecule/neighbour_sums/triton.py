@@ -17,7 +17,7 @@ from bevatron.kernels.shared.launch import pointers
 from bevatron.kernels.shared.triton_math import accumulator
 
 __all__ = ["launch_gather", "neighbour_sums"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 ELEMENTS = 2048
 """Numbers that a program adds up at once: as many as fit its registers."""
@@ -33,7 +33,7 @@ def neighbour_sums(
     outgoing: bool,
     own: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.neighbour_sums`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.neighbour_sums`."""
     scale = None if scale is None else scale.detach()
     lists = (bonds.senders, bonds.receivers, bonds.incoming, bonds.incoming_ptr)
     given = (messages, nodes, scale, *lists)

@@ -24,7 +24,7 @@ from bevatron.kernels.shared.triton_math import accumulator
 from bevatron.kernels.shared.triton_partial_sums import new_sums, sum_partials
 
 __all__ = ["norm_gelu", "normalise"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 FEWER_ELEMENTS = 256
 """Of a warp of the backward kernel without a norm, whose sums would hold programs up."""
@@ -44,7 +44,7 @@ def norm_gelu(
     eps: float,
     activation: str,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.norm_gelu`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.norm_gelu`."""
     check_width("norm_gelu", x)
     nothing = (None,) * 4
     y: Tensor = normalise(

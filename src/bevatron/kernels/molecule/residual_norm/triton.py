@@ -31,7 +31,7 @@ def residual_norm(
     scales: Sequence[Tensor | None],
     eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.residual_norm`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.residual_norm`."""
     check_width("residual_norm", x)
     pairs: list[Tensor | None] = []
     for given in (branches, scales, weights, biases):

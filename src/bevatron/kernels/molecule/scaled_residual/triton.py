@@ -19,7 +19,7 @@ BLOCK = 1024
 
 
 def scaled_residual(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.scaled_residual`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.scaled_residual`."""
     scale = None if scale is None else scale.detach()
     wide, narrow = add(stream.contiguous(), update.contiguous(), contiguous(scale))
     return wide, wide if stream.dtype == update.dtype else narrow
@@ -56,7 +56,7 @@ def add(stream: Tensor, update: Tensor, scale: Tensor | None) -> tuple[Tensor, T
 def add_backward(
     dwide: Tensor | None, dnarrow: Tensor | None, scale: Tensor | None, like: Tensor, other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients of the stream and the update; ``like`` and ``other`` tell their types."""
+    """Return gradients of the stream and the update; ``like`` and ``other`` give their types."""
     given = dwide if dwide is not None else dnarrow
     assert given is not None
     dstream, dupdate = like.new_empty(given.shape), other.new_empty(given.shape)

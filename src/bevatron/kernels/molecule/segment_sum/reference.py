@@ -19,7 +19,7 @@ def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tens
 
 
 def segment_of_rows(ptr: Tensor, num_rows: int) -> Tensor:
-    """Say which segment each row belongs to, or the number of segments where it is in none."""
+    """Return which segment each row belongs to, or the number of segments where it is in none."""
     rows = torch.arange(num_rows, device=ptr.device, dtype=ptr.dtype)
     segment = torch.searchsorted(ptr, rows, right=True) - 1
     return torch.where(segment < 0, len(ptr) - 1, segment)

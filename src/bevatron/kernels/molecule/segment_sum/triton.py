@@ -18,7 +18,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.triton_math import accumulator
 
 __all__ = ["launch_sum", "segment_sum"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 BLOCK_M, LARGEST_BLOCK_C = 8, 1024
 """Rows that are loaded at once, and channels of a program: a warp for every 256, so that a thread
@@ -26,7 +26,7 @@ adds up its own channels."""
 
 
 def segment_sum(values: Tensor, ptr: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute what the reference computes; see `bevatron.kernels.molecule.segment_sum`."""
+    """Compute the same as the reference; see `bevatron.kernels.molecule.segment_sum`."""
     scale = None if scale is None else scale.detach().contiguous()
     found: tuple[Tensor, Tensor] = _Sum.apply(values, ptr.contiguous(), scale)
     return found

@@ -37,7 +37,7 @@ class FlatTensors:
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "FlatTensors":
-        """Make zeros in the shapes of others.
+        """Allocate zeros in the shapes of others.
 
         Examples
         --------
@@ -66,7 +66,7 @@ class FlatTensors:
 
 
 def starts_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Say where each tensor begins in a flat one, and where the last ends."""
+    """Return where each tensor begins in a flat one, and where the last ends."""
     sizes = [-(-tensor.numel() // ALIGNMENT) * ALIGNMENT for tensor in tensors]
     return [0, *accumulate(sizes)]
 

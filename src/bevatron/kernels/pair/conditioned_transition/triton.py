@@ -27,7 +27,7 @@ Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def conditioned_transition(x: Tensor, s: Tensor, *weights_and_eps: Any) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.conditioned_transition`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.conditioned_transition`."""
     y: Tensor = condition(x, s.to(x.dtype), *weights_and_eps)[0]
     return y
 
@@ -138,7 +138,7 @@ class Layers:
         )
 
     def bytes_per_row(self, rows: "Rows") -> int:
-        """Say what a row takes in the buffers of a chunk's backward pass."""
+        """Return the size of a row in the buffers of a chunk's backward pass."""
         C, H = self.narrow.matrix.shape
         return (3 * H + 3 * C + rows.s.shape[1]) * rows.x.element_size()
 

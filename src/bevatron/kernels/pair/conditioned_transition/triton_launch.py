@@ -22,7 +22,7 @@ PROGRAMS_PER_SM = 4
 
 
 def adapt_fits(condition: Tensor, weight: Tensor) -> bool:
-    """Say whether `adapt` takes conditions [n, D] and weights [2 C, D] like these."""
+    """Whether `adapt` takes conditions [n, D] and weights [2 C, D] like these."""
     return len(weight) // 2 % TILES.columns == 0 and TILES.fits(condition, weight)
 
 

@@ -30,7 +30,7 @@ def global_attention(
     eps: float,
     mask_eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.global_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.global_attention`."""
     if triton_fused.takes(m, gate_weight, k_weight, out_weight):
         weights = (q_weight, k_weight, v_weight, gate_weight, gate_bias, out_weight, out_bias)
         kept, norm = mask.detach().to(m.dtype), (norm_weight, norm_bias)

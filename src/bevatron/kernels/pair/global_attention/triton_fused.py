@@ -120,7 +120,7 @@ class Columns:
         return self.m.new_empty(shape, dtype=torch.float32)
 
     def constants(self, stages: int) -> dict[str, Any]:
-        """Return what all kernels are compiled for."""
+        """Return the compile-time constants of all kernels."""
         return {"C": self.m.shape[-1], "BLOCK": BLOCK, "STAGES": stages, "num_warps": 4}
 
     def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:

@@ -14,7 +14,7 @@ from bevatron.kernels.shared.rows import as_rows
 from bevatron.kernels.shared.triton_partial_sums import sum_weight_and_bias_partials
 
 __all__ = ["NormedRows", "launch_backward", "launch_forward", "layer_norm", "new_outputs"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 LARGEST_WIDTH = 8192
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 4096
@@ -32,7 +32,7 @@ def layer_norm(
     eps: float,
     sigmoid: bool,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.layer_norm`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm`."""
     if x.shape[-1] > LARGEST_WIDTH:
         raise KernelError(
             f"layer_norm: rows of {x.shape[-1]} channels do not fit the registers of the Triton "
@@ -69,7 +69,7 @@ def normalise_backward(
     rstd: Tensor,
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gradients of x, weight, bias and scale; of what is not given, without elements."""
+    """Return gradients of x, weight, bias and scale; empty for what is not given."""
     dx, dweight, dbias, dscale = empty_gradients(x, x, weight, bias, scale)
     launch_backward(
         dy, x, weight, bias, scale, mean, rstd, dx, dweight, dbias, dscale, sigmoid=sigmoid

@@ -20,7 +20,7 @@ def layer_norm_linear(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.layer_norm_linear`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.layer_norm_linear`."""
     y: Tensor = project(x, norm_weight, norm_bias, weight, bias, eps)[0]
     return y
 

@@ -35,7 +35,7 @@ from bevatron.kernels.shared.triton_math import allows_tf32
 CHUNK_LINES = 4
 """Lines of the pair in a chunk are a multiple."""
 KEPT_BYTES = 1280 * 2**20
-"""Of outer products that are kept for the backward pass at most; more are made again.
+"""Maximum of outer products kept for the backward pass; more are recomputed.
 
 A pair of 768 residues in 16 bits has 1152 MiB. A limit, not a share of what enters: they grow as
 the pair does, so any share would keep all or none.
@@ -68,7 +68,7 @@ def outer_product_mean(
     eps: float,
     mask_eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.outer_product_mean`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.outer_product_mean`."""
     joint = torch.cat([a_weight, b_weight])
     joint_bias = None
     if a_bias is not None or b_bias is not None:

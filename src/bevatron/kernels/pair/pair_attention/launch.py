@@ -1,4 +1,4 @@
-"""What all launches share: inputs as kernels can read them, their strides, constants, registers.
+"""Shared by all launches: inputs as kernels can read them, their strides, constants, registers.
 
 The kernels take [B, S, H, N, D] views with whatever strides they have. Strides are passed in units
 of eight elements where all allow it, which tells the compiler that rows are aligned to 16 bytes.
@@ -49,7 +49,7 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 
 
 def in_columns(mask: Tensor, q: Tensor) -> Tensor:
-    """Write what is added to logits, 0 or minus infinity, as columns that a product adds.
+    """Write the mask, 0 or minus infinity, as columns that a matmul adds to the logits.
 
     All but the first are 0. In float32 there are no matrix units, and copies serve.
     """
@@ -104,7 +104,7 @@ def strides(align: int, *tensors: Tensor | None) -> list[int]:
 
 
 def one_stride(*tensors: Tensor) -> bool:
-    """Say whether rows of all these lie equally far apart: kernels then need fewer registers."""
+    """Whether rows of all these lie equally far apart: kernels then need fewer registers."""
     return len({tensor.stride(3) for tensor in tensors}) == 1
 
 
@@ -116,7 +116,7 @@ def mask_strides(mask: Tensor | None) -> Sequence[int]:
 def constants_of(
     q: Tensor, tiles: Tiles, align: int, bias: Tensor | None, num_keys: int, mask: Tensor | None
 ) -> dict[str, Any]:
-    """Collect what a kernel is compiled for."""
+    """Collect the compile-time constants of a kernel."""
     tf32 = q.dtype == torch.float32 and allows_tf32()
     return {
         "D": q.shape[4],

@@ -54,7 +54,7 @@ def pair_attention(
     gate: Tensor | None,
     layout: str,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.pair_attention`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.pair_attention`."""
     head = q.shape[-1]
     if head % 8 or not 0 < head <= LARGEST_HEAD:
         raise KernelError(
@@ -269,12 +269,12 @@ def _dkv_tiles(q: Tensor, bias: Tensor | None, num_keys: int) -> Tiles:
 
 
 def _is_turned(bias: Tensor | None, rows: int) -> bool:
-    """Say whether dk and dv read a transposed copy of the bias: rows enough share it."""
+    """Whether dk and dv read a transposed copy of the bias: rows enough share it."""
     return bias is not None and _shared_by(bias, rows) >= FEWEST_ROWS
 
 
 def _is_first(q: Tensor, bias: Tensor | None) -> bool:
-    """Say whether dk and dv read the bias before their first product, as their tiles are cut."""
+    """Whether dk and dv read the bias before their first product, as their tiles are cut."""
     small = q.element_size() == 2 and padded(q.shape[4]) <= LARGEST_BIAS_FIRST
     return small and _is_turned(bias, q.shape[1])
 

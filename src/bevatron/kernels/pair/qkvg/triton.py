@@ -21,7 +21,7 @@ def qkvg(
     norm_bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Compute what the reference computes; see `bevatron.kernels.pair.qkvg`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = (q_weight, k_weight, v_weight, gate_weight)
     joint, bias = torch.cat(weights), _joint_bias(weights, gate_bias, q_bias)
     if has_norm:

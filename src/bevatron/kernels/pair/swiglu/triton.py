@@ -10,14 +10,14 @@ from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.rows import as_rows
 
 __all__ = ["hidden_rows", "launch_backward", "launch_forward", "swiglu"]
-"""What other operators may use too."""
+"""Names that other operators may use."""
 
 ELEMENTS, LARGEST_BLOCK_C = 4096, 1024
 """Of a block: its elements, and upper bound of its channels."""
 
 
 def swiglu(gate: Tensor, value: Tensor | None) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.swiglu`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.swiglu`."""
     result: Tensor = gated(gate, value)
     return result
 

@@ -20,7 +20,7 @@ TILES = Tiles(128, 128, 8, 3, depth=64, shared_memory=180 * 1024)
 
 
 def fits(x: Tensor, gate: Tensor) -> bool:
-    """Say whether `hidden_rows` takes rows and weights like these, and has blocks for a device."""
+    """Whether `hidden_rows` takes rows and weights like these, and has blocks for a device."""
     return (
         len(gate) % TILES.columns == 0
         and TILES.fits(x, gate)

@@ -22,7 +22,7 @@ from bevatron.kernels.shared.custom_op import custom_op
 
 
 def transition(x: Tensor, *weights_and_eps: Any) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.transition`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.transition`."""
     y: Tensor = widen(x, *weights_and_eps)[0]
     return y
 

@@ -48,7 +48,7 @@ class Ordered:
 
 
 def fits(x: Tensor, weights: Weights) -> bool:
-    """Say whether the fused kernels take rows and weights like these."""
+    """Whether the fused kernels take rows and weights like these."""
     width = x.shape[-1]
     return (
         x.element_size() == 2
@@ -164,7 +164,7 @@ def _weight(
 
 
 def _ordered(weights: Weights) -> Ordered:
-    """Put the weights into order for the backward pass."""
+    """Reorder the weights for the backward pass."""
     up, gate = weights.up, weights.gate
     (H, C), block, wider = up.shape, TILES["input"].columns, TILES["weight"].columns
     both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
@@ -223,12 +223,12 @@ def add_shares(
 
 
 def _interleaved(up: Tensor, gate: Tensor | None, block: int) -> Tensor:
-    """Put the gates of every ``block`` hidden channels before their values."""
+    """Place the gates of every ``block`` hidden channels before their values."""
     return up if gate is None else interleaved(gate, up, block)
 
 
 def _constants(tiles: Tiles, weights: Weights, x: Tensor) -> dict[str, Any]:
-    """Return what all three kernels are compiled for, and how."""
+    """Return the compile-time constants and launch options of all three kernels."""
     return {
         "C": x.shape[1],
         "H": len(weights.up),

@@ -47,7 +47,7 @@ def triangle_multiply(
     outgoing: bool,
     eps: float,
 ) -> Tensor:
-    """Compute what the reference computes; see `bevatron.kernels.pair.triangle_multiply`."""
+    """Compute the same as the reference; see `bevatron.kernels.pair.triangle_multiply`."""
     width = max(out_weight.shape)
     if width > LARGEST_WIDTH:
         raise KernelError(
@@ -193,7 +193,7 @@ def _planes(z: Tensor, channels: int) -> Tensor:
 
 
 def _joint(biases: tuple[Tensor | None, ...], like: Tensor) -> Tensor | None:
-    """Put biases one behind the other, zero where one is not given; None if none is."""
+    """Concatenate biases, zero where one is not given; None if none is."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat([torch.zeros_like(like) if bias is None else bias for bias in biases])

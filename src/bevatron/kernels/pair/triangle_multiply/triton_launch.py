@@ -99,7 +99,7 @@ class Pair:
         return choose(kernel, max(pad(self.C), pad(self.H)), self.z.element_size())
 
     def constants(self, tiles: Tiles) -> dict[str, Any]:
-        """Return what all kernels are compiled for."""
+        """Return the compile-time constants of all kernels."""
         single = self.z.dtype == torch.float32
         tf32 = single and allows_tf32()
         return tiles.register_limit(self.z.device) | {

@@ -179,14 +179,14 @@ def compute_features(molecules: Sequence[Molecule], chosen: FeatureSet) -> list[
                 "laplacian_vectors": shapes.vectors[own],
                 "laplacian_values": shapes.values[place],
                 "key": keys[place, ...],
-                **_words(molecule),
+                **_encoded(molecule),
             }
         )
         place += 1
     return made
 
 
-def _words(molecule: Molecule) -> dict[str, Array]:
+def _encoded(molecule: Molecule) -> dict[str, Array]:
     return {
         "positions": molecule.positions,
         "smiles": np.frombuffer(molecule.smiles.encode(), dtype=np.uint8),
@@ -204,7 +204,7 @@ def _nothing(molecule: Molecule, chosen: FeatureSet) -> dict[str, Array]:
         "laplacian_vectors": np.zeros((0, NUM_LAPLACIAN), dtype=np.float32),
         "laplacian_values": np.zeros(NUM_LAPLACIAN, dtype=np.float32),
         "key": np.array(0, dtype=np.int64),
-        **_words(molecule),
+        **_encoded(molecule),
     }
 
 

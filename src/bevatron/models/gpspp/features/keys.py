@@ -2,7 +2,7 @@
 
 A key is a hash of every atom's neighbourhood (Weisfeiler and Lehman's refinement), added up over
 the molecule: equal molecules have equal keys however they are written down; stereo-isomers, and
-now and then others, share one. `canonical` tells these apart, a hundred times slower.
+now and then others, share one. `canonical` distinguishes these, a hundred times slower.
 """
 
 from collections.abc import Mapping

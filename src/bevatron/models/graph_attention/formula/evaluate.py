@@ -209,7 +209,7 @@ class Evaluator:
         return sampled(self.csr, formula, gathered, heads)
 
     def _gathered(self, node: Expression) -> list[Leaf] | float:
-        """Say what a leaf of a pass needs from rows, columns and edges."""
+        """Return what a leaf of a pass needs from rows, columns and edges."""
         if node.kind is Kind.SCALAR:
             value = self.number(node)
             return value if isinstance(value, float) else [("everywhere", value)]

@@ -321,7 +321,7 @@ def _lift(value: Any) -> Expression:
     if isinstance(value, numbers.Real):
         return number(float(value))
     raise ConfigError(
-        f"psi: {type(value).__name__} cannot stand in a formula; name learned tensors with "
+        f"psi: {type(value).__name__} cannot be used in a formula; name learned tensors with "
         "weight(...) or scalar(...)"
     )
 

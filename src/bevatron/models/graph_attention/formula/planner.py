@@ -211,12 +211,12 @@ def regions(psi: Expression) -> tuple[Expression, ...]:
 
 
 def _obstacle(form: Form, aggregate: Aggregate, weighted: bool) -> str:
-    """Say why no kernel can be used although Psi has its form, or nothing."""
+    """Return why no kernel can be used although Psi has its form, or nothing."""
     if isinstance(form, ComposedForm | FixedForm):
         return ""
     softmax = not isinstance(form, DotForm) or form.softmax
     if form.weights_inside and weighted:
-        return "edge values stand inside of the softmax and the kernels have them outside"
+        return "edge values are inside the softmax and the kernels have them outside"
     if aggregate in {"max", "min"}:
         return f"the fused kernels have no {aggregate}"
     if aggregate == "mean" and (not softmax or form.dropout or (form.weights_outside and weighted)):

@@ -1,8 +1,8 @@
 """Figures in one house style: curves, parity, bars, stacks, histograms, ranges, batch balance.
 
-Every function returns a matplotlib figure that belongs to no window and no global state;
+Every function returns a matplotlib figure without a window or global state;
 `bevatron.train.report.page.Report` embeds it and `save` writes it. Colours are those of Okabe and
-Ito, which colour-blind readers can tell apart; every axis says its quantity and unit.
+Ito, which colour-blind readers can tell apart; every axis has quantity and unit.
 """
 
 from bevatron.train.report.plots.agreement import MOST_POINTS, bars, parity

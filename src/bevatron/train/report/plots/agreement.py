@@ -17,7 +17,7 @@ from bevatron.train.report.plots.style import (
     Values,
     colours,
     new_axes,
-    say,
+    write_centred,
 )
 
 MOST_POINTS = 3000
@@ -31,7 +31,7 @@ def parity(
     unit: str,
     labels: Sequence[str] | None = None,
 ) -> Figure:
-    """Plot predictions against reference values, with the distribution of the errors beside.
+    """Plot predictions against reference values, with the distribution of the errors on the right.
 
     Few points are drawn one by one, in a colour per label; many as a density.
 
@@ -42,7 +42,7 @@ def parity(
     quantity, unit
         For the axes: ``"force component"``, ``"eV/Å"``.
     labels
-        For each value what it belongs to (a group, an element).
+        Label of each value (a group, an element).
 
     Examples
     --------
@@ -71,7 +71,7 @@ def _parity_points(
     figure: Figure, ax: Axes, x: npt.NDArray[Any], y: npt.NDArray[Any], names: Any
 ) -> None:
     if len(x) == 0:
-        say(ax, "no values")
+        write_centred(ax, "no values")
         return
     low, high = min(x.min(), y.min()), max(x.max(), y.max())
     margin = 0.04 * (high - low) or 0.5
@@ -95,21 +95,21 @@ def _parity_points(
 def _error_histogram(ax: Axes, errors: npt.NDArray[Any], unit: str) -> None:
     ax.set(xlabel=f"predicted - reference ({unit})", ylabel="share of values", title="Errors")
     if len(errors) == 0:
-        say(ax, "no values")
+        write_centred(ax, "no values")
         return
-    # The widest thousandth would squeeze the rest into one bar; it is counted in the end bars.
+    # Outliers (0.1 %) count in the end bars; the range would shrink the rest to one bar.
     bound = float(np.quantile(np.abs(errors), 0.995)) or 1e-12
     bins = np.linspace(-bound, bound, 41 if len(errors) >= 200 else 21).tolist()
     share = np.full(len(errors), 1 / len(errors))
     ax.hist(np.clip(errors, -bound, bound), bins=bins, weights=share, color=PALETTE[0], alpha=0.85)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.margins(y=0.4)  # the figures stand above the bars
+    ax.margins(y=0.4)  # room for the text above the bars
     ax.axvline(0, color=INK, linewidth=0.8)
     mae, rmse = np.mean(np.abs(errors)), np.sqrt(np.mean(errors**2))
     rows = {"MAE": mae, "RMSE": rmse, "max": np.abs(errors).max()}
-    words = "\n".join(f"{name:<5}{value:>9.3g}" for name, value in rows.items())
+    text = "\n".join(f"{name:<5}{value:>9.3g}" for name, value in rows.items())
     ax.annotate(
-        f"{words}\n{'n':<5}{len(errors):>9,}",
+        f"{text}\n{'n':<5}{len(errors):>9,}",
         (0.99, 0.98),
         xycoords="axes fraction",
         ha="right",
@@ -126,7 +126,7 @@ def bars(
     title: str = "",
     reference: tuple[float, str] | None = None,
 ) -> Figure:
-    """Draw horizontal bars, one row a label; several series stand side by side.
+    """Draw horizontal bars, one row per label, with all series of a label next to each other.
 
     Parameters
     ----------
@@ -152,14 +152,14 @@ def bars(
             ax.barh(offset, shown, height * 0.92, color=colour, label=name)
             largest = max(largest, shown.max(initial=0.0))
             for place, value in zip(offset, values, strict=True):
-                words = (
+                text = (
                     " -"
                     if np.isnan(value)
                     else f" {value:,.0f}"
                     if value >= 1000
                     else f" {value:.3g}"
                 )
-                ax.text(0 if np.isnan(value) else value, place, words, va="center", fontsize=8.5)
+                ax.text(0 if np.isnan(value) else value, place, text, va="center", fontsize=8.5)
         if reference is not None:
             ax.axvline(reference[0], color=INK, linewidth=1, linestyle="--", label=reference[1])
             largest = max(largest, reference[0])
@@ -168,6 +168,6 @@ def bars(
         ax.set_title(title)
         ax.grid(visible=False, axis="y")
         if len(series) > 1 or reference is not None:
-            # Beside the bars: within, it would stand upon the values at their ends.
+            # Next to the bars: inside the axes it would hide the values at their ends.
             ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

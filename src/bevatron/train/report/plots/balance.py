@@ -23,17 +23,17 @@ def batch_balance(
 ) -> Figure:
     """Draw how batches fill the ranks step by step (Firoz et al. 2025, Figure 12).
 
-    Each plan gets a map of its ranks and steps, dark where a rank has much to do, all on one scale;
-    and below the distribution of work that all others wait for: largest over mean of each step.
+    Each plan gets a map of its ranks and steps on a common scale, dark for a large load; below, the
+    distribution of the imbalance: largest over mean of each step.
 
     Parameters
     ----------
     costs
         Name of the plan -> cost of each batch, [steps, ranks].
     capacity
-        What a batch may hold; the scale ends there.
+        Capacity of a batch; the scale ends there.
     unit
-        What the cost counts.
+        Unit of the cost.
     """
     plans = {name: np.atleast_2d(np.asarray(value, dtype=float)) for name, value in costs.items()}
     top = max([capacity or 0.0, *(plan.max(initial=0.0) for plan in plans.values())]) or 1.0
@@ -55,7 +55,7 @@ def batch_balance(
                 extent=(0.5, steps + 0.5, ranks - 0.5, -0.5),
             )
             ax.grid(visible=False)
-            ax.set_title(f"{name}: {_balance_words(plan, capacity)}", fontsize=10)
+            ax.set_title(f"{name}: {_balance_text(plan, capacity)}", fontsize=10)
             ax.set_ylabel("rank")
             ax.set_yticks(np.unique(np.linspace(0, ranks - 1, min(ranks, 4)).round()))
             ax.set_xlabel("step", labelpad=1)
@@ -65,11 +65,11 @@ def batch_balance(
     return fig
 
 
-def _balance_words(plan: npt.NDArray[Any], capacity: float | None) -> str:
+def _balance_text(plan: npt.NDArray[Any], capacity: float | None) -> str:
     mean = plan.mean(axis=1)
     ratio = float(plan.max(axis=1).sum() / mean.sum()) if mean.sum() > 0 else 1.0
-    words = f"{len(plan):,} steps, slowest rank {100 * (ratio - 1):.1f} % over the mean"
-    return f"{words}, fill {100 * plan.mean() / capacity:.1f} %" if capacity else words
+    text = f"{len(plan):,} steps, slowest rank {100 * (ratio - 1):.1f} % over the mean"
+    return f"{text}, fill {100 * plan.mean() / capacity:.1f} %" if capacity else text
 
 
 def _waiting(ax: Axes, plans: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -79,7 +79,7 @@ def _waiting(ax: Axes, plans: Mapping[str, npt.NDArray[Any]]) -> None:
         share = np.linspace(0, 100, len(ratio)) if len(ratio) > 1 else np.array([50.0] * len(ratio))
         ax.plot(share, ratio, color=colour, label=name, marker="o" if len(ratio) == 1 else "")
     ax.set(
-        title="What the slowest rank costs",
+        title="Cost of the slowest rank",
         xlabel="share of steps (%), sorted",
         ylabel="largest / mean",
     )

@@ -1,4 +1,4 @@
-"""How values are distributed: histograms, and ranges of several sets side by side."""
+"""Histograms, and ranges of several data sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from bevatron.train.report.plots.style import (
     colours,
     legend_below,
     new_axes,
-    say,
+    write_centred,
 )
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A distribution of which the values and how often each occurs are known."""
+    """A distribution as values and their counts."""
 
     values: Values
     counts: Values
 
 
 Distribution = Values | Counted
-"""Values one by one, or counted."""
+"""Single values, or values with counts."""
 
 
 def histogram(
     series: Mapping[str, Distribution], xlabel: str, title: str = "", ylabel: str = "structures"
 ) -> Figure:
-    """Draw how values are distributed, several series over each other as outlines.
+    """Draw histograms; several series are overlaid as outlines.
 
     The horizontal axis is logarithmic where the values span more than two decades.
     """
@@ -48,7 +48,7 @@ def histogram(
         ax = axes[0, 0]
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if len(everything) == 0:
-            say(ax, "no values")
+            write_centred(ax, "no values")
             return figure
         bins = _bins(everything).tolist()
         if (everything == np.round(everything)).all():
@@ -66,7 +66,7 @@ def histogram(
 
 
 def _counted(series: Distribution) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return finite values, ascending, and how often each occurs."""
+    """Return finite values, ascending, and their counts."""
     source, counts = (series.values, series.counts) if isinstance(series, Counted) else (series, 1)
     values = np.asarray(source, dtype=float).ravel()
     often = np.broadcast_to(np.asarray(counts, dtype=float), values.shape)
@@ -78,14 +78,14 @@ def _counted(series: Distribution) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def _quantiles(
     values: npt.NDArray[Any], counts: npt.NDArray[Any], shares: Sequence[float]
 ) -> npt.NDArray[Any]:
-    """Return the smallest values that at least such shares of all do not exceed."""
+    """Return the weighted quantiles for the given fractions."""
     below = np.cumsum(counts) / counts.sum()
     places = np.searchsorted(below, np.asarray(shares) - 1e-12)
     return values[np.minimum(places, len(values) - 1)]
 
 
 def _shortened(name: str, most: int = 36) -> str:
-    """Leave out the middle of a long name, of which the ends tell more."""
+    """Shorten a long name in the middle."""
     if len(name) <= most:
         return name
     return f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
@@ -96,7 +96,7 @@ def _many_decades(values: npt.NDArray[Any]) -> bool:
 
 
 def _bins(values: npt.NDArray[Any], most: int = 50) -> npt.NDArray[Any]:
-    """Place the edges of bars; whole numbers of a narrow range get a bar each."""
+    """Choose bin edges; integers of a narrow range get a bar each."""
     low, high = float(values.min()), float(values.max())
     if _many_decades(values):
         return np.geomspace(low, high * 1.0001, most)
@@ -112,7 +112,7 @@ def ranges(
 ) -> Figure:
     """Draw one box per series: median, middle half, and the range from 1 to 99 %.
 
-    This is how neighbours per atom differ from file to file (Firoz et al. 2025, Figure 5).
+    For neighbours per atom by file, as in Firoz et al. 2025, Figure 5.
     """
     names = list(series)
     with new_axes(8.0, min(1.4 + 0.42 * max(len(names), 2), 30.0)) as (figure, axes):
@@ -128,8 +128,8 @@ def ranges(
             ax.barh(row, third - first, 0.55, left=first, color=PALETTE[5], zorder=3)
             ax.plot([middle] * 2, [row - 0.275, row + 0.275], color=INK, linewidth=2, zorder=4)
             mean, number = np.average(values, weights=counts), int(counts.sum())
-            words = f"  mean {mean:.3g}, {number:,} {counted}"
-            ax.text(high, row, words, va="center", fontsize=8.5, color="#555555")
+            text = f"  mean {mean:.3g}, {number:,} {counted}"
+            ax.text(high, row, text, va="center", fontsize=8.5, color="#555555")
         ax.set_yticks(range(len(names)), [_shortened(name) for name in names])
         ax.set(xlabel=xlabel, title=title, ylim=(len(names) - 0.4, -0.6))
         ax.set_xlim(0, ax.get_xlim()[1] * 1.3)

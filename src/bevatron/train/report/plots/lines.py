@@ -24,11 +24,11 @@ from bevatron.train.report.plots.style import (
     colours,
     legend_below,
     new_axes,
-    say,
+    write_centred,
 )
 
 MARKERS = "osD"
-"""By how often the palette has begun again."""
+"""Line styles, one for each repeat of the palette."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Panel:
     Attributes
     ----------
     title
-        What is shown.
+        Title of the panel.
     ylabel
         Quantity and unit.
     curves
-        Drawn in the order of the palette.
+        Curves, in the order of the palette.
     logarithmic
-        Whether the vertical axis is; falls back to linear where a value is not positive.
+        Whether the vertical axis is logarithmic; linear if a value is not positive.
     from_zero
         Whether a linear vertical axis begins at zero, for quantities whose size matters.
     """
@@ -75,8 +75,8 @@ def curves(
 ) -> Figure:
     """Draw learning curves or any other lines, up to three panels in a row.
 
-    The names of several curves stand below, where they hide none: once below all panels if these
-    agree on them, otherwise below each.
+    Legends are below the axes, where they hide no curve: one for all panels if these agree,
+    otherwise one for each.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def curves(
     xlabel
         Quantity of the common horizontal axis.
     events
-        Places to mark with a thin vertical line and a few words, such as a change of the loss.
+        Positions to mark with a labelled vertical line, such as a change of the loss.
     logarithmic_x
         Whether the horizontal axis is logarithmic, for sizes that double from point to point.
 
@@ -109,8 +109,8 @@ def curves(
             _draw_panel(ax, panel, xlabel)
             if logarithmic_x:
                 _doubling(ax)
-            for index, (place, words) in enumerate(events):
-                _mark(ax, place, words if ax is axes.flat[0] else "", index)
+            for index, (place, label) in enumerate(events):
+                _mark(ax, place, label if ax is axes.flat[0] else "", index)
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
         if common and most > 1:
@@ -123,7 +123,7 @@ def curves(
 
 
 def _agree(panels: Sequence[Panel]) -> bool:
-    """Say whether a name has one colour in all panels: theirs begin as those of the longest."""
+    """Whether every name has the same colour in all panels."""
     names = [[curve.label for curve in panel.curves] for panel in panels]
     longest = max(names, key=len)
     return all(own == longest[: len(own)] for own in names)
@@ -160,10 +160,10 @@ def _draw_panel(ax: Axes, panel: Panel, xlabel: str) -> None:
         ax.set_yscale("log")
         readable_log_ticks(ax)
     elif panel.from_zero:
-        ax.set_ylim(0, 1.04 * ax.get_ylim()[1])  # the margin of a narrow range is too little
+        ax.set_ylim(0, 1.04 * ax.get_ylim()[1])  # the margin of a narrow range is too small
     ax.set(title=panel.title, xlabel=xlabel, ylabel=panel.ylabel)
     if not longest:
-        say(ax, "no values")
+        write_centred(ax, "no values")
 
 
 def _doubling(ax: Axes) -> None:
@@ -177,7 +177,7 @@ def _doubling(ax: Axes) -> None:
 
 
 def readable_log_ticks(ax: Axes) -> None:
-    """Write ticks as plain numbers, and label more of them where few decades are shown."""
+    """Write ticks as plain numbers, with more labels if there are few decades."""
     low, high = ax.get_ylim()
     if low < 1e-4 or high > 1e5:
         return
@@ -188,11 +188,11 @@ def readable_log_ticks(ax: Axes) -> None:
     ax.yaxis.set_minor_locator(LogLocator(subs=steps))
 
 
-def _mark(ax: Axes, place: float, words: str, index: int) -> None:
+def _mark(ax: Axes, place: float, label: str, index: int) -> None:
     ax.axvline(place, color=FAINT, linewidth=1, linestyle=":")
-    if words:
+    if label:
         ax.annotate(
-            words,
+            label,
             (place, 0.98 - 0.09 * (index % 4)),
             xycoords=("data", "axes fraction"),
             xytext=(3, 0),

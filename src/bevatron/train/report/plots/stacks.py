@@ -1,4 +1,4 @@
-"""Horizontal bars that are made of parts, several panels in one figure."""
+"""Stacked horizontal bars, several panels in one figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,17 +7,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bevatron.train.report.plots.style import FAINT, INK, colours, legend_below, new_axes, say
+from bevatron.train.report.plots.style import (
+    FAINT,
+    INK,
+    colours,
+    legend_below,
+    new_axes,
+    write_centred,
+)
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """One set of axes with a bar a row.
+    """One set of axes with one bar per row.
 
     Attributes
     ----------
     title
-        What is shown.
+        Title of the panel.
     xlabel
         Quantity and unit.
     rows
@@ -33,16 +40,16 @@ class Stacks:
 
 
 def stacks(panels: Sequence[Stacks], columns: int = 2) -> Figure:
-    """Draw bars whose parts lie one after the other.
+    """Draw stacked bars.
 
-    Bars of one part have their value at the end, those of several a legend.
+    Bars of one part are labelled with their value; those of several have a legend.
 
     Parameters
     ----------
     panels
         What to draw, row by row.
     columns
-        Panels beside each other.
+        Panels per row.
 
     Examples
     --------
@@ -65,7 +72,7 @@ def stacks(panels: Sequence[Stacks], columns: int = 2) -> Figure:
 def _draw(ax: Axes, panel: Stacks) -> None:
     ax.set(title=panel.title, xlabel=panel.xlabel)
     if not panel.rows:
-        say(ax, "no values")
+        write_centred(ax, "no values")
         return
     places = np.arange(len(panel.rows))
     reached = np.zeros(len(panel.rows))

@@ -18,7 +18,7 @@ from matplotlib.transforms import ScaledTranslation
 from bevatron.files import write_bytes_atomically
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B5B5B")
-"""Okabe and Ito's colours; black and yellow left out, which print badly as thin lines."""
+"""Okabe and Ito's colours, without black and yellow."""
 
 INK, FAINT, GRID = "#222222", "#8A8F98", "#E4E7EB"
 
@@ -58,7 +58,7 @@ HEAT = LinearSegmentedColormap.from_list(
 
 
 LEGEND_COLUMNS = 3
-"""Names beside each other below a figure."""
+"""Columns of a legend below a figure."""
 
 Values = npt.ArrayLike
 
@@ -66,14 +66,14 @@ Values = npt.ArrayLike
 def png(figure: Figure, dpi: int = 130) -> bytes:
     """Render a figure in the house style."""
     stream = io.BytesIO()
-    # Ticks are made while drawing and take their style from the settings of that moment.
+    # Ticks are created while drawing, with the settings of that moment.
     with mpl.rc_context(STYLE):
         figure.savefig(stream, format="png", dpi=dpi)
     return stream.getvalue()
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, making the folder if need be; a reader never sees half of it."""
+    """Write a figure as PNG atomically; creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomically(path, png(figure))
     return path
@@ -83,7 +83,7 @@ def save(figure: Figure, path: Path) -> Path:
 def new_axes(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, npt.NDArray[Any]]]:
-    """Begin a figure in the house style; gives it and its axes, always as a 2-d array."""
+    """Create a figure in the house style; return it and its axes as a 2-d array."""
     with mpl.rc_context(STYLE):
         figure = Figure(
             figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
@@ -93,12 +93,12 @@ def new_axes(
 
 
 def colours(number: int) -> list[str]:
-    """Return the colours of a number of curves, from the beginning again after seven."""
+    """Return the colours of a number of curves; they repeat after seven."""
     return [PALETTE[k % len(PALETTE)] for k in range(number)]
 
 
 def legend_below(ax: Axes, columns: int = 2) -> None:
-    """Put the names of what is drawn below the axes' label, where they hide nothing."""
+    """Put the legend below the axes' label, where it hides nothing."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     inches = ScaledTranslation(0, -0.45, figure.dpi_scale_trans)
@@ -111,6 +111,6 @@ def legend_below(ax: Axes, columns: int = 2) -> None:
     )
 
 
-def say(ax: Axes, words: str) -> None:
-    """Write words in the middle of axes that have nothing to show."""
-    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=FAINT)
+def write_centred(ax: Axes, text: str) -> None:
+    """Write a text in the middle of empty axes."""
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=FAINT)

@@ -1,0 +1,162 @@
+"""Compiling the kernels of some work ahead of it, many at a time.
+
+Triton compiles a kernel when it is first launched, one after the other: a minute or two for the
+hundred kernels of a training step. Here the work is first rehearsed, without launching a kernel,
+to find out what it needs. Processes forked from this one then compile that into Triton's cache on
+disk, where the first launches find it.
+
+A forked process inherits the kernels, generated ones included, and asks nothing of the GPU. One
+that dies or hangs costs time only: what it leaves out is compiled by the launch itself.
+"""
+
+import json
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.runtime.jit import JITFunction
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2.0
+"""After which a wait is told of; kernels that are in the cache take less."""
+
+MOST_SECONDS = 300.0
+"""After which the launches compile what is left."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What Triton compiles for a launch: a function for types, constants and options."""
+
+    kernel: Any
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    options: dict[str, Any]
+
+
+def compile_ahead(
+    work: Callable[[], object], processes: int, say: Callable[[str], None] = log.info
+) -> int:
+    """Compile what some work will launch, in parallel.
+
+    Parameters
+    ----------
+    work
+        Is run once without launching a Triton kernel, so that what kernels would write is whatever
+        their memory held. Nothing in it may depend on such values, as in any work that can be
+        captured as a CUDA graph.
+    processes
+        How many compile at a time; with fewer than two this does nothing.
+    say
+        Takes a line for the log before a long wait.
+
+    Returns
+    -------
+    int
+        Number of kernels that were not in the cache.
+    """
+    if processes < 2:
+        return 0
+    found = rehearse(work)
+    if len(found) < 2:
+        return 0
+    # The longest sources first: one of them may take as long as all others together.
+    found.sort(key=lambda one: len(one.kernel.src), reverse=True)
+    return _compile_all(found, min(processes, len(found)), say)
+
+
+def rehearse(work: Callable[[], object]) -> list[Compilation]:
+    """Run some work without launching a kernel; return what it would have compiled."""
+    found: dict[tuple[int, str], Compilation] = {}
+
+    def note(*, key: Any, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002
+        listed = json.loads(compile["specialization_data"])["options"].items()
+        options = {name: tuple(v) if isinstance(v, list) else v for name, v in listed}  # hashable
+        kernel, attributes = fn.jit_function, compile["configs"][0]
+        found.setdefault(
+            (id(kernel), str(key)),
+            Compilation(kernel, compile["signature"], compile["constants"], attributes, options),
+        )
+        return True  # which tells Triton not to compile it
+
+    with _without_launches(note):
+        work()
+    return list(found.values())
+
+
+@contextmanager
+def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
+    """Let Triton look up each kernel but launch none; ask ``note`` about those not yet compiled."""
+    run, hook = JITFunction.run, triton.knobs.runtime.jit_cache_hook
+
+    def look_up(kernel: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        del warmup
+        return run(kernel, *args, warmup=True, **kwargs)
+
+    JITFunction.run, triton.knobs.runtime.jit_cache_hook = look_up, note
+    try:
+        yield
+    finally:
+        JITFunction.run, triton.knobs.runtime.jit_cache_hook = run, hook
+
+
+def _compile_all(found: Sequence[Compilation], processes: int, say: Callable[[str], None]) -> int:
+    target = triton.runtime.driver.active.get_current_target()
+    fork = multiprocessing.get_context("fork")
+    following, compiled = fork.Value("i", 0), fork.Value("i", 0)
+    started = [
+        fork.Process(target=_compile_some, args=(found, target, following, compiled), daemon=True)
+        for _ in range(processes)
+    ]
+    began = time.monotonic()
+    for process in started:
+        process.start()
+    _join(started, began + QUIET_SECONDS)
+    if any(process.is_alive() for process in started):
+        say(f"compiling {len(found)} kernels with {processes} processes, for later runs too")
+    _join(started, began + MOST_SECONDS)
+    for process in started:
+        process.kill()
+        process.join()
+    return int(compiled.value)
+
+
+def _join(processes: Sequence[Any], until: float) -> None:
+    for process in processes:
+        process.join(max(until - time.monotonic(), 0.0))
+
+
+def _compile_some(found: Sequence[Compilation], target: Any, following: Any, compiled: Any) -> None:
+    """Compile one kernel after the other, each of which one of the processes takes."""
+    # Signals that stop a run are for the process that this one was forked from.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        with following.get_lock():
+            number = following.value
+            following.value += 1
+        if number >= len(found):
+            return
+        if _is_new(found[number], target):
+            with compiled.get_lock():
+                compiled.value += 1
+
+
+def _is_new(one: Compilation, target: Any) -> bool:
+    """Compile a kernel; return whether it was not in the cache."""
+    hits: list[bool] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    try:
+        source = one.kernel.ASTSource(one.kernel, one.signature, one.constants, one.attributes)
+        triton.compile(source, target=target, options=one.options)
+    except Exception:
+        log.debug("%s was not compiled ahead", one.kernel, exc_info=True)
+    return hits == [False]

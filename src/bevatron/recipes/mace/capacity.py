@@ -1,0 +1,295 @@
+"""How many atoms a batch holds where a run chooses that itself: ``batch.capacity: auto``.
+
+A GPU needs large batches to be busy, a model needs many steps to learn. So ``auto`` is the smallest
+batch within 5 % of the highest rate of training, but leaves at least 100 steps an epoch and fits
+into memory. It is measured on steps of the run's own model, once.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.files import write_json_atomically
+from bevatron.parallel.collectives import broadcast_json, gather_json
+from bevatron.parallel.mesh import open_mesh
+from bevatron.recipes.mace.step_cost import StepCost, StepMeter, non_negative
+from bevatron.train.settings import TrainConfig
+
+ON_CPU = 256
+"""Atoms of a batch on a CPU, which is busy with any."""
+
+FIRST = 256
+"""Atoms of the smallest batch that is measured."""
+
+NEAR_HIGHEST = 0.95
+"""Share of the highest rate that a batch must reach to be large enough."""
+
+STEPS_PER_EPOCH = 100
+"""Steps that an epoch has at least, where structures are small enough."""
+
+SECONDS = 6.0
+"""Time for measuring, once kernels are compiled."""
+
+MEMORY_SHARE = 0.9
+"""Share of the free memory that training may use."""
+
+
+def capacity_of_run(
+    path: Path, config: TrainConfig, make: Callable[[torch.device], StepMeter], accumulate: int = 1
+) -> tuple[dict[str, int], str]:
+    """Choose the capacity of a run's batches once: the minimum over ranks, kept for a resume.
+
+    Parameters
+    ----------
+    path
+        File in the run's folder that stores it.
+    config
+        Names the device.
+    make
+        Makes a rank's meter on its device.
+    accumulate
+        Batches per rank and step.
+
+    Returns
+    -------
+    The capacity by name, and a line for the log.
+    """
+    with open_mesh(config.device, config.timeout_minutes * 60) as mesh:
+        # Rank 0 decides: another rank could already see the file that it writes below.
+        if broadcast_json(path.exists(), mesh):
+            kept: dict[str, int] = json.loads(path.read_text())
+            return kept, f"{_batches_of(kept)}, as chosen when the run began"
+        found = gather_json(choose_capacity(make(mesh.device), mesh.world * accumulate), mesh)
+        capacity = {name: min(one[name] for one, _ in found) for name in found[0][0]}
+        if mesh.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)  # the run makes its folder later
+            write_json_atomically(path, capacity, ConfigError)
+        return capacity, f"{_batches_of(capacity)}{found[0][1]}"
+
+
+def _batches_of(capacity: dict[str, int]) -> str:
+    listed = " and ".join(f"{value:,} {name}" for name, value in capacity.items())
+    return f"batches of {listed}"
+
+
+def choose_capacity(meter: StepMeter, batches_per_step: int) -> tuple[dict[str, int], str]:
+    """Choose the smallest batch that trains at nearly the highest rate, and measure that it fits.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    batches_per_step
+        Batches of all ranks in an optimiser step.
+
+    Returns
+    -------
+    The capacity by name, and the reasons, which follow "batches of 3,000 atoms".
+
+    Raises
+    ------
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
+    atoms = meter.sizes["atoms"]
+    total, largest = int(atoms.sum()), int(atoms.max())
+    if meter.device.type != "cuda":
+        return {"atoms": max(ON_CPU, largest)}, " (batch.capacity auto, on a CPU)"
+    costs = measured_rates(meter)
+    near = smallest_near_highest(costs) if costs else largest
+    number = max(min(near, total // (STEPS_PER_EPOCH * batches_per_step)), largest)
+    available = available_bytes(meter)
+    try:
+        cost = meter.measure(meter.densest_batch(number), repeats=1)
+        capacity = {"atoms": number}
+        if cost.needed_bytes > available:
+            capacity = largest_capacity(meter, available, number)
+    except OutOfMemoryError:
+        capacity = largest_capacity(meter, available, number)
+    steps = max(total // (capacity["atoms"] * batches_per_step), 1)
+    reasons = [f"{steps:,} step{'s' if steps > 1 else ''} an epoch"]
+    if costs:
+        reasons.insert(0, f"{rate_share(costs, capacity['atoms']):.0%} of the highest rate")
+    fits = _would_fit(costs, available)
+    more = f"; {min(fits, total):,} would fit" if fits > capacity["atoms"] else ""
+    return capacity, f": {', '.join(reasons)}{more}"
+
+
+def measured_rates(meter: StepMeter, seconds: float = SECONDS) -> list[StepCost]:
+    """Measure batches of doubling size until rate, memory or time no longer allow larger ones."""
+    costs: list[StepCost] = []
+    number, began = FIRST, time.monotonic()
+    while time.monotonic() - began < seconds:
+        try:
+            costs.append(meter.measure(meter.random_batch(number, seed=number), repeats=3))
+        except OutOfMemoryError:
+            break
+        if len(costs) == 1:
+            began = time.monotonic()  # the first compiles the kernels
+        elif _rate(costs[-1]) < (1 + (1 - NEAR_HIGHEST) / 2) * _rate(costs[-2]):
+            break
+        number *= 2
+    return costs
+
+
+def _rate(cost: StepCost) -> float:
+    return cost.sizes["atoms"] / cost.seconds
+
+
+def smallest_near_highest(costs: Sequence[StepCost]) -> int:
+    """Return the atoms of the smallest batch near the highest rate, in multiples of 32.
+
+    Between two measured batches the time of a step is taken as linear in their atoms.
+    """
+    wanted = NEAR_HIGHEST * max(map(_rate, costs))
+    found = float(costs[0].sizes["atoms"])
+    for below, above in pairwise(costs):
+        if _rate(below) >= wanted:
+            break
+        per_atom, rest = _line(below, above)
+        found = float(above.sizes["atoms"])
+        if _rate(above) >= wanted and per_atom * wanted < 1:
+            found = min(found, wanted * rest / (1 - wanted * per_atom))
+    return int(-(-found // 32) * 32)
+
+
+def rate_share(costs: Sequence[StepCost], atoms: int) -> float:
+    """Return the rate of batches of so many atoms over the highest, from the nearest two."""
+    highest = max(map(_rate, costs))
+    if len(costs) < 2 or atoms <= costs[0].sizes["atoms"]:
+        return min(atoms / costs[0].seconds / highest, 1.0)
+    pairs = list(pairwise(costs))
+    pair = next((p for p in pairs if p[1].sizes["atoms"] >= atoms), pairs[-1])
+    per_atom, rest = _line(*pair)
+    return min(atoms / (per_atom * atoms + rest) / highest, 1.0)
+
+
+def _line(below: StepCost, above: StepCost) -> tuple[float, float]:
+    """Return slope and intercept of the seconds of a step by its atoms."""
+    a, b = below.sizes["atoms"], above.sizes["atoms"]
+    per_atom = (above.seconds - below.seconds) / max(b - a, 1)
+    return per_atom, below.seconds - per_atom * a
+
+
+def _would_fit(costs: Sequence[StepCost], available: float) -> int:
+    """Estimate how many atoms fit into memory, from the two largest batches; 0 = unknown."""
+    if len(costs) < 2:
+        return 0
+    below, above = costs[-2:]
+    more = above.sizes["atoms"] - below.sizes["atoms"]
+    per_atom = (above.needed_bytes - below.needed_bytes) / max(more, 1)
+    if per_atom <= 0:
+        return 0
+    return int(above.sizes["atoms"] + (available - above.needed_bytes) / per_atom)
+
+
+def available_bytes(meter: StepMeter) -> float:
+    """Return how much of the GPU's memory training may use."""
+    free, _ = torch.cuda.mem_get_info(meter.device)
+    return MEMORY_SHARE * (free + torch.cuda.memory_reserved(meter.device))
+
+
+def find_capacity(meter: StepMeter, most: int = 1 << 20) -> dict[str, int]:
+    """Find the largest batches, in atoms and in edges, that fit into the device's memory.
+
+    The ratio of edges to atoms is that of the whole data set, so that batches can fill both.
+    Batches with few and with many edges per atom give the memory of an atom and of an edge; the
+    predicted capacity is then tried with a batch that fills both, and reduced until it fits.
+
+    Parameters
+    ----------
+    meter
+        Of steps on a GPU.
+    most
+        Maximum number of atoms.
+
+    Returns
+    -------
+    ``atoms`` and ``edges``, as `bevatron.train.settings.BatchConfig.capacity` takes them.
+
+    Raises
+    ------
+    ConfigError
+        On a CPU, whose memory is shared with everything else.
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
+    if meter.device.type != "cuda":
+        raise ConfigError("the largest batch that fits is measured on a GPU only")
+    return largest_capacity(meter, available_bytes(meter), most)
+
+
+def largest_capacity(meter: StepMeter, available: float, most: int) -> dict[str, int]:
+    """Find the largest batches for which training fits into a number of bytes.
+
+    Parameters
+    ----------
+    meter
+        Measures the steps.
+    available
+        Bytes.
+    most
+        Maximum number of atoms.
+
+    Returns
+    -------
+    dict
+        ``atoms`` and ``edges``, at least those of the largest structure.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If not even the largest structure fits.
+    """
+    atoms, edges = meter.sizes["atoms"], meter.sizes["edges"]
+    largest = {"atoms": int(atoms.max()), "edges": int(edges.max())}
+    per_atom = float(edges.sum()) / max(float(atoms.sum()), 1.0)
+
+    def capacity(number: float) -> dict[str, int]:
+        wanted = {"atoms": int(number), "edges": int(number * per_atom)}
+        return {name: max(value, largest[name]) for name, value in wanted.items()}
+
+    costs = _costs_of_trials(meter, largest["atoms"])
+    number = 0.0
+    if costs:
+        table = np.array([[c.sizes["atoms"], c.sizes["edges"], 1.0] for c in costs])
+        needed = np.array([cost.needed_bytes for cost in costs], dtype=np.float64)
+        of_atom, of_edge, constant = non_negative(table, needed)
+        number = (available - constant) / max(of_atom + of_edge * per_atom, 1.0)
+        number = min(number, float(most))
+    while True:
+        found = capacity(number)
+        try:
+            if meter.measure(meter.full_batch(found), repeats=1).needed_bytes <= available:
+                return found
+        except OutOfMemoryError:
+            if found == largest:
+                raise
+        if found == largest:
+            raise OutOfMemoryError(
+                f"a batch of {largest['atoms']} atoms and {largest['edges']} edges, as large as "
+                "the largest structures, does not fit"
+            )
+        number *= 0.9
+
+
+def _costs_of_trials(meter: StepMeter, least: int) -> list[StepCost]:
+    """Measure batches of two sizes and densities; none if ``least`` atoms do not fit."""
+    first = max(512, least)
+    while True:
+        try:
+            return [
+                meter.measure(choose(number), repeats=1)
+                for number in (first, 2 * first)
+                for choose in (meter.random_batch, meter.densest_batch)
+            ]
+        except OutOfMemoryError:
+            if first == least:
+                return []
+        first = max(first // 2, least)
