@@ -181,7 +181,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _convert(arguments[0], value, where)
-    if value is None and hint is not Any and type(None) not in arguments:
+    may_be_none = hint is Any or type(None) in arguments
+    if value is None and not may_be_none and origin is not Literal:
         raise ConfigError(
             f"{where}: has no value; give {_name(hint)}, or take the key out for the default"
         )

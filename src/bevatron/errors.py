@@ -56,6 +56,18 @@ class TrustError(BevatronError):
     """A file would have to be unpickled, which can run any code that is in it."""
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too small, as Python, numpy and torch (on a CPU, on a GPU) say it.
+
+    Examples
+    --------
+    >>> ran_out_of_memory(MemoryError("Unable to allocate 8.00 TiB"))
+    True
+    """
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or of_torch
+
+
 def require(package: str, extra: str, *, distribution: str | None = None) -> ModuleType:
     """Import an optional package or say which extra brings it.
 

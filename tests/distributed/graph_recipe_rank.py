@@ -1,14 +1,23 @@
-"""What a rank does in the test of the recipe: ``torchrun graph_recipe_rank.py FOLDER``."""
+"""What a rank does in the tests of the recipe: ``torchrun graph_recipe_rank.py MODE FOLDER``."""
 
+import json
 import sys
 from pathlib import Path
 
-from bevatron.parallel.mesh import open_mesh
+from bevatron import cli
+from bevatron.errors import BevatronError
+from bevatron.parallel.mesh import is_main_process, open_mesh
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.loop import fit
 
-LAYERS = {"2d": "gat", "feature": "gat", "rows": "agnn", "2d weighted": "gat"}
+LAYERS = {"2d": "gat", "feature": "gat", "rows": "agnn", "2d weighted": "gat"} | {
+    f"auto {layer}": layer
+    for layer in ("gatv2", "agnn_paper", "va", "va_scaled", "va_softmax", "gcn", "sgc", "gin")
+} | {"auto weighted": "gcn"}  # fmt: skip
 """Partition, and whether edges have weights -> a layer to try it with."""
+
+DROPPED = {"2d": "gat", "rows": "gatv2"}
+"""Partition -> a layer whose attention dropout is tried."""
 
 
 def graph_of(name, folder):
@@ -30,7 +39,61 @@ def run(name, graphs, folder):
     return fit(build(config))
 
 
-if __name__ == "__main__":
+def run_dropped(partition, graphs, folder, epochs, *, resume=False):
+    """Train with dropout of features and attention."""
+    config = GraphRun.from_values({
+        "data": {"train": [str(graphs / "plain.npz")]}, "output": str(folder / partition),
+        "partition": partition, "report": False,
+        "model": {"layer": DROPPED[partition], "hidden": 4, "heads": 2, "dropout": 0.2,
+                  "attention_dropout": 0.4},
+        "train": {"epochs": epochs, "dtype": "float64", "device": "cpu", "threads": 1},
+    })  # fmt: skip
+    return fit(build(config, resume=resume))
+
+
+def train(folder):
+    """Train every case."""
     with open_mesh("cpu", 60):
         for name in LAYERS:
-            run(name, Path(sys.argv[1]), Path(sys.argv[1]) / "several")
+            run(name, folder, folder / "several")
+
+
+def resume(folder):
+    """Train at once, and with a break."""
+    with open_mesh("cpu", 60):
+        for partition in DROPPED:
+            run_dropped(partition, folder, folder / "whole", 6)
+            run_dropped(partition, folder, folder / "resumed", 3)
+            run_dropped(partition, folder, folder / "resumed", 6, resume=True)
+
+
+def use(folder):
+    """Evaluate and predict as on the command line, each by all ranks."""
+    run, out = str(folder / "run"), folder / "cut"
+    with open_mesh("cpu", 60):
+        for name in ("plain.npz", "packed.pt"):
+            table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
+            words = ["evaluate", run, str(folder / name), "--out", table, "--dtype", "float64"]
+            assert cli.main(words) == 0
+            words = ["predict", run, str(folder / name), classes, "--dtype", "float64"]
+            assert cli.main(words) == 0
+
+
+def refuse(folder):
+    """Note what every rank says of data that only some ranks see to be wrong."""
+    said = []
+    with open_mesh("cpu", 60):
+        for name in ("twice.npz", "few.npz"):
+            values = {"data": {"train": [str(folder / name)]}, "output": str(folder / "r"),
+                      "partition": "2d", "train": {"device": "cpu", "epochs": 1}}  # fmt: skip
+            try:
+                build(GraphRun.from_values(values)).train[0].batch()
+                said.append("")
+            except BevatronError as error:
+                said.append(str(error))
+    number = 0 if is_main_process() else 1
+    (folder / f"said{number}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    {"train": train, "resume": resume, "use": use, "refuse": refuse}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,5 +1,6 @@
 """Several processes train one graph as one process does, whatever the partition."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,16 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 import graph_recipe_rank
-from graph_data_sets import write
+from graph_data_sets import planted, write
 
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, DataError
 from bevatron.recipes.graph.evaluate import evaluate_graphs
+from bevatron.recipes.graph.predict import predict_file
 from bevatron.recipes.graph.run import GraphRun, build
 from bevatron.train.logger import read_journal
+from bevatron.train.loop import fit
 
 
 def losses(folder):
@@ -57,7 +62,7 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
     with np.load(plain) as graph:
         weights = np.arange(len(graph["edge_src"])) % 7 / 3 + 0.25  # no numbers of float32
     write(tmp_path / "weighted.npz", edge_weight=weights)
-    done = torchrun(3, graph_recipe_rank.__file__, tmp_path)
+    done = torchrun(3, graph_recipe_rank.__file__, "train", tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "two_dimensional over 3 ranks: 90 vertices" in done.stdout
     for name in graph_recipe_rank.LAYERS:
@@ -77,10 +82,93 @@ def test_losses_of_20_steps_are_those_of_one_process(tmp_path):
         assert words in together
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with graphs and the run of a model."""
+    folder = tmp_path_factory.mktemp("cut")
+    write(folder / "plain.npz")
+    values = planted()
+    edges = np.stack([values["edge_src"], values["edge_dst"]])
+    masks = {f"{part}_mask": np.isin(np.arange(90), values[part]) for part in ("train", "val")}
+    data = {"edge_index": edges, "x": values["x"], "y": values["y"], "num_nodes": 90, **masks}
+    tensors = {k: torch.from_numpy(v) if hasattr(v, "dtype") else v for k, v in data.items()}
+    torch.save(tensors, folder / "packed.pt")
+    config = GraphRun.from_values({
+        "data": {"train": [str(folder / "plain.npz")]}, "output": str(folder / "run"),
+        "model": {"hidden": 4, "heads": 2}, "report": False,
+        "train": {"epochs": 5, "device": "cpu", "threads": 1},
+    })  # fmt: skip
+    fit(build(config))
+    return folder
+
+
+def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writes(trained):
+    for folder in ("cut", "one"):
+        (trained / folder).mkdir()
+    done = torchrun(2, graph_recipe_rank.__file__, "use", trained)
+    assert done.returncode == 0, done.stderr[-6000:]
+    cut = [line for line in done.stdout.splitlines() if "over 2 ranks: 90 vertices" in line]
+    assert len(cut) == 4, "each evaluation and prediction, told once"
+    assert done.stdout.count("the split of the training, split 0 of") == 2
+    assert done.stdout.count("all labelled") == 2, "one table each"
+    assert done.stdout.count("90 vertices are in") == 2
+    for name in ("plain.npz", "packed.pt"):
+        table, file = trained / "one" / f"{name}.json", trained / name
+        run = trained / "run"
+        evaluate_graphs(run, [file], dtype="float64", out=table)
+        expected = json.loads(table.read_text())
+        found = json.loads((trained / "cut" / table.name).read_text())
+        assert list(found) == ["train", "valid", "test", "all labelled"]
+        for part in expected:
+            assert found[part] == pytest.approx(expected[part], rel=1e-9)
+        predict_file(run, file, trained / "one" / f"{name}.csv", dtype="float64")
+        ours, theirs = (
+            (trained / who / f"{name}.csv").read_text().splitlines() for who in ("one", "cut")
+        )
+        assert len(theirs) == 91
+        assert theirs == ours
+
+
+def test_two_processes_with_dropout_resume_to_the_last_bit(tmp_path):
+    write(tmp_path / "plain.npz")
+    done = torchrun(2, graph_recipe_rank.__file__, "resume", tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    for partition in graph_recipe_rank.DROPPED:
+        whole, resumed = (tmp_path / name / partition for name in ("whole", "resumed"))
+        assert losses(resumed) == losses(whole), partition
+        one, other = (load_file(run / "weights.safetensors") for run in (whole, resumed))
+        for name in one:
+            assert torch.equal(one[name], other[name]), (partition, name)
+
+
+def test_all_processes_say_what_one_process_says_of_duplicate_edges(tmp_path, monkeypatch):
+    values = planted()
+    pair = {k: np.concatenate([values[k], values[k][7:8]]) for k in ("edge_src", "edge_dst")}
+    write(tmp_path / "twice.npz", **pair)
+    write(tmp_path / "few.npz", x=np.ones((50, 3), np.float32))
+    done = torchrun(2, graph_recipe_rank.__file__, "refuse", tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    for number, name in enumerate(("twice.npz", "few.npz")):
+        config = GraphRun.from_values({"data": {"train": [str(tmp_path / name)]}})
+        with pytest.raises(DataError) as caught:
+            build(config)
+        alone = str(caught.value).replace(" (1 such entries in all)", "")
+        assert found[0][number] == alone
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"layer": "gin"}}, "model.layer: 'gin' does not run on several processes"),
+        (
+            {"model": {"layer": "gin"}, "partition": "2d"},
+            "partition: '2d' does not run model.layer 'gin'; choose auto or rows",
+        ),
+        (
+            {"model": {"layer": "agnn"}, "partition": "feature"},
+            "partition: 'feature' does not run model.layer 'agnn'; choose auto or 2d or rows",
+        ),
         ({"model": {"norm": "batch"}}, "model.norm: 'batch' averages over all vertices"),
     ],
 )

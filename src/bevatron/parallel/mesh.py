@@ -99,6 +99,11 @@ def ranks_from_environment(environment: Mapping[str, str]) -> tuple[int, int, in
     return 0, 1, 0, 1
 
 
+def is_main_process() -> bool:
+    """Whether this process is the one that prints and writes, as the environment says."""
+    return ranks_from_environment(os.environ)[0] == 0
+
+
 def parse_device(wanted: torch.device | str, key: str) -> torch.device:
     """Read a device; ``auto`` is a GPU if there is one, else the CPU.
 

@@ -1,10 +1,10 @@
 """Checkpoints: folders of safetensors and JSON that are complete or absent.
 
 ``checkpoints/step-00000123/`` holds ``model.safetensors``, ``optimizer.safetensors`` and
-``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank and
-``state.json``: progress, identity of the run, number of threads, length of metrics.jsonl and a
-checksum of each file and of itself. Nothing is pickled. A new checkpoint is complete on disk before
-an old one is removed.
+``ema.safetensors`` by name of parameter, ``rng-rankR.safetensors`` of every rank,
+``rng-shared.safetensors`` of generators that all ranks have alike, and ``state.json``: progress,
+identity of the run, number of threads, length of metrics.jsonl and a checksum of each file and of
+itself. Nothing is pickled. A new checkpoint is complete on disk before an old one is removed.
 """
 
 import json
@@ -36,6 +36,8 @@ from bevatron.train.state import (
 
 FORMAT = 1
 STATE = "state.json"
+SHARED_RANDOM = "rng-shared.safetensors"
+"""States of the run's own generators, which are the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Me
     files["optimizer.safetensors"] = _pack(optimizer_tensors(state.model, state.optimizer))
     if state.ema is not None:
         files["ema.safetensors"] = _pack(state.ema.averages)
+    if state.generators:
+        files[SHARED_RANDOM] = _pack({n: g.get_state() for n, g in state.generators.items()})
     values = {
         "format": FORMAT,
         "progress": state.progress.to_json(),
@@ -218,6 +222,10 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     if state.ema is not None:
         state.ema.load(_read(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
     state.progress = checkpoint.progress
+    if SHARED_RANDOM in checkpoint.checksums:  # older ones are without
+        for name, saved in _read(checkpoint, SHARED_RANDOM).items():
+            if name in state.generators:
+                state.generators[name].set_state(saved)
     if mesh.rank < checkpoint.record.num_ranks:
         data = _read_bytes(checkpoint, f"rng-rank{mesh.rank}.safetensors")
         restore_random_state(data, mesh.device)

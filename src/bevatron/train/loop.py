@@ -17,7 +17,7 @@ import torch
 
 from bevatron.data.loader import Loader
 from bevatron.data.processes import own_cpus
-from bevatron.errors import ConfigError, OutOfMemoryError
+from bevatron.errors import ConfigError, OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
@@ -124,7 +124,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
-    state = TrainState(model, make_optimizer(model, optim), ema)
+    state = TrainState(model, make_optimizer(model, optim), ema, generators=run.generators)
     if checkpoint is None:
         seed_everything(config.seed, mesh.rank)
     else:
@@ -465,7 +465,9 @@ class Trainer:
 def _explained_memory(batch: object) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
         raise OutOfMemoryError(
             f"the device ran out of memory in validation; lower batch.capacity or batch.size "
             f"(now {batch})"

@@ -157,6 +157,9 @@ class Run:
         What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
         Whether ranks divide the samples or each sample.
+    generators
+        Random number generators of the run's own, such as those of a mask that ranks share, by
+        name: in the same state on all ranks, saved and restored with it.
     before_end
         Called on all ranks, with the final weights in the model, for what they measure together.
     on_end
@@ -183,6 +186,7 @@ class Run:
     notes: Sequence[str] = ()
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     before_end: Callable[[Mesh], None] | None = None
     on_end: Callable[[FitResult, Path], str | None] | None = None
 

@@ -95,12 +95,15 @@ class TrainState:
         Averaged weights, None if switched off.
     progress
         Progress of the run.
+    generators
+        Random number generators of the run's own, in the same state on all ranks.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     ema: AveragedWeights | None
     progress: Progress = field(default_factory=Progress)
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
 
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bevatron.errors import DivergenceError, OutOfMemoryError
+from bevatron.errors import DivergenceError, OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
 from bevatron.parallel.data_parallel import sum_gradients
 from bevatron.parallel.mesh import Mesh
@@ -118,7 +118,9 @@ def train_step(
             names = sorted(loss.terms)
             scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]
             parts.append(torch.stack([scalar.to(torch.float64) for scalar in scalars]))
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
         raise out_of_memory(run, batches[len(parts)], mesh) from error
     sum_gradients(parameters, mesh)
     if scale is not None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bevatron.data.graphs import GraphOptions, read_graph, read_in_pieces
+from bevatron.data.graphs import EdgePolicy, GraphOptions, read_graph, read_in_pieces
 from bevatron.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(0)
@@ -63,29 +63,36 @@ def test_pieces_are_the_whole(folder, name, piece):
     assert entries(source, piece)[0] == found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_options_give_what_the_whole_graph_has(folder, name):
-    for loops in ("keep", "add", "remove"):
-        options = GraphOptions(self_loops=loops, symmetrise=True, num_nodes=40)
-        found, _ = entries(read_in_pieces(folder / name, options), 7)
-        whole = read_graph(folder / name, options)
-        assert {tuple(e) for e in found} == set(
-            zip(whole.edges.rows.tolist(), whole.edges.cols.tolist(), strict=True)
-        )
-        assert read_in_pieces(folder / name, options).merge_duplicates
-
-
 def test_vertices_are_counted(folder):
     assert read_in_pieces(folder / "csr.npz").num_vertices == 40
     assert read_in_pieces(folder / "ogbn_tiny").num_vertices == 40
     assert read_in_pieces(folder / "list.txt").num_vertices == max(ROW.max(), COL.max()) + 1
 
 
+def test_a_number_that_is_known_elsewhere_counts_where_the_file_states_none(folder, tmp_path):
+    assert read_in_pieces(folder / "list.txt", num_vertices=77).num_vertices == 77
+    assert read_in_pieces(folder / "csr.npz", num_vertices=77).num_vertices == 40
+    options = GraphOptions(num_nodes=2**40)
+    with pytest.raises(DataError, match=r"list\.txt: 1,099,511,627,776 vertices are asked for"):
+        read_in_pieces(folder / "list.txt", options)
+
+
+def test_pairs_in_rows_are_read_too(tmp_path):
+    pairs = np.stack([COL, ROW], axis=1)
+    for name in ("edges", "edge_index"):
+        np.savez(tmp_path / f"{name}.npz", **{name: pairs}, num_nodes=np.array(40))
+        found, _ = entries(read_in_pieces(tmp_path / f"{name}.npz"), 11)
+        whole = read_graph(tmp_path / f"{name}.npz").edges
+        assert sorted(found) == sorted(
+            map(list, zip(whole.rows.tolist(), whole.cols.tolist(), strict=True))
+        )
+
+
 def test_what_needs_the_whole_list_is_refused(folder, tmp_path):
-    with pytest.raises(ConfigError, match="renumber: needs the whole edge list"):
+    with pytest.raises(ConfigError, match="in pieces, renumber needs the whole edge list"):
         read_in_pieces(folder / "list.txt", GraphOptions(renumber=True))
-    with pytest.raises(ConfigError, match="duplicates: 'sum' needs the whole edge list"):
-        read_in_pieces(folder / "list.txt", GraphOptions(duplicates="sum"))
+    with pytest.raises(ConfigError, match=r"g\.pt: cannot be read in pieces, files of PyTorch"):
+        read_in_pieces(folder / "g.pt")
     np.savez(tmp_path / "f.npz", edge_src=COL, edge_dst=ROW, edge_attr=np.ones((len(ROW), 3)))
     with pytest.raises(
         DataError, match=r"'edge_attr' has shape .*, 3\); features of edges are not"
@@ -123,16 +130,13 @@ def write_weighted(folder, kind, dtype=np.float32):
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "text", "column", "pairs"])
-@pytest.mark.parametrize("loops", ["keep", "add", "remove"])
-@pytest.mark.parametrize("symmetrise", [False, True])
-def test_weights_of_pieces_are_those_of_the_whole(kind, loops, symmetrise, tmp_path):
-    """Of an edge that is there twice the first counts, a reverse one only if it is missing."""
+def test_weights_of_pieces_are_those_of_the_whole(kind, tmp_path):
+    """Of an edge that is there twice the first counts."""
     path = write_weighted(tmp_path, kind)
-    options = GraphOptions(
-        duplicates="merge", self_loops=loops, symmetrise=symmetrise, num_nodes=40
-    )
+    options = GraphOptions(duplicates="merge", num_nodes=40)
     source = read_in_pieces(path, options)
     assert source.weight_type == torch.float32
+    assert source.policy == EdgePolicy(duplicates="merge")
     found = {}
     for row, col, weight in source.pieces(piece=7):
         for r, c, w in zip(row.tolist(), col.tolist(), weight.tolist(), strict=True):

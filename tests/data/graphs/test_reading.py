@@ -11,7 +11,7 @@ import torch
 from bevatron.data.graphs import GraphOptions, SparseFeatures, read_graph
 from bevatron.data.graphs.edge_list import edge_list_pieces
 from bevatron.data.samples.graphs import WholeGraph, check_graph
-from bevatron.errors import ConfigError, DataError, TrustError
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError, TrustError
 
 SRC = np.array([0, 1, 3, 0, 4, 4])
 DST = np.array([1, 0, 0, 2, 4, 1])
@@ -154,6 +154,10 @@ def test_bad_lines_are_refused_by_number(text, message, tmp_path):
         ({"test": np.array([5])}, "split 'test': there is no vertex 5, the graph has 5"),
         ({"test": np.array([3])}, "split 'test' holds vertex 3, which has no label"),
         ({"test": np.ones(4, bool)}, "split 'test': the mask has 4 entries, the graph has 5"),
+        ({"test": np.array([0, 1, 0, 1])}, "split 'test': the mask has 4 entries, the graph has 5"),
+        ({"num_nodes": np.array(2**40), "x": None, "y": None, "train": None, "val": None},
+         "1,099,511,627,776 vertices are asked for, expected at most 3,037,000,499"),
+        ({"num_nodes": np.array(2**30)}, "vertices, the graph has 1,073,741,824"),
         ({"test": np.array([0.5])}, "split 'test': expected a mask or numbers of vertices"),
         ({"edge_weight": np.array([1, 2, np.inf, 1, 1, 1])},
          "edge 2: its weight is inf, expected a number"),
@@ -293,6 +297,51 @@ def test_one_of_several_splits(tmp_path):
         assert graph.mask("train").nonzero()[0].tolist() == [1]
     with pytest.raises(DataError, match="there is no split 2, the file holds 2"):
         read_graph(saved(tmp_path, **changes), GraphOptions(split=2))
+
+
+def test_a_split_that_the_file_does_not_hold_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"split 'train': there is no split 3, the file holds 1"):
+        read_graph(saved(tmp_path), GraphOptions(split=3))
+    blank = saved(tmp_path, train=None, val=None, test=None)
+    with pytest.raises(DataError, match=r"g\.npz: holds no splits, so there is no split 3"):
+        read_graph(blank, GraphOptions(split=3))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int8])
+def test_masks_of_whole_numbers_are_masks(dtype, tmp_path):
+    masks = {"train": [1, 1, 0, 0, 0], "val": [0, 0, 1, 0, 0], "test": [0, 0, 0, 0, 1]}
+    graph = read_graph(saved(tmp_path, **{k: np.array(v, dtype) for k, v in masks.items()}))
+    assert (graph.roles == read_graph(saved(tmp_path)).roles).all()
+    # Two numbers may be vertices.
+    graph = read_graph(saved(tmp_path, train=np.array([1, 0], dtype)))
+    assert graph.mask("train").nonzero()[0].tolist() == [0, 1]
+
+
+def test_several_graphs_at_once_are_refused(tmp_path):
+    one = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "num_nodes": 2}
+    for several in ([one, one], (one, one), [one] * 3):
+        torch.save(several, tmp_path / "many.pt")
+        with pytest.raises(
+            DataError, match=r"many\.pt: .*graphs, expected one; save each to a file"
+        ):
+            read_graph(tmp_path / "many.pt")
+        with pytest.raises(DataError, match=r"is a list of \d graphs, expected one"):
+            read_graph(several)
+    torch.save([one], tmp_path / "one.pt")
+    assert read_graph(tmp_path / "one.pt").num_edges == read_graph([one]).num_edges == 2
+    torch.save((one, None), tmp_path / "set.pt")
+    assert read_graph(tmp_path / "set.pt").num_edges == 2
+
+
+def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError("Unable to allocate 2.00 TiB")
+
+    monkeypatch.setattr("bevatron.data.graphs.raw.normalise_edges", full)
+    with pytest.raises(
+        OutOfMemoryError, match=r"g\.npz: this machine has too little memory .*2.00 T"
+    ):
+        read_graph(saved(tmp_path))
 
 
 def test_random_split_is_of_labelled_vertices_and_repeats(tmp_path):

@@ -65,6 +65,12 @@ def test_types_are_the_smallest_that_fit():
     assert ordering.index_type(2**31) == torch.int64
 
 
+def test_indices_that_are_no_whole_numbers_are_refused_by_type():
+    for index in (torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.zeros(0)):
+        with pytest.raises(DataError, match=r"Csr: the rows of the entries are .*, expected whole"):
+            ordering.check_indices("row", index, 3)
+
+
 @pytest.mark.parametrize(
     ("row", "col", "message"),
     [

@@ -77,6 +77,9 @@ KNOWN = {
     "GCN": (A / outer(sqrt(row_sum(A) + 0.5), sqrt(row_sum(A) + 0.5)), "spmm"),
     "random walk": (A.pattern / replicate(degree), "spmm"),
     "sum": (A.pattern, "spmm"),
+    "twice A": (2 * A, "spmm"),
+    "a tenth of A": (0.1 * A / 3.0, "spmm"),
+    "squares of A": (A * A, "spmm"),
 }
 UNKNOWN = {
     "Gaussian of distances": softmax(A * exp(-0.3 * distance)),

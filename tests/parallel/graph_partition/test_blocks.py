@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bevatron.data.graphs import GraphOptions, read_graph
+from bevatron.data.graphs import EdgePolicy, GraphOptions, read_graph
 from bevatron.data.graphs.generators import Kronecker, Uniform
 from bevatron.data.graphs.generators_randomness import RandomOrder
 from bevatron.data.graphs.pieces import read_in_pieces
@@ -53,31 +53,71 @@ def test_blocks_of_a_generated_graph_are_the_graph(source, grid):
 def test_weights_go_with_their_entries_and_duplicates_add_up():
     row, col = torch.tensor([3, 0, 3, 6]), torch.tensor([1, 2, 1, 0])
     values = torch.tensor([1.0, 2.0, 4.0, 8.0])
-    source = EdgeList(row, col, 7, values, merge_duplicates=True)
+    source = EdgeList(row, col, 7, values, policy=EdgePolicy(duplicates="sum"))
     found = {}
     for entries, keys in all_blocks(source, Grid(2, 2)):
         found |= dict(zip(keys.tolist(), entries.values.tolist(), strict=True))
     assert found == {22: 5.0, 2: 2.0, 42: 8.0}
 
 
+def test_the_old_word_for_adding_up_duplicates_still_works():
+    row = torch.tensor([3, 3])
+    with pytest.warns(DeprecationWarning, match='EdgePolicy.duplicates="sum"'):
+        source = EdgeList(row, row, 7, torch.ones(2), merge_duplicates=True)
+    assert source.policy == EdgePolicy(duplicates="sum")
+
+
+def edges_of(path, policy, grid):
+    """Entries of all blocks, by key, and what they weigh."""
+    options = GraphOptions(policy.self_loops, policy.symmetrise, policy.duplicates)
+    found = {}
+    for entries, keys in all_blocks(read_in_pieces(path, options), grid):
+        values = torch.ones(len(keys)) if entries.values is None else entries.values
+        here = dict(zip(keys.tolist(), values.tolist(), strict=True))
+        assert len(here) == len(keys), "no entry is there twice"
+        assert not here.keys() & found.keys(), "no entry is in two blocks"
+        found |= here
+    return found
+
+
+POLICIES = [
+    EdgePolicy(loops, symmetrise, duplicates)
+    for loops in ("keep", "add", "remove", "reset")
+    for symmetrise in (False, True)
+    for duplicates in ("merge", "sum", "refuse")
+]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("grid", [Grid(1, 1), Grid(2, 3)])
-def test_of_duplicates_in_a_file_the_first_weight_counts_in_all_blocks(grid, tmp_path):
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.self_loops}-{p.duplicates}")
+def test_blocks_do_with_edges_what_is_done_with_a_whole_graph(policy, grid, weighted, tmp_path):
+    """Self loops, reverse edges and duplicates, with all their weights; or the same refusal."""
     generator = np.random.default_rng(5)
     pair, weight = generator.integers(0, 30, (2, 400)), generator.integers(2, 99, 400) / 8
-    np.savez(tmp_path / "w.npz", edge_index=pair, edge_weight=weight, num_nodes=np.array(30))
-    options = GraphOptions(duplicates="merge", symmetrise=True, self_loops="add")
-    found = {}
-    for entries, keys in all_blocks(read_in_pieces(tmp_path / "w.npz", options), grid):
-        found |= dict(zip(keys.tolist(), entries.values.tolist(), strict=True))
+    values = {"edge_weight": weight} if weighted else {}
+    np.savez(tmp_path / "w.npz", edge_index=pair, num_nodes=np.array(30), **values)
+    options = GraphOptions(policy.self_loops, policy.symmetrise, policy.duplicates)
+    if policy.duplicates == "refuse":
+        sentence = "w.npz: the edge from .* to .* occurs more than once.*; set duplicates='merge'"
+        with pytest.raises(DataError, match=sentence):
+            read_graph(tmp_path / "w.npz", options)
+        with pytest.raises(DataError, match=sentence):
+            edges_of(tmp_path / "w.npz", policy, grid)
+        keys = np.unique(pair[0] * 30 + pair[1], return_index=True)[1]
+        values = {"edge_weight": weight[keys]} if weighted else {}
+        np.savez(tmp_path / "w.npz", edge_index=pair[:, keys], num_nodes=np.array(30), **values)
     whole = read_graph(tmp_path / "w.npz", options).edges
     keys = (whole.rows.astype(np.int64) * 30 + whole.cols).tolist()
-    assert found == dict(zip(keys, whole.weights.tolist(), strict=True))
+    weights = np.ones(len(keys)) if whole.weights is None else whole.weights
+    expected = dict(zip(keys, weights.tolist(), strict=True))
+    assert edges_of(tmp_path / "w.npz", policy, grid) == expected
 
 
 def test_an_entry_that_is_there_twice_is_refused_in_the_files_own_numbers():
     row, col = torch.tensor([3, 0, 3, 6]), torch.tensor([1, 2, 1, 0])
     for values in (None, torch.ones(4)):
-        with pytest.raises(DataError, match="entry of row 3 and column 1 is there twice"):
+        with pytest.raises(DataError, match="edge from 1 to 3 occurs more than once"):
             list(all_blocks(EdgeList(row, col, 7, values), Grid(2, 2)))
 
 
@@ -87,7 +127,7 @@ class Recorded:
     def __init__(self, source, piece):
         self.source, self.piece, self.largest, self.seen = source, piece, 0, 0
         self.num_vertices, self.fill_empty_rows = source.num_vertices, source.fill_empty_rows
-        self.merge_duplicates, self.fill_empty_row = source.merge_duplicates, source.fill_empty_row
+        self.policy, self.name, self.fill_empty_row = source.policy, "g", source.fill_empty_row
 
     def pieces(self, device):
         for row, col in self.source.pieces(device, self.piece):

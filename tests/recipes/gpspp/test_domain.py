@@ -120,6 +120,12 @@ def test_molecules_outside_the_training_data_are_named_and_predicted(run, tmp_pa
     assert MoleculePredictor(run).embed(smiles).reason == found.reason
 
 
+def test_evaluation_counts_the_molecules_outside(run, tmp_path, capsys):
+    labelled = write(tmp_path / "m.csv", ["CCO", "CCBr", "CCCCCCCC", "CCN"])
+    assert cli.main(["evaluate", str(run), str(labelled)]) == 0
+    assert "outside the training data 2" in capsys.readouterr().out.lower()
+
+
 def test_an_ensemble_names_what_any_of_its_models_does_not_know():
     known = TrainedOn((6, 8), 1, 5, positions=True)
     wider = dataclasses.replace(known, atomic_numbers=(6, 8, 35))

@@ -10,12 +10,14 @@ import torch
 
 from bevatron import cli
 from bevatron.errors import CheckpointError, ConfigError, DataError
+from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.gpspp import run as recipe
 from bevatron.recipes.gpspp.data import MoleculeData, load_molecules, molecule_sizes
 from bevatron.recipes.gpspp.finetune import trained_model
 from bevatron.recipes.gpspp.predictor import MoleculePredictor
 from bevatron.recipes.gpspp.run import GpsppRun, build
 from bevatron.recipes.gpspp.targets import TargetConfig, labels_of, targets_of
+from bevatron.train.evaluate import make_loader
 from bevatron.train.loop import fit
 from bevatron.train.settings import BatchConfig
 
@@ -115,7 +117,8 @@ def test_batches_are_filled_to_atoms_bonds_and_pairs(trained):
     for name, most in capacity.items():
         assert most == pytest.approx(12 * sizes[name].mean(), rel=0.2)
     assert made.settings.schedule.warmup_epochs == pytest.approx(0.2)
-    assert made.settings.loader.workers == 0
+    loader = make_loader(made.train, [], made.task.collate, made.settings.loader, Mesh())
+    assert loader.workers == 0  # on a CPU
 
 
 def test_products_are_in_the_type_that_is_asked_for():

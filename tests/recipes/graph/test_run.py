@@ -14,7 +14,7 @@ from graph_data_sets import planted, write
 
 from bevatron import cli
 from bevatron.data.graphs import GraphOptions, read_graph
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError
 from bevatron.models.graph_attention import NodeClassifier
 from bevatron.recipes import SYSTEMS
 from bevatron.recipes.graph.data import load_graphs
@@ -152,7 +152,9 @@ def test_several_graphs_are_packed_by_their_vertices(tmp_path):
     assert result.steps == 4  # two graphs of 90 vertices a batch, two batches an epoch
     assert "accuracy" in result.metrics
     table = evaluate_graphs(tmp_path / "run", files[:2])
-    assert list(table) == [f"{file} all labelled" for file in files[:2]]
+    assert list(table) == [
+        f"{file} {part}" for file in files[:2] for part in ("train", "all labelled")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,8 @@ def test_several_graphs_are_packed_by_their_vertices(tmp_path):
         ({"write": {"train": None}}, DataError, "has no labelled vertices to train on"),
         ({"batch": {"capacity": "auto"}, "data": {"valid": ["{file}"]}}, ConfigError,
          "batch.capacity: 'auto' is for structures; give a number of nodes"),
+        ({"write": {"y": np.where(planted()["y"] == 2, 2_000_000, planted()["y"])}}, DataError,
+         "g.npz: has 3 different labels up to 2,000,000, which would make a model of 2,000,001"),
         ({"data": {"questions": "classes"}, "write": {"y": np.eye(3)[planted()["y"]]}}, ConfigError,
          "'classes' needs one label per vertex, found several"),
         ({"data": {"valid": ["{other}"]}}, DataError, "has 5 features and 1 labels per vertex"),
@@ -219,6 +223,24 @@ def test_a_model_refuses_graphs_that_it_was_not_made_for(trained, tmp_path):
         load_model(run, "int8")
     with pytest.raises(ConfigError, match="evaluate: expected at least one graph"):
         evaluate_graphs(run, [])
+
+
+def test_a_device_without_room_is_one_sentence(trained, tmp_path, monkeypatch):
+    run, file, _ = trained
+
+    def full(*_):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    monkeypatch.setattr("bevatron.recipes.graph.predict.NodeTask.predict", full)
+    sentence = r"cpu ran out of memory at .*g\.npz, 90 vertices with 12 features; use float32, or"
+    with pytest.raises(OutOfMemoryError, match=sentence):
+        predict_graph(run, file)
+    with pytest.raises(OutOfMemoryError, match=sentence):
+        evaluate_graphs(run, [file])
+    monkeypatch.setattr("bevatron.models.graph_attention.task.NodeTask.loss", full)
+    made = build(config(tmp_path, write(tmp_path / "g.npz")))
+    with pytest.raises(OutOfMemoryError, match="cpu ran out of memory at a single sample of 1 gra"):
+        fit(made)
 
 
 def test_a_model_in_memory_reads_a_graph_as_it_is_given(trained):

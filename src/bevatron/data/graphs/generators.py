@@ -4,8 +4,8 @@ Edge e depends only on (seed, e). So every rank generates, piece by piece, exact
 graph that it keeps, no rank ever holds the whole list, and the graph is the same on any number of
 ranks. Row i of the matrix attends to the columns stored in it.
 
-A source of edges, for partitioning a graph into blocks, has ``num_vertices``,
-``merge_duplicates``, ``pieces(device)`` and, where empty rows get an entry, ``fill_empty_row``.
+A source of edges, for partitioning a graph into blocks, has ``num_vertices``, ``policy``,
+``pieces(device)`` and, where empty rows get an entry, ``fill_empty_row``.
 """
 
 import math
@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from bevatron.data.graphs.generators_randomness import RandomOrder, random_below, random_words
+from bevatron.data.graphs.options import EdgePolicy
 
 PIECE = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Edges per piece: a few vectors of this length must fit in memory next to the graph."""
@@ -70,7 +71,7 @@ class Kronecker:
     seed: int = 42
     round_down: bool = True
 
-    merge_duplicates, sum_duplicates = True, False
+    policy = EdgePolicy(duplicates="merge")
     fill_empty_rows = True
 
     def __post_init__(self) -> None:
@@ -159,7 +160,7 @@ class Uniform:
     edges: int
     seed: int = 42
 
-    merge_duplicates, sum_duplicates = True, False
+    policy = EdgePolicy(duplicates="merge")
     fill_empty_rows = False
 
     def __post_init__(self) -> None:

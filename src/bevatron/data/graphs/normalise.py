@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bevatron.data.graphs.graph import Edges, Found, index_type
-from bevatron.data.graphs.options import GraphOptions
+from bevatron.data.graphs.options import EdgePolicy
 from bevatron.errors import DataError
 from bevatron.typing import BoolArray, IntArray
 
 
 def normalise_edges(
-    edges: Edges, num_nodes: int, options: GraphOptions, name: str
+    edges: Edges, num_nodes: int, policy: EdgePolicy, name: str
 ) -> tuple[Edges, Found]:
-    """Check, sort and change edges as the options say.
+    """Check, sort and change edges as a policy says.
 
     First duplicates are merged, then missing reverse edges are added, then self loops are handled.
     Without weights only the keys ``row * N + column`` are held in memory.
@@ -25,7 +25,7 @@ def normalise_edges(
         In any order.
     num_nodes
         N.
-    options
+    policy
         What to do.
     name
         The file, for messages.
@@ -42,16 +42,24 @@ def normalise_edges(
     check_indices(edges, num_nodes, name)
     keys = edges.rows.astype(np.int64) * num_nodes + edges.cols
     loops = int((edges.rows == edges.cols).sum())
-    keys, weights, doubled = _merged(keys, edges.weights, num_nodes, options, name)
+    keys, weights, doubled = _merged(keys, edges.weights, num_nodes, policy, name)
     keys, weights, mirrored = (
-        _symmetrised(keys, weights, num_nodes) if options.symmetrise else (keys, weights, 0)
+        _symmetrised(keys, weights, num_nodes) if policy.symmetrise else (keys, weights, 0)
     )
-    keys, weights, added = _with_loops(keys, weights, num_nodes, options)
+    keys, weights, added = _with_loops(keys, weights, num_nodes, policy)
     dtype: Any = index_type(num_nodes)
     rows = (keys // max(num_nodes, 1)).astype(dtype)
     cols = (keys - rows.astype(np.int64) * num_nodes).astype(dtype)
     found = Found(len(edges), doubled, loops, mirrored, added)
     return Edges(rows, cols, weights), found
+
+
+def duplicate_edge(name: str, row: int, col: int, more: str = "") -> DataError:
+    """Return the error of an edge that is repeated."""
+    return DataError(
+        f"{name}: the edge from {col} to {row} occurs more than once{more}; set "
+        "duplicates='merge' or duplicates='sum' to combine them"
+    )
 
 
 def check_indices(edges: Edges, num_nodes: int, name: str, first: int = 0) -> None:
@@ -89,7 +97,7 @@ def _merged(
     keys: IntArray,
     weights: npt.NDArray[np.floating] | None,
     num_nodes: int,
-    options: GraphOptions,
+    policy: EdgePolicy,
     name: str,
 ) -> tuple[IntArray, npt.NDArray[np.floating] | None, int]:
     """Sort the keys and keep each once."""
@@ -102,16 +110,13 @@ def _merged(
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     doubled = len(keys) - int(new.sum())
     if not doubled:
-        if options.duplicates == "sum" and weights is None:
+        if policy.duplicates == "sum" and weights is None:
             weights = np.ones(len(keys), dtype=np.float32)
         return keys, weights, 0
-    if options.duplicates == "refuse":
+    if policy.duplicates == "refuse":
         row, col = divmod(int(keys[np.flatnonzero(~new)[0]]), num_nodes)
-        raise DataError(
-            f"{name}: the edge from {col} to {row} occurs more than once ({doubled:,} such "
-            "entries in all); set duplicates='merge' or duplicates='sum' to combine them"
-        )
-    if options.duplicates == "sum":
+        raise duplicate_edge(name, row, col, f" ({doubled:,} such entries in all)")
+    if policy.duplicates == "sum":
         begins = np.flatnonzero(new)
         values = np.ones(len(keys), dtype=np.float32) if weights is None else weights
         weights = np.add.reduceat(values, begins)
@@ -134,14 +139,16 @@ def _symmetrised(
 
 
 def _with_loops(
-    keys: IntArray, weights: npt.NDArray[np.floating] | None, num_nodes: int, options: GraphOptions
+    keys: IntArray, weights: npt.NDArray[np.floating] | None, num_nodes: int, policy: EdgePolicy
 ) -> tuple[IntArray, npt.NDArray[np.floating] | None, int]:
-    if options.self_loops == "keep":
+    if policy.self_loops == "keep":
         return keys, weights, 0
     diagonal = np.arange(num_nodes, dtype=np.int64) * (num_nodes + 1)
-    if options.self_loops == "remove":
+    if policy.removes_loops:
         others = keys % (num_nodes + 1) != 0 if num_nodes else np.ones(0, dtype=bool)
-        return keys[others], None if weights is None else weights[others], 0
+        keys, weights = keys[others], None if weights is None else weights[others]
+    if not policy.adds_loops:
+        return keys, weights, 0
     place = np.minimum(np.searchsorted(keys, diagonal), max(len(keys) - 1, 0))
     missing = keys[place] != diagonal if len(keys) else np.ones(num_nodes, dtype=bool)
     extra = diagonal[missing]

@@ -1,7 +1,7 @@
 """Options for reading a graph; by default it is left unchanged."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from bevatron.errors import ConfigError
 
@@ -10,19 +10,54 @@ ROLES = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class GraphOptions:
-    """How a graph is read.
+class EdgePolicy:
+    """What is done with repeated edges, missing reverse edges and self loops, in this order.
 
     Attributes
     ----------
     self_loops
         ``keep`` those of the file, ``add`` one to every vertex that has none (with weight 1, as
-        attention of a vertex to itself needs), or ``remove`` them.
+        attention of a vertex to itself needs), ``remove`` them, or ``reset``: remove, then add.
     symmetrise
         Add the reverse of every edge that has none, with the same weight.
     duplicates
         For repeated edges ``refuse`` the file, ``merge`` (keep the first) or ``sum`` the weights
         (1 each without weights).
+    """
+
+    self_loops: Literal["keep", "add", "remove", "reset"] = "keep"
+    symmetrise: bool = False
+    duplicates: Literal["refuse", "merge", "sum"] = "refuse"
+
+    def with_self_loops(self) -> Self:
+        """Return this policy for a model that adds self loops where there are none.
+
+        Examples
+        --------
+        >>> EdgePolicy(self_loops="remove").with_self_loops().self_loops
+        'reset'
+        """
+        return replace(self, self_loops="add" if self.self_loops in {"keep", "add"} else "reset")
+
+    @property
+    def removes_loops(self) -> bool:
+        """Whether self loops of the file go."""
+        return self.self_loops in {"remove", "reset"}
+
+    @property
+    def adds_loops(self) -> bool:
+        """Whether vertices without a self loop get one."""
+        return self.self_loops in {"add", "reset"}
+
+
+@dataclass(frozen=True)
+class GraphOptions(EdgePolicy):
+    """How a graph is read.
+
+    Attributes
+    ----------
+    self_loops, symmetrise, duplicates
+        See `EdgePolicy`.
     features
         ``rows`` divides each vertex's features by the sum of their absolute values, as usual for
         bags of words; ``keep`` leaves them unchanged.
@@ -46,9 +81,6 @@ class GraphOptions:
     bevatron.errors.ConfigError: random_split: expected three shares of at most 1 in all, ...
     """
 
-    self_loops: Literal["keep", "add", "remove"] = "keep"
-    symmetrise: bool = False
-    duplicates: Literal["refuse", "merge", "sum"] = "refuse"
     features: Literal["keep", "rows"] = "keep"
     renumber: bool = False
     num_nodes: int | None = None

@@ -1,13 +1,13 @@
 """Edges in pieces: graphs whose whole edge list no process needs to hold.
 
 Partitioning a graph into blocks takes an `EdgeSource` (or `generators.Kronecker`), which has
-``num_vertices``, ``merge_duplicates``, ``fill_empty_rows`` and ``pieces(device)``; it can be
-iterated repeatedly and yields the same edges every time.
+``num_vertices``, ``policy``, ``fill_empty_rows`` and ``pieces(device)``; it can be iterated
+repeatedly and yields the same edges every time.
 """
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,8 @@ from bevatron.data.graphs.npz import (
     sparse_format,
 )
 from bevatron.data.graphs.ogb import is_ogb_folder
-from bevatron.data.graphs.options import GraphOptions
-from bevatron.data.graphs.raw import raw_edges
+from bevatron.data.graphs.options import EdgePolicy, GraphOptions
+from bevatron.data.graphs.raw import checked_count, raw_edges
 from bevatron.data.graphs.zipped import NpzFile
 from bevatron.errors import ConfigError, DataError
 from bevatron.typing import Array
@@ -46,10 +46,8 @@ class EdgeSource:
     ----------
     path
         The file or OGB's folder.
-    options
-        Duplicates, reverse edges and self loops, handled on the fly: reverse edges and self loops
-        are yielded in addition, and the consumer keeps the first of equal entries. With weights,
-        which may differ, edges of the file come first, then the reverse ones, then the self loops.
+    policy
+        Duplicates, reverse edges and self loops; applied where the pieces come together.
     num_vertices
         Number of vertices.
     weight_type
@@ -57,18 +55,21 @@ class EdgeSource:
     """
 
     path: Path
-    options: GraphOptions
+    policy: EdgePolicy
     num_vertices: int
     weight_type: torch.dtype | None = None
 
     fill_empty_rows = False
-    sum_duplicates = False
 
     @property
-    def merge_duplicates(self) -> bool:
-        """Whether repeated entries are stored once, instead of being an error."""
-        changes = self.options.symmetrise or self.options.self_loops == "add"
-        return self.options.duplicates == "merge" or changes
+    def weighted(self) -> bool:
+        """Whether entries of the matrix have values."""
+        return self.weight_type is not None or self.policy.duplicates == "sum"
+
+    @property
+    def name(self) -> str:
+        """The file, for messages."""
+        return str(self.path)
 
     def fill_empty_row(self, rows: Int64[Tensor, "R"]) -> Int64[Tensor, "R"]:
         """Not used: empty rows stay empty."""
@@ -84,45 +85,35 @@ class EdgeSource:
         DataError
             For an index out of range or a weight that is not a number; names the edge.
         """
-        size, reverse = piece or PIECE_EDGES, self.options.symmetrise
-        if self.weight_type is None:
-            yield from self._loops(device, size)
-            for part in self._own(device, size):
-                yield part
-                if reverse:
-                    yield part[1], part[0]
-            return
-        yield from self._own(device, size)
-        if reverse:
-            yield from ((col, row, weight) for row, col, weight in self._own(device, size))
-        yield from self._loops(device, size)
-
-    def _own(self, device: torch.device | str, size: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the edges of the file, without self loops if these are removed."""
         first = 0
-        for edges in _file_pieces(self.path, size):
-            check_indices(edges, self.num_vertices, str(self.path), first)
+        for edges in _file_pieces(self.path, piece or PIECE_EDGES):
+            check_indices(edges, self.num_vertices, self.name, first)
             first += len(edges)
             found = [torch.from_numpy(ids.astype(np.int64)) for ids in (edges.rows, edges.cols)]
             if self.weight_type is not None:
                 weights = np.ones(len(edges)) if edges.weights is None else edges.weights
                 found.append(torch.tensor(weights, dtype=self.weight_type))
-            if self.options.self_loops == "remove":
-                kept = found[0] != found[1]
-                found = [tensor[kept] for tensor in found]
             yield tuple(tensor.to(device) for tensor in found)
 
-    def _loops(self, device: torch.device | str, size: int) -> Iterator[tuple[Tensor, ...]]:
-        """Yield (i, i), with weight 1, for every vertex, if self loops are to be added."""
-        if self.options.self_loops != "add":
-            return
-        for start in range(0, self.num_vertices, size):
-            diagonal = torch.arange(start, min(start + size, self.num_vertices), device=device)
-            one = torch.ones(len(diagonal), dtype=self.weight_type, device=device)
-            yield (diagonal, diagonal) if self.weight_type is None else (diagonal, diagonal, one)
+
+def needs_whole_list(path: Path, options: GraphOptions) -> str:
+    """Say why a graph cannot be read in pieces; nothing if it can.
+
+    Examples
+    --------
+    >>> needs_whole_list(Path("graph.pt"), GraphOptions())
+    'files of PyTorch Geometric are loaded as a whole'
+    """
+    if path.suffix in {".pt", ".pth"}:
+        return "files of PyTorch Geometric are loaded as a whole"
+    if options.renumber:
+        return "renumber needs the whole edge list"
+    return ""
 
 
-def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> EdgeSource:
+def read_in_pieces(
+    path: Path | str, options: GraphOptions | None = None, num_vertices: int | None = None
+) -> EdgeSource:
     r"""Open an edge list (text, npz, OGB's folder) to be read a piece at a time.
 
     Parameters
@@ -130,12 +121,14 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
     path
         The file; of an npz with ``edge_index`` or ``edge_src``/``edge_dst``, or a CSR matrix.
     options
-        As for a whole graph; ids are not renumbered and weights of duplicates not summed.
+        As for a whole graph; ids are not renumbered.
+    num_vertices
+        How many there are unless the options or the file say so; by default the largest id + 1.
 
     Raises
     ------
     ConfigError
-        For options that need the whole list.
+        For a file or options that need the whole list.
     DataError
         If the file cannot be read.
 
@@ -149,16 +142,16 @@ def read_in_pieces(path: Path | str, options: GraphOptions | None = None) -> Edg
     (3, [([1, 2, 0], [0, 1, 2])])
     """
     path, options = Path(path), options or GraphOptions()
-    if options.renumber:
-        raise ConfigError("renumber: needs the whole edge list; renumber the file beforehand")
-    if options.duplicates == "sum":
-        raise ConfigError("duplicates: 'sum' needs the whole edge list; choose 'merge'")
+    obstacle = needs_whole_list(path, options)
+    if obstacle:
+        raise ConfigError(f"{path}: cannot be read in pieces, {obstacle}")
     if path.is_dir() and not is_ogb_folder(path):
         raise DataError(f"{path}: is a folder without OGB's raw/edge.csv.gz or raw/data.npz")
     if not path.exists():
         raise DataError(f"{path}: there is no such file")
-    source = EdgeSource(path, options, options.num_nodes or _count(path))
-    return replace(source, weight_type=_weight_type(path))
+    policy = EdgePolicy(options.self_loops, options.symmetrise, options.duplicates)
+    count = options.num_nodes or _stated_count(path) or num_vertices or _largest(path) + 1
+    return EdgeSource(path, policy, checked_count(count, str(path)), _weight_type(path))
 
 
 def _edge_file(path: Path) -> Path:
@@ -168,8 +161,8 @@ def _edge_file(path: Path) -> Path:
     return binary if binary.is_file() else path / "raw" / "edge.csv.gz"
 
 
-def _count(path: Path) -> int:
-    """Find the number of vertices, if necessary by a pass over all edges."""
+def _stated_count(path: Path) -> int | None:
+    """Read the number of vertices, if the file states it."""
     listed = path / "raw" / "num-node-list.csv.gz"
     if listed.is_file():
         import gzip
@@ -187,13 +180,18 @@ def _count(path: Path) -> int:
             for name in ("labels", "y", "features", "x"):
                 if name in file:
                     return int(file.header(name)[0][0])
+    return None
+
+
+def _largest(path: Path) -> int:
+    """Find the largest number of a vertex by a pass over all edges."""
     largest = -1
     for edges in _file_pieces(path, PIECE_EDGES):
         if len(edges):
             largest = max(largest, int(edges.rows.max()), int(edges.cols.max()))
     if largest < 0:
         raise DataError(f"{path}: holds no edges and no number of vertices")
-    return largest + 1
+    return largest
 
 
 def _weight_type(path: Path) -> torch.dtype | None:
@@ -254,19 +252,24 @@ def _file_pieces(path: Path, size: int) -> Iterator[Edges]:
                 columns = zip(file.rows(source, size), file.rows(destination, size), strict=True)
                 yield from _weighted(((row, col) for col, row in columns), weights, path)
                 return
-        if "edge_index" in file:
-            shape, _ = file.header("edge_index")
-            if len(shape) != 2 or shape[0] != 2:
-                raise DataError(f"{path}: 'edge_index' has shape {shape}, expected [2, E]")
-            m = shape[1]
-            columns = zip(
-                file.flat("edge_index", size, 0, m),
-                file.flat("edge_index", size, m, 2 * m),
-                strict=False,
-            )
-            yield from _weighted(((row, col) for col, row in columns), weights, path)
-            return
+        for name in ("edge_index", "edges"):
+            if name in file:
+                yield from _weighted(_pairs_of(file, name, size), weights, path)
+                return
         raise DataError(f"{path}: holds no edges that can be read in pieces")
+
+
+def _pairs_of(file: NpzFile, name: str, size: int) -> Iterator[tuple[Array, Array]]:
+    """Yield (rows, columns) of an array [2, E] or [E, 2] of sources and destinations."""
+    shape, _ = file.header(name)
+    if len(shape) != 2 or 2 not in shape:
+        raise DataError(f"{file.path}: '{name}' has shape {shape}, expected [2, E]")
+    if shape[0] != 2 or name == "edges":
+        yield from ((part[:, 1], part[:, 0]) for part in file.rows(name, size))
+        return
+    m = shape[1]
+    columns = zip(file.flat(name, size, 0, m), file.flat(name, size, m, 2 * m), strict=False)
+    yield from ((row, col) for col, row in columns)
 
 
 def _compressed_pieces(

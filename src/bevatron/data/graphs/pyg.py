@@ -25,8 +25,9 @@ def raw_from_pyg(data: Any, name: str = "data") -> RawGraph:
     Raises
     ------
     DataError
-        If there are no edges, or edge features of several columns.
+        If there are no edges, edge features of several columns, or several graphs.
     """
+    data = _single(data, name)
     values = data if isinstance(data, Mapping) else data.to_dict()
     if values.get("edge_index") is None:
         raise DataError(
@@ -76,14 +77,34 @@ def read_pt(path: Path) -> RawGraph:
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, LookupError, struct.error) as error:
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    if isinstance(loaded, tuple | list) and loaded:  # (data, slices, ...) of an InMemoryDataset
-        slices = loaded[1] if len(loaded) > 1 else None
-        if isinstance(slices, Mapping) and any(len(v) > 2 for v in slices.values()):
-            raise DataError(f"{path}: holds several graphs, expected one")
+    if isinstance(loaded, tuple) and loaded:  # (data, slices, ...) of an InMemoryDataset
+        if len(loaded) > 1 and _more_than_one(loaded[1]):
+            raise DataError(f"{path}: holds several graphs, expected one; {_APART}")
         loaded = loaded[0]
+    loaded = _single(loaded, str(path))
     if not isinstance(loaded, Mapping) and not hasattr(loaded, "to_dict"):
         raise DataError(f"{path}: holds a {type(loaded).__name__}, expected a Data or its dict")
     return raw_from_pyg(loaded, str(path))
+
+
+_APART = "save each to a file of its own and pass all of them"
+
+
+def _single(data: Any, name: str) -> Any:
+    """Take the graph out of a list of one."""
+    if not isinstance(data, tuple | list):
+        return data
+    if len(data) != 1:
+        raise DataError(f"{name}: is a list of {len(data):,} graphs, expected one; {_APART}")
+    return data[0]
+
+
+def _more_than_one(second: Any) -> bool:
+    """Whether what follows a graph are bounds of several in it, or another graph."""
+    if not isinstance(second, Mapping):
+        return second is not None
+    bounds = all(getattr(value, "ndim", 1) == 1 for value in second.values())
+    return not bounds or any(len(value) > 2 for value in second.values())
 
 
 def _pyg_classes() -> AbstractContextManager[Any]:

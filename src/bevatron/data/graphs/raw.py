@@ -9,7 +9,12 @@ import numpy as np
 from bevatron.data.graphs.graph import Edges, GraphArrays, SparseFeatures
 from bevatron.data.graphs.normalise import normalise_edges
 from bevatron.data.graphs.options import GraphOptions
-from bevatron.data.graphs.vertices import checked_features, checked_labels, checked_roles
+from bevatron.data.graphs.vertices import (
+    check_rows,
+    checked_features,
+    checked_labels,
+    checked_roles,
+)
 from bevatron.errors import DataError
 from bevatron.typing import Array, IntArray
 
@@ -63,7 +68,10 @@ def finish(raw: RawGraph, options: GraphOptions) -> GraphArrays:
         ids, edges = renumbered(edges, raw.name)
         num_nodes = len(ids)
     else:
-        num_nodes = count_vertices(raw, options, edges)
+        num_nodes = checked_count(count_vertices(raw, options, edges), raw.name)
+    for what, values in (("features", raw.features), ("labels", raw.labels)):
+        if values is not None and len(values.shape):
+            check_rows(int(values.shape[0]), num_nodes, what, raw.holder(what))
     final, found = normalise_edges(edges, num_nodes, options, raw.name)
     labels = checked_labels(raw.labels, num_nodes, raw.holder("labels"))
     return GraphArrays(
@@ -114,6 +122,26 @@ def _signed(values: Array) -> Any:
         return values
     small = values.dtype.kind == "i" or values.dtype.itemsize < 4
     return values.astype(np.int32 if small else np.int64)
+
+
+MOST_VERTICES = 3_037_000_499
+"""Rows x columns of the matrix must be a number of 64 bits."""
+
+
+def checked_count(count: int, name: str) -> int:
+    """Refuse a number of vertices that no matrix here can have.
+
+    Raises
+    ------
+    DataError
+        Naming the file and the number.
+    """
+    if not 0 <= count <= MOST_VERTICES:
+        raise DataError(
+            f"{name}: {count:,} vertices are asked for, expected at most {MOST_VERTICES:,}; check "
+            "num_nodes and the largest id, or set renumber where ids have gaps"
+        )
+    return count
 
 
 def count_vertices(raw: RawGraph, options: GraphOptions, edges: Edges) -> int:

@@ -1,5 +1,7 @@
 """`read_graph`: any kind of graph file."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from bevatron.data.graphs.options import GraphOptions
 from bevatron.data.graphs.pyg import raw_from_pyg, read_pt
 from bevatron.data.graphs.raw import RawGraph, finish
 from bevatron.data.graphs.zipped import NpzFile
-from bevatron.errors import DataError
+from bevatron.errors import DataError, OutOfMemoryError, ran_out_of_memory
 from bevatron.typing import Array
 
 TEXT = {".txt", ".csv", ".tsv", ".edges", ".edgelist", ".el"}
@@ -48,6 +50,8 @@ def read_graph(
         If a file cannot be read or holds invalid data; the message names file and position.
     TrustError
         If a .pt file holds more than tensors and plain values.
+    OutOfMemoryError
+        If this machine has too little memory.
 
     Examples
     --------
@@ -59,9 +63,10 @@ def read_graph(
     (3, 6, [1, 2, 0, 2, 0, 1])
     """
     options = options or GraphOptions()
-    raw = _raw(Path(source)) if isinstance(source, str | Path) else raw_from_pyg(source)
-    raw = _with_files(raw, features, labels, splits)
-    return finish(raw, options)
+    is_file = isinstance(source, str | Path)
+    with _explained_memory(str(source) if is_file else "the graph"):
+        raw = _raw(Path(source)) if is_file else raw_from_pyg(source)
+        return finish(_with_files(raw, features, labels, splits), options)
 
 
 def read_vertices(
@@ -90,14 +95,28 @@ def read_vertices(
     options = options or GraphOptions()
     nothing = np.zeros(0, dtype=np.int64)
     raw = RawGraph(name=str(path), rows=nothing, cols=nothing, num_nodes=num_nodes)
-    if path.is_dir():
-        raw = replace(raw, **ogb_vertices(path))
-    elif path.suffix == ".npz":
-        with NpzFile(path) as file:
-            raw = replace(raw, **npz_vertices(file))
-    raw = _with_files(raw, features, labels, splits)
     plain = replace(options, self_loops="keep", symmetrise=False, num_nodes=num_nodes)
-    return finish(raw, plain)
+    with _explained_memory(str(path)):
+        if path.is_dir():
+            raw = replace(raw, **ogb_vertices(path))
+        elif path.suffix == ".npz":
+            with NpzFile(path) as file:
+                raw = replace(raw, **npz_vertices(file))
+        return finish(_with_files(raw, features, labels, splits), plain)
+
+
+@contextmanager
+def _explained_memory(name: str) -> Iterator[None]:
+    """Turn a lack of memory into one sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"{name}: this machine has too little memory to read the graph ({error}); of an edge "
+            "list, npz or folder of OGB, each process of torchrun holds only a part of the edges"
+        ) from error
 
 
 def _with_files(
@@ -139,6 +158,15 @@ def _raw(path: Path) -> RawGraph:
         f"{path}: is no graph file that is known; expected .npz, .pt, an edge list ({known}, also "
         ".gz) or a folder of OGB"
     )
+
+
+def rows_of_files(
+    features: Path | None = None, labels: Path | None = None, splits: Path | None = None
+) -> int | None:
+    """Count the vertices in separate files of features or labels; None without any."""
+    del splits
+    found = next((path for path in (features, labels) if path is not None), None)
+    return None if found is None else len(_array(found))
 
 
 def _array(path: Path) -> Array:

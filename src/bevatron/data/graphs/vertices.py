@@ -157,6 +157,8 @@ def checked_roles(
                     f"{name}: split '{key}' holds vertex {blank[0]}, which has no label"
                 )
         roles[members] = number
+    if options.split and not any_found:
+        raise DataError(f"{name}: holds no splits, so there is no split {options.split}")
     return roles if any_found else None
 
 
@@ -186,6 +188,10 @@ def _members(values: Any, num_nodes: int, which: int, where: str) -> Array:
         if which >= values.shape[1]:
             raise DataError(f"{where}: there is no split {which}, the file holds {values.shape[1]}")
         values = values[:, which]
+    elif which:
+        raise DataError(f"{where}: there is no split {which}, the file holds 1")
+    if _is_integer_mask(values):
+        values = values.astype(bool)
     if values.dtype.kind == "b":
         if len(values) != num_nodes:
             raise DataError(
@@ -199,6 +205,12 @@ def _members(values: Any, num_nodes: int, which: int, where: str) -> Array:
     if len(wrong):
         raise DataError(f"{where}: there is no vertex {wrong[0]}, the graph has {num_nodes:,}")
     return np.unique(values.astype(np.int64))
+
+
+def _is_integer_mask(values: Any) -> bool:
+    """Whether whole numbers are a mask: as numbers of vertices, 0 and 1 would be repeated."""
+    whole = values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 2
+    return bool(whole and values.min() >= 0 and values.max() <= 1)
 
 
 def _random_roles(

@@ -18,19 +18,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bevatron.errors import ConfigError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.spmm import spmm
 from bevatron.kernels.shared.dtypes import wide
-from bevatron.parallel.graph_partition import DistributedGraph
+from bevatron.models.graph_attention.matrix import Attends, Matrix
 
 Activation = Callable[[Tensor], Tensor]
 Combine = Literal["concat", "mean"]
 Features = Tensor | Csr
 """Node features: dense [n, in], or a sparse matrix n x in with its values."""
-
-Matrix = Csr | DistributedGraph
-"""A graph's matrix, or a graph that is cut over processes."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,12 +151,16 @@ class GraphLayer(nn.Module):
             )
         return self._finish(self.attend(csr, features))
 
-    def attend(self, csr: Matrix, features: Features) -> Float[Tensor, "n H out"]:
+    def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
         """Compute Z, the sum over the edges and Phi, before heads are combined."""
         raise NotImplementedError
 
     def explain(self, *, weighted: bool = False) -> str:
         """Explain how the layer is computed on graphs with or without edge values, and why."""
+        raise NotImplementedError
+
+    def attends(self, *, weighted: bool = False) -> Attends:
+        """Say what the layer needs of a partition of a graph with or without edge values."""
         raise NotImplementedError
 
     def matrix(self) -> Tensor | None:
@@ -210,27 +210,6 @@ class GraphLayer(nn.Module):
         if bias is not None:
             z = z + bias.to(z.dtype)
         return z if self.activation is None else self.activation(z)
-
-
-def not_partitioned(csr: Matrix, what: str) -> Csr:
-    """Return the matrix of a whole graph.
-
-    Raises
-    ------
-    ConfigError
-        If the graph is cut over processes; ``what`` begins the sentence.
-    """
-    if isinstance(csr, DistributedGraph):
-        raise only_whole(what)
-    return csr
-
-
-def only_whole(what: str) -> ConfigError:
-    """Return the error of what needs a whole graph."""
-    return ConfigError(
-        f"{what} is not computed on a graph that is cut over processes; GAT, AGNN and VA (plain or "
-        "with softmax) are"
-    )
 
 
 def scores(x: Float[Tensor, "n _ k"], vector: Float[Tensor, "H k"]) -> Float[Tensor, "n H"]:

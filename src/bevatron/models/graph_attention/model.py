@@ -22,13 +22,13 @@ from bevatron.models.graph_attention.graph_layer import (
     Activation,
     Features,
     GraphLayer,
-    Matrix,
     dense_features,
     not_compiled,
     sparse_product,
     stored_values,
 )
 from bevatron.models.graph_attention.layers import Sgc, agnn, agnn_paper, gat, gatv2, gcn, gin, va
+from bevatron.models.graph_attention.matrix import Attends, Matrix
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "relu": torch.relu,
@@ -82,6 +82,12 @@ class NodeClassifier(nn.Module):
         features = graph_features(batch.graph)
         logits = self.stack(csr, features)
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
+
+    def attends(self, *, weighted: bool = False) -> Attends:
+        """Say what the layers need of a partition of a graph with or without edge values."""
+        layers = [m for m in self.modules() if isinstance(m, GraphLayer)]
+        found = {layer.attends(weighted=weighted) for layer in layers}
+        return next(needs for needs in ("rows", "dot", "gat") if needs in found)
 
     def explain(self, *, weighted: bool = False) -> str:
         """Explain for every layer how it is computed, and why."""

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from bevatron.data.graphs.generators_randomness import RandomOrder
-from bevatron.errors import DataError
+from bevatron.data.graphs.normalise import duplicate_edge
 from bevatron.parallel.graph_partition.grid import Split
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.sources import EdgeSource
@@ -79,79 +79,158 @@ class Numbering:
 
 
 def collect_entries(source: EdgeSource, numbering: Numbering, device: torch.device) -> Entries:
-    """Walk through a source once and keep the entries of one block."""
-    rows, cols = numbering.shape
-    row_slots = numbering.slots(numbering.row_pieces, device)
-    col_slots = numbering.slots(numbering.col_pieces, device)
-    padded = numbering.split.padded
-    filled = torch.zeros(rows if source.fill_empty_rows else 0, dtype=torch.bool, device=device)
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
+    """Walk through a source once, keep the entries of one block and apply the source's policy.
 
-    def keep(row: Tensor, col: Tensor, value: Tensor | None) -> None:
+    All copies of an edge are entries of one block, and so are all copies of its reverse: what
+    `bevatron.data.graphs.normalise` does with a whole graph is decided here for each block.
+
+    Raises
+    ------
+    DataError
+        For a duplicate that the policy refuses.
+    """
+    policy, block = source.policy, _Block(numbering, device)
+    filled = torch.zeros(block.shape[0] if source.fill_empty_rows else 0, dtype=torch.bool)
+    filled = filled.to(device)
+    own, mirrored = _Stream(policy.duplicates), _Stream(policy.duplicates)
+    for row, col, *value in source.pieces(device):
+        own.add(*block.entries(row, col, value[0] if value else None, filled))
+        if policy.symmetrise:
+            mirrored.add(*block.entries(col, row, value[0] if value else None))
+    if source.fill_empty_rows:
+        empty = block.empty_rows(filled)
+        own.add(*block.entries(empty, source.fill_empty_row(empty), None))
+    size = block.shape[0] * block.shape[1]
+    streams = [own.merged(size, device)]
+    if policy.duplicates == "refuse":
+        _refuse_duplicates(streams[0][0], numbering, source.name)
+    if policy.symmetrise:
+        streams.append(mirrored.merged(size, device))
+    if policy.self_loops != "keep":
+        loops = block.diagonal()
+        if policy.removes_loops:
+            streams = [_without(stream, loops) for stream in streams]
+        if policy.adds_loops:
+            values = streams[0][1]
+            streams.append((loops, None if values is None else values.new_ones(len(loops))))
+    key, found = streams[0] if len(streams) == 1 else _union(streams, size, device)
+    return Entries(key // block.shape[1], key.remainder_(block.shape[1]), found)
+
+
+_Keys = tuple[Tensor, Tensor | None]
+"""Keys row * columns + column of a block's entries, and their values."""
+
+
+class _Block:
+    """Finds the entries of a block among edges in original numbers."""
+
+    def __init__(self, numbering: Numbering, device: torch.device) -> None:
+        self.numbering, self.shape, self.device = numbering, numbering.shape, device
+        self._row_slots = numbering.slots(numbering.row_pieces, device)
+        self._col_slots = numbering.slots(numbering.col_pieces, device)
+
+    def entries(
+        self, row: Tensor, col: Tensor, value: Tensor | None, filled: Tensor | None = None
+    ) -> _Keys:
+        """Return the keys of the edges in the block, and mark their rows in ``filled``."""
+        numbering, padded = self.numbering, self.numbering.split.padded
         piece, place = numbering.split.locate(numbering.order(row))
-        slot = row_slots[piece]
+        slot = self._row_slots[piece]
         mine = slot >= 0
         key = slot[mine].mul_(padded).add_(place[mine])
-        if source.fill_empty_rows:
+        if filled is not None and len(filled):
             filled[key] = True
         piece, place = numbering.split.locate(numbering.order(col[mine]))
-        slot = col_slots[piece]
+        slot = self._col_slots[piece]
         inside = slot >= 0
-        key = key[inside].mul_(cols).add_(slot[inside].mul_(padded).add_(place[inside]))
+        key = key[inside].mul_(self.shape[1])
+        key = key.add_(slot[inside].mul_(padded).add_(place[inside]))
+        return key, None if value is None else value[mine][inside]
+
+    def empty_rows(self, filled: Tensor) -> Tensor:
+        """Return the vertices of rows that are not marked."""
+        found, padded = [], self.numbering.split.padded
+        for slot, piece in enumerate(self.numbering.row_pieces):
+            own = self.numbering.own_vertices(piece, self.device)
+            found.append(own[~filled[slot * padded : slot * padded + len(own)]])
+        return torch.cat(found)
+
+    def diagonal(self) -> Tensor:
+        """Return the keys of the self loops in the block, ascending."""
+        split, found = self.numbering.split, []
+        for row_slot, piece in enumerate(self.numbering.row_pieces):
+            if piece in self.numbering.col_pieces:
+                place = torch.arange(split.length(piece), device=self.device)
+                col_slot = list(self.numbering.col_pieces).index(piece)
+                row, col = row_slot * split.padded + place, col_slot * split.padded + place
+                found.append(row * self.shape[1] + col)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=self.device)
+
+
+class _Stream:
+    """Entries as they come, to be merged; only weighted ones are all kept meanwhile."""
+
+    def __init__(self, duplicates: str) -> None:
+        self.duplicates = duplicates
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def add(self, key: Tensor, value: Tensor | None) -> None:
+        """Add the entries of a piece."""
+        if value is None and self.duplicates == "sum":
+            value = torch.ones(len(key), device=key.device)
         if value is not None:
-            values.append(value[mine][inside])
-            keys.append(key)
+            self.values.append(value)
+            self.keys.append(key)
         else:
-            keys.append(key.unique() if source.merge_duplicates else key.sort().values)
+            self.keys.append(key.unique() if self.duplicates == "merge" else key.sort().values)
 
-    for row, col, *value in source.pieces(device):
-        keep(row, col, value[0] if value else None)
-    if source.fill_empty_rows:
-        for slot, piece_number in enumerate(numbering.row_pieces):
-            own = numbering.own_vertices(piece_number, device)
-            part = filled[slot * padded : slot * padded + len(own)]
-            empty = own[~part]
-            keep(empty, source.fill_empty_row(empty), None)
-    found: Tensor | None = None
-    if values:
-        key, found = _with_values(torch.cat(keys), torch.cat(values), source)
-    else:
-        key = _merge(keys, rows * cols, device, unique=source.merge_duplicates)
-    if not source.merge_duplicates:
-        _refuse_duplicates(key, numbering)
-    return Entries(key // cols, key.remainder_(cols), found)
+    def merged(self, bound: int, device: torch.device) -> _Keys:
+        """Return the entries by key, duplicates merged or summed, or left to be refused."""
+        if not self.values:
+            return _merge(self.keys, bound, device, unique=self.duplicates == "merge"), None
+        key, values = torch.cat(self.keys), torch.cat(self.values)
+        if self.duplicates == "sum":
+            key, place = key.unique(return_inverse=True)
+            return key, values.new_zeros(len(key)).index_add_(0, place, values)
+        key, order = key.sort(stable=True)
+        return _first(key, values[order]) if self.duplicates == "merge" else (key, values[order])
 
 
-def _refuse_duplicates(key: Tensor, numbering: Numbering) -> None:
+def _first(key: Tensor, values: Tensor) -> _Keys:
+    """Keep the first of equal keys, which ascend."""
+    new = torch.ones_like(key, dtype=torch.bool)
+    torch.ne(key[1:], key[:-1], out=new[1:])
+    return key[new], values[new]
+
+
+def _without(entries: _Keys, others: Tensor) -> _Keys:
+    """Remove the entries with other keys, which ascend."""
+    key, values = entries
+    if not len(others):
+        return entries
+    place = torch.searchsorted(others, key).clamp(max=len(others) - 1)
+    kept = others[place] != key
+    return key[kept], None if values is None else values[kept]
+
+
+def _union(streams: Sequence[_Keys], bound: int, device: torch.device) -> _Keys:
+    """Join entries; where several streams have one, the first of them counts."""
+    if streams[0][1] is None:
+        return _merge([key for key, _ in streams], bound, device, unique=True), None
+    key, order = torch.cat([key for key, _ in streams]).sort(stable=True)
+    return _first(key, torch.cat([v for _, v in streams if v is not None])[order])
+
+
+def _refuse_duplicates(key: Tensor, numbering: Numbering, name: str) -> None:
     for start in range(0, len(key), SORTED_AT_ONCE):
         part = key[start : start + SORTED_AT_ONCE + 1]
         twice = (part[1:] == part[:-1]).nonzero()
         if len(twice):
             place = divmod(int(part[int(twice[0])]), numbering.shape[1])
-            row, col = (
-                numbering.vertex(number, pieces)
-                for number, pieces in zip(
-                    place, (numbering.row_pieces, numbering.col_pieces), strict=True
-                )
-            )
-            raise DataError(
-                f"graph: the entry of row {row} and column {col} is there twice; merge duplicates "
-                "first, or ask for it (merge_duplicates)"
-            )
-
-
-def _with_values(key: Tensor, values: Tensor, source: EdgeSource) -> tuple[Tensor, Tensor]:
-    """Sort by key; sum the values of duplicates or keep the first."""
-    if source.merge_duplicates and source.sum_duplicates:
-        key, place = key.unique(return_inverse=True)
-        return key, values.new_zeros(len(key)).index_add_(0, place, values)
-    key, order = key.sort(stable=True)
-    if source.merge_duplicates:
-        new = torch.ones_like(key, dtype=torch.bool)
-        torch.ne(key[1:], key[:-1], out=new[1:])
-        key, order = key[new], order[new]
-    return key, values[order]
+            pieces = (numbering.row_pieces, numbering.col_pieces)
+            row, col = map(numbering.vertex, place, pieces)
+            raise duplicate_edge(name, row, col)
 
 
 def _merge(keys: list[Tensor], bound: int, device: torch.device, *, unique: bool) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from bevatron.data.graphs.generators_randomness import RandomOrder
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, DataError
 from bevatron.kernels.graph.csr import Csr
+from bevatron.parallel.collectives import gather_json
 from bevatron.parallel.graph_partition.blocks import (
     Entries,
     Numbering,
@@ -56,7 +57,7 @@ def build_two_dimensional(
     split = Split(n, mesh.world)
     numbering = Numbering(split, grid.row_group(i), grid.column_group(j), RandomOrder(n, seed))
     entries, prefixes = order_by_demand(
-        collect_entries(source, numbering, device),
+        _entries(source, numbering, mesh),
         *(numbering, column_group, row_group, split.length(mesh.rank)),
     )
     vertices = numbering.own_vertices(mesh.rank, device)[prefixes.own]
@@ -82,7 +83,7 @@ def build_feature_parallel(
     split = Split(n, mesh.world)
     pieces = list(range(mesh.world))
     numbering = Numbering(split, pieces, pieces, RandomOrder(n, seed))
-    entries = collect_entries(source, numbering, mesh.device)
+    entries = _entries(source, numbering, mesh)
     old, prefix = order_all_by_demand(entries, numbering)
     own = old[mesh.rank, : split.length(mesh.rank)]
     vertices = numbering.own_vertices(mesh.rank, mesh.device)[own]
@@ -102,16 +103,14 @@ def build_rows(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Scheme:
     n, everyone, device = source.num_vertices, _everyone(mesh), mesh.device
     split = Split(n, mesh.world)
     numbering = Numbering(split, [mesh.rank], list(range(mesh.world)), RandomOrder(n, seed))
-    entries = collect_entries(source, numbering, device)
+    entries = _entries(source, numbering, mesh)
     needed, place = entries.col.unique(return_inverse=True)
     receive = torch.bincount(needed // split.padded, minlength=mesh.world)
     send = everyone.all_to_all(receive).wait().tolist()
     wanted = everyone.all_to_all(needed % split.padded, receive.tolist(), send).wait()
     vertices = numbering.own_vertices(mesh.rank, device)
     col_ids = everyone.all_to_all(vertices[wanted], send, receive.tolist()).wait()
-    block = _matrix(
-        Entries(entries.row, place, entries.values), pad_rows(vertices, split.padded), col_ids
-    )
+    block = _matrix(Entries(entries.row, place, entries.values), vertices, col_ids)
     return Rows(block, vertices, everyone, wanted=wanted, send=send, receive=receive.tolist())
 
 
@@ -135,10 +134,23 @@ def build_one_and_half_d(source: EdgeSource, mesh: Mesh, *, seed: int = 0) -> Sc
     split = Split(n, side)
     numbering = Numbering(split, [i], [j], RandomOrder(n, seed))
     ids = [pad_rows(numbering.own_vertices(piece, device), split.padded) for piece in (i, j)]
-    block = _matrix(collect_entries(source, numbering, device), *ids)
+    block = _matrix(_entries(source, numbering, mesh), *ids)
     vertices = numbering.own_vertices(i, device)
     groups = (_everyone(mesh), row_group, column_group)
     return OneAndHalfD(block, vertices, *groups, padded=split.padded)
+
+
+def _entries(source: EdgeSource, numbering: Numbering, mesh: Mesh) -> Entries:
+    """Collect a rank's entries; bad data that one rank finds are the error of all."""
+    found, mistake = None, None
+    try:
+        found = collect_entries(source, numbering, mesh.device)
+    except DataError as error:
+        mistake = str(error)
+    first = next((message for message in gather_json(mistake, mesh) if message), None)
+    if found is None or first is not None:
+        raise DataError(first)
+    return found
 
 
 def _everyone(mesh: Mesh) -> Group:

@@ -1,7 +1,6 @@
 """A graph partitioned over many processes, as a stack of layers uses it."""
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int64, Shaped
@@ -12,6 +11,8 @@ from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition import build, planner
 from bevatron.parallel.graph_partition.grid import Grid
 from bevatron.parallel.graph_partition.groups import Group, Pending
+from bevatron.parallel.graph_partition.one_group import sum_of_shares
+from bevatron.parallel.graph_partition.rows import Rows
 from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
 from bevatron.parallel.graph_partition.sources import EdgeSource
 from bevatron.parallel.graph_partition.wire import Wire
@@ -31,6 +32,9 @@ class DistributedGraph:
         Why this scheme was chosen; None if the caller chose.
     mesh
         The processes.
+    generator
+        Draws the seeds of dropout, in the same state on every rank: masks agree without a message.
+        A training program that resumes exactly saves and restores its state.
     """
 
     def __init__(
@@ -39,11 +43,10 @@ class DistributedGraph:
         scheme: Scheme,
         mesh: Mesh,
         plan: planner.Plan | None = None,
-        seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.num_vertices, self.scheme, self.mesh, self.plan = num_vertices, scheme, mesh, plan
-        # The same on every rank: masks of dropout must agree without a message.
-        self._seeds = torch.Generator().manual_seed(seed)
+        self.generator = generator or torch.Generator().manual_seed(0)
 
     @classmethod
     def build(
@@ -62,6 +65,7 @@ class DistributedGraph:
         bfloat16_wire: bool = False,
         regather: bool = False,
         seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> "DistributedGraph":
         """Partition a graph; every rank reads the source and keeps its part.
 
@@ -77,7 +81,8 @@ class DistributedGraph:
         grid
             Px x Py for two_dimensional; the cheapest by default.
         attention, heads, channels, num_entries
-            What the plan is made for; gat or dot. Entries may be a guess.
+            What the plan is made for; gat, dot or rows (a formula of another form). Entries may be
+            a guess.
         machine
             Bandwidth, latency and memory for the plan.
         chunks
@@ -89,7 +94,9 @@ class DistributedGraph:
             Gather the features of columns again in the backward pass instead of keeping them
             (two_dimensional, gat): less memory.
         seed
-            Of the vertices' random order and of dropout.
+            Of the vertices' random order.
+        generator
+            Draws the seeds of dropout; the same on every rank, by default seeded with ``seed``.
 
         Raises
         ------
@@ -121,6 +128,7 @@ class DistributedGraph:
             wanted = None if scheme == "auto" else [scheme]
             chosen = planner.plan(work, mesh.world, schemes=wanted, machine=machine)
             scheme, grid = chosen.chosen.scheme, chosen.chosen.grid
+        planner.check(scheme, attention)
         wire = Wire(bfloat16_wire)
         if scheme == "two_dimensional":
             assert grid is not None
@@ -134,7 +142,8 @@ class DistributedGraph:
             made = build.build_rows(source, mesh, seed=seed)
         else:
             made = build.build_one_and_half_d(source, mesh, seed=seed)
-        return cls(source.num_vertices, made, mesh, chosen, seed)
+        generator = generator or torch.Generator().manual_seed(seed)
+        return cls(source.num_vertices, made, mesh, chosen, generator)
 
     @property
     def vertices(self) -> Int64[Tensor, "T"]:
@@ -161,11 +170,37 @@ class DistributedGraph:
         """Where this rank computes."""
         return self.mesh.device
 
-    @cached_property
-    def without_edges(self) -> Csr:
-        """An empty matrix over this rank's vertices, for computations per vertex."""
-        nothing = torch.zeros(0, dtype=torch.int32, device=self.device)
-        return Csr.from_coo(nothing, nothing, self.shape)
+    @property
+    def whole_rows(self) -> Csr:
+        """The matrix of this rank's rows; the features of its columns are those of `fetch`.
+
+        Raises
+        ------
+        ConfigError
+            For a partition in which rows are not whole.
+        """
+        return self._rows.block
+
+    @property
+    def _rows(self) -> Rows:
+        if not isinstance(self.scheme, Rows):
+            raise ConfigError(
+                f"graph partition: scheme '{self.scheme.name}' has GAT's attention and dot "
+                "products; for other formulas choose rows"
+            )
+        return self.scheme
+
+    def fetch(self, values: Shaped[Tensor, "T *rest"]) -> Shaped[Tensor, "columns *rest"]:
+        """Fetch the values of the columns of `whole_rows` from their ranks; all must call it."""
+        return self._rows.fetch(values)
+
+    def add_up(self, values: Shaped[Tensor, "columns *rest"]) -> Shaped[Tensor, "T *rest"]:
+        """Send values on the columns of `whole_rows` to their vertices and add them up."""
+        return self._rows.add_up(values)
+
+    def sum_of_shares(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Add up a share of every rank, with its gradient; all must call it."""
+        return sum_of_shares(share, self.everyone)
 
     def explain(self) -> list[str]:
         """Describe the partition and why it was chosen, one line each; all ranks must call it."""
@@ -224,7 +259,7 @@ class DistributedGraph:
             Of the mask, the same on every rank; by default another one at every call.
         """
         if dropout > 0 and seed is None:
-            seed = int(torch.randint(2**62, (1,), generator=self._seeds))
+            seed = int(torch.randint(2**62, (1,), generator=self.generator))
         return self.scheme.graph_attention(
             x.contiguous(),
             row_score.contiguous(),

@@ -39,6 +39,25 @@ class _SendRows(torch.autograd.Function):
         return ctx.group.all_to_all(grads[0], ctx.receive, ctx.send).wait(), None, None, None
 
 
+class _SumOfShares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.all_reduce(share.clone()).wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Each rank's part of the loss depends on the sum.
+        return ctx.group.all_reduce(grads[0].clone()).wait(), None
+
+
+def sum_of_shares(share: Tensor, group: Group) -> Tensor:
+    """Add up a share of every rank."""
+    found: Tensor = _SumOfShares.apply(share, group)
+    return found
+
+
 def gather_rows(part: Tensor, group: Group) -> Tensor:
     """Concatenate the parts of all ranks."""
     found: Tensor = _GatherRows.apply(part, group)

@@ -12,6 +12,13 @@ from bevatron.errors import ConfigError
 from bevatron.parallel.graph_partition.grid import Grid, grids
 
 SCHEMES = ("two_dimensional", "feature_parallel", "rows", "one_and_half_d")
+ATTENDS = {
+    "two_dimensional": ("gat", "dot"),
+    "feature_parallel": ("gat",),
+    "rows": ("gat", "dot", "rows"),
+    "one_and_half_d": ("gat", "dot"),
+}
+"""What each scheme computes: GAT's attention, dot products, whole rows with any formula."""
 CHOSEN_FROM = ("two_dimensional", "feature_parallel", "rows")
 """Schemes that ``auto`` considers; the paper's scheme is there for comparison."""
 
@@ -27,7 +34,7 @@ class Workload:
     heads, channels
         Of the features.
     attention
-        gat (scores of a row and of a column) or dot (scalar products).
+        gat (scores of a row and of a column), dot (scalar products) or rows (another formula).
     softmax
         For dot: whether rows are normalised.
     layers
@@ -133,6 +140,27 @@ class Plan:
         return lines + [f"  instead of {c.line(size)}" for c in self.considered if c != self.chosen]
 
 
+def check(scheme: str, attention: str) -> None:
+    """Refuse a scheme for what it does not compute.
+
+    Raises
+    ------
+    ConfigError
+        Naming those that do.
+    """
+    if scheme not in ATTENDS:
+        raise ConfigError(
+            f"graph partition: scheme '{scheme}' is not known; choose one of {', '.join(SCHEMES)}"
+        )
+    if attention not in ATTENDS[scheme]:
+        able = ", ".join(name for name, kinds in ATTENDS.items() if attention in kinds)
+        what = {"dot": "attend by dot products", "rows": "evaluate formulas of any form"}
+        raise ConfigError(
+            f"graph partition: scheme '{scheme}' cannot {what.get(attention, attention)}; choose "
+            f"one of {able}"
+        )
+
+
 def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
     """Words that one rank sends for a layer, forward and backward.
 
@@ -154,6 +182,7 @@ def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
     >>> round(words_per_layer("feature_parallel", Grid(8, 1), work) / (2**20 * 128), 2)
     0.46
     """
+    check(scheme, work.attention)
     n, k, h, p = work.vertices, work.width, work.heads, grid.size
     dot = work.attention == "dot"
     if scheme == "two_dimensional":
@@ -164,17 +193,11 @@ def words_per_layer(scheme: str, grid: Grid, work: Workload) -> float:
         # Forward l, two for the largest logit, the total; backward delta, L and u.
         return column * 2 * (k + h) + row * (2 * k + 7 * h)
     if scheme == "feature_parallel":
-        if dot:
-            raise ConfigError("graph partition: feature_parallel cannot attend by dot products")
         scores = 4 * n * h * (1 - 1 / p)
         return 4 * n * k / p * (1 - 1 / p) + (scores / p if h % p == 0 else scores)
     if scheme == "rows":
         return 2 * halo(work, p) * (k if dot else k + h)
-    if scheme == "one_and_half_d":
-        return _one_and_half_d(grid, work)
-    raise ConfigError(
-        f"graph partition: scheme '{scheme}' is not known; choose one of {', '.join(SCHEMES)}"
-    )
+    return _one_and_half_d(grid, work)
 
 
 def _one_and_half_d(grid: Grid, work: Workload) -> float:

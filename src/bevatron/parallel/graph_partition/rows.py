@@ -3,13 +3,13 @@
 One all-to-all fetches the rows of [X | r] of all vertices that the rank's own refer to (the halo),
 its gradient returns them: at most n k d / p words received for degree d, and never more than all of
 them, n k (1 - 1/p). Little for meshes and road maps in a good order, everything for graphs
-without locality.
+without locality. Since rows are whole, any formula runs: GATv2, GCN, GIN, one of a user's own.
 """
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
@@ -17,7 +17,7 @@ from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention
 from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.one_group import send_rows
-from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
+from bevatron.parallel.graph_partition.scheme import Scheme
 
 
 class Rows(Scheme):
@@ -64,12 +64,10 @@ class Rows(Scheme):
     ) -> Float[Tensor, "T H C"]:
         """Attend as GAT does; all ranks must call it."""
         heads, channels = x.shape[1:]
-        halo = self._fetch(torch.cat([x.flatten(1), col_score], 1))
+        halo = self.fetch(torch.cat([x.flatten(1), col_score], 1))
         tile = halo[:, : heads * channels].unflatten(1, (heads, channels)).contiguous()
         col = halo[:, heads * channels :].contiguous()
-        row = pad_rows(row_score, self.block.shape[0])
-        found = graph_attention(self.block, tile, row, col, negative_slope, dropout, seed=seed)
-        return found[: len(self.vertices)]
+        return graph_attention(self.block, tile, row_score, col, negative_slope, dropout, seed=seed)
 
     def dot_attention(
         self,
@@ -80,13 +78,16 @@ class Rows(Scheme):
         softmax: bool,
     ) -> Float[Tensor, "T H C"]:
         """Attend by dot products or cosines; all ranks must call it."""
-        halo = self._fetch(x.flatten(1)).unflatten(1, x.shape[1:])
-        query = pad_rows(x, self.block.shape[0])
-        found = dot_attention(
-            self.block, halo, query=query, normalize=normalize, softmax=softmax, scale=scale
+        return dot_attention(
+            self.block, self.fetch(x), query=x, normalize=normalize, softmax=softmax, scale=scale
         )
-        return found[: len(self.vertices)]
 
-    def _fetch(self, rows: Tensor) -> Tensor:
-        """Return the halo's rows."""
+    def fetch(self, rows: Shaped[Tensor, "T *rest"]) -> Shaped[Tensor, "halo *rest"]:
+        """Fetch the halo's rows; all ranks must call it."""
         return send_rows(rows[self.wanted], self.everyone, self.send, self.receive)
+
+    def add_up(self, halo: Shaped[Tensor, "halo *rest"]) -> Shaped[Tensor, "T *rest"]:
+        """Send rows of the halo back to their vertices and add them up, the adjoint of `fetch`."""
+        rows = send_rows(halo, self.everyone, self.receive, self.send)
+        total = rows.new_zeros((len(self.vertices), *rows.shape[1:]))
+        return total.index_add(0, self.wanted, rows)

@@ -66,7 +66,7 @@ class Scheme(ABC):
         del x, scale, normalize, softmax
         raise ConfigError(
             f"graph partition: scheme '{self.name}' has no attention by dot products, since it "
-            "splits the features; choose two_dimensional"
+            "splits the features; choose two_dimensional or rows"
         )
 
 

@@ -4,13 +4,15 @@ The random graphs of `bevatron.data.graphs.generators` and files opened by
 `bevatron.data.graphs.read_in_pieces` are sources.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from bevatron.data.graphs.options import EdgePolicy
 from bevatron.errors import DataError
 
 PIECE = 1 << 22
@@ -24,10 +26,10 @@ class EdgeSource(Protocol):
     ----------
     num_vertices
         Rows and columns of the matrix.
-    merge_duplicates
-        Whether an entry that comes several times is stored once.
-    sum_duplicates
-        Whether its values are then added up; else it has the first.
+    name
+        Of the file or graph, for messages.
+    policy
+        What is done with duplicates, reverse edges and self loops.
     fill_empty_rows
         Whether a row without entries gets the one that ``fill_empty_row`` chooses.
     """
@@ -38,13 +40,13 @@ class EdgeSource(Protocol):
         ...
 
     @property
-    def merge_duplicates(self) -> bool:
-        """Whether an entry that comes several times is stored once."""
+    def name(self) -> str:
+        """Of the file or graph, for messages."""
         ...
 
     @property
-    def sum_duplicates(self) -> bool:
-        """Whether values of an entry that comes several times are added up."""
+    def policy(self) -> EdgePolicy:
+        """What is done with duplicates, reverse edges and self loops."""
         ...
 
     @property
@@ -72,8 +74,12 @@ class EdgeList:
         Rows and columns of the matrix.
     values
         [E] edge weights, or None.
+    policy
+        What is done with duplicates, reverse edges and self loops.
+    name
+        For messages.
     merge_duplicates
-        Store an entry that comes several times once; its values are added up.
+        Deprecated: ``EdgePolicy(duplicates="sum")``, or ``"merge"`` without values.
 
     Raises
     ------
@@ -88,7 +94,6 @@ class EdgeList:
     """
 
     fill_empty_rows = False
-    sum_duplicates = True
 
     def __init__(
         self,
@@ -97,14 +102,29 @@ class EdgeList:
         num_vertices: int,
         values: Float[Tensor, "_"] | None = None,
         *,
+        policy: EdgePolicy | None = None,
+        name: str = "edge list",
         merge_duplicates: bool = False,
     ) -> None:
-        for name, ids in (("row", row), ("col", col)):
-            check_ids(ids, num_vertices, f"edge list, {name}")
+        if merge_duplicates:
+            kind: Literal["merge", "sum"] = "merge" if values is None else "sum"
+            warnings.warn(
+                f'merge_duplicates: use policy=EdgePolicy(duplicates="{kind}")',
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            policy = EdgePolicy(duplicates=kind)
+        for axis, ids in (("row", row), ("col", col)):
+            check_ids(ids, num_vertices, f"edge list, {axis}")
         if values is not None and len(values) != len(row):
             raise DataError(f"edge list: found {len(row)} edges and {len(values)} values")
         self.row, self.col, self.values = row, col, values
-        self.num_vertices, self.merge_duplicates = num_vertices, merge_duplicates
+        self.num_vertices, self.policy, self.name = num_vertices, policy or EdgePolicy(), name
+
+    @property
+    def weighted(self) -> bool:
+        """Whether entries of the matrix have values."""
+        return self.values is not None or self.policy.duplicates == "sum"
 
     def pieces(self, device: torch.device) -> Iterator[Sequence[Tensor]]:
         """Yield (row, column) or (row, column, value)."""

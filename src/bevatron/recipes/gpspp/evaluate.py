@@ -18,7 +18,7 @@ from bevatron.typing import FloatArray
 
 Errors = dict[str, float]
 
-COUNTS = frozenset({"molecules", "without prediction"})
+COUNTS = frozenset({"molecules", "without prediction", "outside the training data"})
 """Metrics that are counts."""
 
 
@@ -87,13 +87,18 @@ def errors_by_target(
 ) -> dict[str, Errors]:
     """Compute the metrics of every target over several sets of labels [n, T] and predictions."""
     found = {}
+    outside = np.concatenate([predictions.outside for _, predictions in parts])
     for t, target in enumerate(targets):
         label = np.concatenate([labels[:, t] for labels, _ in parts])
         predicted = np.concatenate([predictions.values[:, t] for _, predictions in parts])
         known = np.isfinite(label) & np.isfinite(predicted)
         lost = int((np.isfinite(label) & ~np.isfinite(predicted)).sum())
-        metrics = errors(target, label[known], predicted[known])
-        found[target.name] = {**metrics, **({"without prediction": float(lost)} if lost else {})}
+        beyond = int((known & outside).sum())
+        found[target.name] = {
+            **errors(target, label[known], predicted[known]),
+            **({"without prediction": float(lost)} if lost else {}),
+            **({"outside the training data": float(beyond)} if beyond else {}),
+        }
     return found
 
 

@@ -42,8 +42,8 @@ class WriteOutcome:
     modes: Sequence[Mode]
     report: WriteReport | None
 
-    def __call__(self, result: FitResult, folder: Path) -> None:
-        """Write all of it."""
+    def __call__(self, result: FitResult, folder: Path) -> str | None:
+        """Write all of it; return a line for the log if the report could not be written."""
         data = self.data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
         tables = [
@@ -54,8 +54,7 @@ class WriteOutcome:
         _write(folder / SPLIT_FILE, pa.concat_tables(tables))
         if data.test is not None:
             _write(folder / TEST_FILE, _test_predictions(folder, data.test, self.modes[0]))
-        if self.report is not None:
-            self.report(result, folder)
+        return None if self.report is None else self.report(result, folder)
 
 
 def _test_predictions(folder: Path, test: Dataset, mode: Mode) -> Any:

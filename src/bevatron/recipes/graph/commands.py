@@ -14,9 +14,12 @@ def evaluate(
     splits: Path | None = None,
     device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float32",
+    partition: Literal["auto", "2d", "feature", "rows"] = "auto",
     out: Path | None = None,
 ) -> None:
     """Print loss, accuracy and ROC-AUC of a node classifier on labelled vertices, by split.
+
+    A graph that the model was trained on has the split of the training.
 
     Parameters
     ----------
@@ -34,14 +37,27 @@ def evaluate(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision.
+    partition
+        How the processes of torchrun cut a graph, as in training.
     out
         Also write the table to this JSON file.
     """
+    from bevatron.parallel.mesh import is_main_process
     from bevatron.recipes.graph.evaluate import evaluate_graphs, print_metrics
 
     files_of_edge_list = {"features": features, "labels": labels, "splits": splits}
-    table = evaluate_graphs(model, files, **files_of_edge_list, device=device, dtype=dtype, out=out)
-    print_metrics(table)
+    table = evaluate_graphs(
+        model,
+        files,
+        **files_of_edge_list,
+        device=device,
+        dtype=dtype,
+        partition=partition,
+        out=out,
+        tell=say,
+    )
+    if is_main_process():
+        print_metrics(table)
 
 
 def predict(
@@ -51,6 +67,7 @@ def predict(
     features: Path | None = None,
     device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float32",
+    partition: Literal["auto", "2d", "feature", "rows"] = "auto",
 ) -> None:
     """Write class and probabilities of every vertex, in the order of the file.
 
@@ -68,8 +85,14 @@ def predict(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision.
+    partition
+        How the processes of torchrun cut the graph, as in training.
     """
+    from bevatron.parallel.mesh import is_main_process
     from bevatron.recipes.graph.predict import predict_file
 
-    done = predict_file(model, source, out, features=features, device=device, dtype=dtype)
-    say(f"{done:,} vertices are in {out}")
+    done = predict_file(
+        model, source, out, features=features, device=device, dtype=dtype, partition=partition
+    )
+    if is_main_process():
+        say(f"{done:,} vertices are in {out}")

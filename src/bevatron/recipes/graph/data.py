@@ -1,20 +1,22 @@
 """Data of a run on graphs: one graph with masks, or separate graphs for each split."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xxhash
 
 from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset
-from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
+from bevatron.data.graphs import ROLES, GraphArrays, GraphOptions, read_graph
 from bevatron.data.graphs.vertices import has_label
 from bevatron.data.samples.graphs import PARTS, WholeGraph
 from bevatron.errors import ConfigError, DataError
 from bevatron.models.graph_attention.config import LabelKind
+from bevatron.recipes.graph.split import TrainedSplit
 from bevatron.typing import Arrays, IntArray
 
 
@@ -57,6 +59,16 @@ class GraphDataConfig:
     def inductive(self) -> bool:
         """Whether each split consists of separate graphs."""
         return len(self.train) > 1 or bool(self.valid) or bool(self.test)
+
+    @property
+    def split_origin(self) -> str:
+        """Where the split comes from, for messages."""
+        if self.inductive:
+            return "by whole graphs"
+        if self.read.random_split is not None:
+            shares = " ".join(f"{share:g}" for share in self.read.random_split)
+            return f"drawn at random ({shares}, seed {self.read.split_seed})"
+        return f"split {self.read.split} of {self.splits or self.train[0]}"
 
 
 class GraphSet:
@@ -108,6 +120,10 @@ class GraphData:
         Lines for the log: what was found.
     fingerprint
         Hash of edges, features, labels and splits.
+    split
+        Roles of the vertices, which stay with the model.
+    generators
+        Random number generators that all processes share, by name.
     """
 
     train: Dataset
@@ -118,6 +134,8 @@ class GraphData:
     questions: LabelKind
     report: list[str]
     fingerprint: str
+    split: TrainedSplit
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
 
 
 def load_graphs(config: GraphDataConfig) -> GraphData:
@@ -137,11 +155,16 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
     for role in PARTS[1:]:
         paths: Sequence[Path] = getattr(config, role)
         parts[role] = [read_one(path, config, several=True) for path in paths]
+    fingerprint = _fingerprint([graph for each in parts.values() for graph in each], config)
+    if config.inductive:
+        parts = {role: [_whole_in(graph, role) for graph in each] for role, each in parts.items()}
+        _check_test(parts)
     everything = [graph for each in parts.values() for graph in each]
     questions = _questions(config, everything)
     _check_alike(everything)
+    _check_classes(everything)
     if config.inductive:
-        sets = {role: _whole_set(each, role, questions) for role, each in parts.items()}
+        sets = {role: _set_of(each, role, questions) for role, each in parts.items()}
     else:
         sets = _parts_of_one(graphs[0], questions)
     train = sets["train"]
@@ -157,7 +180,8 @@ def load_graphs(config: GraphDataConfig) -> GraphData:
         outputs=1 if binary else classes,
         questions=questions,
         report=[line for graph in everything for line in graph.report()],
-        fingerprint=_fingerprint(everything, config),
+        fingerprint=fingerprint,
+        split=TrainedSplit.of(everything, config.split_origin),
     )
 
 
@@ -171,6 +195,7 @@ def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphDa
     """
     _check_learnable(vertices, Path(vertices.name))
     questions = _questions(config, [vertices])
+    _check_classes([vertices])
     if not vertices.mask("train").any():
         raise DataError(_nothing_to_train_on(vertices.name))
     binary = questions == "yes_no" and _columns(vertices) == 1
@@ -185,6 +210,7 @@ def describe_vertices(vertices: GraphArrays, config: GraphDataConfig) -> GraphDa
         questions=questions,
         report=[line for line in vertices.report() if "features" in line],
         fingerprint=digest.hexdigest(),
+        split=TrainedSplit.of([vertices], config.split_origin),
     )
 
 
@@ -244,20 +270,33 @@ def _parts_of_one(graph: GraphArrays, questions: LabelKind) -> dict[str, GraphSe
     }
 
 
-def _whole_set(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
+def _whole_in(graph: GraphArrays, role: str) -> GraphArrays:
+    """Give all labelled vertices of a graph one role, whatever its own split."""
+    assert graph.labels is not None
+    known = has_label(graph.labels)
+    if not known.any():
+        raise DataError(f"{graph.name}: has no labelled vertices")
+    number = 1 + ROLES.index(role)
+    return replace(graph, roles=(known * number).astype(np.uint8))
+
+
+def _set_of(graphs: Sequence[GraphArrays], role: str, questions: LabelKind) -> GraphSet | None:
     """Build a data set of graphs, with all labelled vertices."""
     if not graphs:
         return None
-    samples = []
-    number = 1 + [*PARTS].index(role)  # type: ignore[arg-type]
-    for graph in graphs:
-        assert graph.labels is not None
-        known = has_label(graph.labels)
-        if not known.any():
-            raise DataError(f"{graph.name}: has no labelled vertices")
-        one = replace(graph, roles=(known * number).astype(np.uint8))
-        samples.append({**sample_of(one, questions), "part": np.array(number - 1, dtype=np.int32)})
+    part = np.array(ROLES.index(role), dtype=np.int32)
+    samples = [{**sample_of(graph, questions), "part": part} for graph in graphs]
     return GraphSet(samples, [graph.name for graph in graphs])
+
+
+def _check_test(parts: Mapping[str, Sequence[GraphArrays]]) -> None:
+    """Refuse a graph that is trained on and tested."""
+    trained = {_hash_of([replace(graph, roles=None)]) for graph in parts["train"]}
+    for graph in parts["test"]:
+        if _hash_of([replace(graph, roles=None)]) in trained:
+            raise DataError(
+                f"{graph.name}: is given for training and for test; leave it out of data.test"
+            )
 
 
 def _columns(graph: GraphArrays) -> int:
@@ -296,10 +335,32 @@ def _check_alike(graphs: Sequence[GraphArrays]) -> None:
             )
 
 
+EMPTY_CLASSES = 100
+"""Classes without a vertex that are tolerated, besides as many as there are classes with one."""
+
+
+def _check_classes(graphs: Sequence[GraphArrays]) -> None:
+    """Refuse labels with gaps that would make a model of countless logits."""
+    if _columns(graphs[0]) > 1:
+        return
+    found = np.unique(np.concatenate([np.unique(graph.labels) for graph in graphs]))  # type: ignore[arg-type]
+    classes = found[found >= 0]
+    if len(classes) and classes[-1] + 1 > 2 * len(classes) + EMPTY_CLASSES:
+        raise DataError(
+            f"{graphs[0].name}: has {len(classes):,} different labels up to {classes[-1]:,}, which "
+            f"would make a model of {classes[-1] + 1:,} logits; number the classes 0, 1, 2, ..."
+        )
+
+
 def _fingerprint(graphs: Sequence[GraphArrays], config: GraphDataConfig) -> str:
+    options = repr(sorted(to_dict(config.read).items()))
+    return _hash_of(graphs, options.encode())
+
+
+def _hash_of(graphs: Sequence[GraphArrays], more: bytes = b"") -> str:
     digest = xxhash.xxh3_128()
     for graph in graphs:
         for array in graph.sample().values():
             digest.update(np.ascontiguousarray(array).data if array.ndim else array.tobytes())
-    digest.update(repr(sorted(to_dict(config.read).items())).encode())
+    digest.update(more)
     return digest.hexdigest()

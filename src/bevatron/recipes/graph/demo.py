@@ -35,7 +35,7 @@ def run_demo(out: Path) -> Part:
     result = fit(build(GraphRun.from_values(values), resume=True))
     if result.stopped_by is not None:
         return Part(exit_code=result.exit_code)
-    table = evaluate_graphs(folder, [source])
+    table = evaluate_graphs(folder, [source], tell=say)
     print_metrics(table)
     predict_file(folder, source, folder / "classes.csv")
     return Part(

@@ -1,17 +1,20 @@
 """Metrics of a trained node classifier on labelled vertices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from bevatron.data.graphs import ROLES, GraphArrays
 from bevatron.data.graphs.vertices import has_label
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.graph_attention import NodeClassifier
-from bevatron.recipes.graph.predict import graph_for, run_model
+from bevatron.parallel.collectives import sum_over_ranks
+from bevatron.parallel.mesh import Mesh
+from bevatron.recipes.graph.partition import Scheme
+from bevatron.recipes.graph.predict import Computed, open_for, processes, run_model
+from bevatron.recipes.graph.split import TrainedSplit, with_trained_split
+from bevatron.recipes.kinds import newest_model
 
 Metrics = dict[str, float]
 
@@ -25,13 +28,19 @@ def evaluate_graphs(
     splits: Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
+    partition: Scheme = "auto",
     out: Path | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, Metrics]:
     """Compute the metrics of a model on labelled graphs.
 
+    Of a graph of the training, train, valid and test are the vertices of then: the split is kept
+    with the model, so the test holds no label that was trained on. Several processes (torchrun) cut
+    the graph as training does; all have the result.
+
     Parameters
     ----------
-    model, device, dtype
+    model, device, dtype, partition
         As for `predict_graph`.
     sources
         Graphs or files.
@@ -39,6 +48,8 @@ def evaluate_graphs(
         Files that belong to an edge list, if that is the only graph; see `read_graph`.
     out
         Also write the table to this JSON file.
+    tell
+        Is given a line on the split of each graph.
 
     Returns
     -------
@@ -50,7 +61,7 @@ def evaluate_graphs(
     ConfigError
         For no graph, or one file of features, labels or splits for several graphs.
     DataError
-        For a graph without labels.
+        For a graph without labels, or ``splits`` that test what was trained on.
     """
     if not sources:
         raise ConfigError("evaluate: expected at least one graph")
@@ -59,22 +70,40 @@ def evaluate_graphs(
     if given and len(sources) > 1:
         raise ConfigError(f"{given[0]}: belongs to one graph, but {len(sources)} are given")
     table: dict[str, Metrics] = {}
-    for source in sources:
-        graph = graph_for(model, source, **more_files)
-        if graph.labels is None:
-            raise DataError(f"{graph.name}: has no labels to compare with")
-        task, batch, outputs = run_model(model, graph, device, dtype)
-        known = has_label(graph.labels)
-        parts = {role: graph.mask(role) for role in ROLES if graph.mask(role).any()}
-        prefix = f"{graph.name} " if len(sources) > 1 else ""
-        for name, mask in {**parts, "all labelled": known}.items():
-            metrics = task.metrics()
-            chosen = torch.from_numpy(mask & known).to(batch.mask.device)
-            metrics.update(replace(batch, mask=chosen, _copies={}), outputs)
-            table[prefix + name] = metrics.compute()
-    if out is not None:
-        write_json_atomically(out, table, DataError)
+    trained = None
+    if not isinstance(model, NodeClassifier):
+        trained = TrainedSplit.load(newest_model(Path(model)))
+    with processes(device) as mesh:
+        for source in sources:
+            opened = open_for(model, source, mesh, dtype, **more_files)
+            graph, line = with_trained_split(opened.graph, trained, splits)
+            if graph.labels is None:
+                raise DataError(f"{graph.name}: has no labels to compare with")
+            if tell is not None and mesh.is_main:
+                tell(line)
+            computed = run_model(replace(opened, graph=graph), mesh, dtype, partition)
+            prefix = f"{graph.name} " if len(sources) > 1 else ""
+            found = _by_part(computed, graph, mesh)
+            table |= {prefix + name: metrics for name, metrics in found.items()}
+        if out is not None and mesh.is_main:
+            write_json_atomically(out, table, DataError)
     return table
+
+
+def _by_part(computed: Computed, graph: GraphArrays, mesh: Mesh) -> dict[str, Metrics]:
+    """Compute the metrics of each part of a graph's labels, and of all of them."""
+    assert graph.labels is not None
+    known = has_label(graph.labels)
+    parts = {role: graph.mask(role) for role in ROLES if graph.mask(role).any()}
+    found = {}
+    for name, mask in {**parts, "all labelled": known}.items():
+        metrics = computed.task.metrics()
+        batch = replace(computed.batch, mask=computed.own(mask & known), _copies={})
+        metrics.update(batch, computed.outputs)
+        if mesh.world > 1:
+            metrics.load_sums(sum_over_ranks(metrics.sums(), mesh))
+        found[name] = metrics.compute()
+    return found
 
 
 def print_metrics(table: Mapping[str, Metrics]) -> None:

@@ -1,8 +1,8 @@
-"""Training on one graph with many processes: each holds the vertices of its part.
+"""One graph on many processes: each holds the vertices of its part.
 
 The edges are read in pieces, so that no process needs the whole list; each process keeps its own
-rows of features and labels. Loss and gradients are sums over all vertices, so the run equals that
-of one process.
+rows of features and labels. Loss, gradients and metrics are sums over all vertices, so training and
+evaluation equal those of one process.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from bevatron.data.graphs import EdgeSource, GraphArrays, read_in_pieces
+from bevatron.data.graphs import (
+    EdgePolicy,
+    EdgeSource,
+    GraphArrays,
+    GraphOptions,
+    read_graph,
+    read_in_pieces,
+)
 from bevatron.data.graphs.graph import Edges, SparseFeatures
-from bevatron.data.graphs.reading import read_vertices
+from bevatron.data.graphs.pieces import needs_whole_list
+from bevatron.data.graphs.reading import read_vertices, rows_of_files
 from bevatron.data.samples.graphs import (
     PARTS,
     Graph,
@@ -25,19 +34,61 @@ from bevatron.data.samples.graphs import (
     collate_graphs,
 )
 from bevatron.errors import ConfigError
-from bevatron.models.graph_attention.config import GraphAttentionConfig, LabelKind
-from bevatron.parallel.graph_partition import DistributedGraph
+from bevatron.models.graph_attention import NodeClassifier
+from bevatron.models.graph_attention.config import GraphAttentionConfig
+from bevatron.parallel.graph_partition import DistributedGraph, EdgeList
+from bevatron.parallel.graph_partition.planner import ATTENDS
 from bevatron.parallel.mesh import open_mesh
-from bevatron.recipes.graph.data import GraphDataConfig, sample_of
+from bevatron.recipes.graph.data import sample_of
 from bevatron.typing import Arrays, IntArray
 
 T = TypeVar("T")
+
+Source = EdgeSource | EdgeList
 
 Scheme = Literal["auto", "2d", "feature", "rows"]
 SCHEMES = {
     "auto": "auto", "2d": "two_dimensional", "feature": "feature_parallel", "rows": "rows",
 }  # fmt: skip
 """Value of the key ``partition`` -> name in `bevatron.parallel.graph_partition`."""
+
+
+def open_graph(
+    graph: GraphArrays | Path | str,
+    options: GraphOptions,
+    *,
+    self_loops: bool,
+    **more_files: Path | None,
+) -> tuple[Source, GraphArrays]:
+    """Open a graph to be cut: its edges in pieces where possible, the data of its vertices whole.
+
+    Parameters
+    ----------
+    graph, options, more_files
+        As of `bevatron.data.graphs.read_graph`.
+    self_loops
+        Whether the model adds one where there is none.
+
+    Returns
+    -------
+    The edges; the vertices, without edges.
+    """
+    nothing = np.zeros(0, dtype=np.int32)
+    if isinstance(graph, str | Path) and not needs_whole_list(Path(graph), options):
+        edges = read_in_pieces(graph, options, rows_of_files(**more_files))
+        policy = edges.policy.with_self_loops() if self_loops else edges.policy
+        vertices = read_vertices(edges.path, edges.num_vertices, options, **more_files)
+        return replace(edges, policy=policy), vertices
+    if not isinstance(graph, GraphArrays):
+        graph = read_graph(graph, options, **more_files)
+    rows, cols, weights = graph.edges.rows, graph.edges.cols, graph.edges.weights
+    source = EdgeList(
+        *(torch.from_numpy(rows), torch.from_numpy(cols), graph.num_nodes),
+        None if weights is None else torch.from_numpy(weights),
+        policy=EdgePolicy(self_loops="add" if self_loops else "keep"),
+        name=graph.name,
+    )
+    return source, replace(graph, edges=Edges(nothing, nothing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,57 +133,70 @@ class PartedGraph:
 
     Parameters
     ----------
-    path
-        The graph.
-    vertices
-        Features, labels and splits of its vertices; without edges.
-    data, model
-        Of the run.
+    edges, vertices
+        See `open_graph`.
+    model
+        Configuration of the model that works on it.
     scheme
         How the graph is partitioned.
-    device, seed
+    device
         Of the run.
+    seed
+        Of the order of vertices and of masks of dropout.
+
+    Attributes
+    ----------
+    generator
+        Draws the seeds of attention dropout, in the same state on all processes.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not run on this partition.
     """
 
     def __init__(
         self,
-        path: Path,
+        edges: Source,
         vertices: GraphArrays,
-        data: GraphDataConfig,
         model: GraphAttentionConfig,
         scheme: Scheme,
-        device: str,
-        seed: int,
+        device: str = "auto",
+        seed: int = 0,
     ) -> None:
-        if model.layer not in {"gat", "agnn", "va", "agnn_paper", "va_softmax"}:
-            raise ConfigError(
-                f"model.layer: '{model.layer}' does not run on several processes; gat, agnn, va, "
-                "va_softmax and agnn_paper do"
-            )
         if model.norm == "batch":
             raise ConfigError(
                 "model.norm: 'batch' averages over all vertices, which no process holds; use layer"
             )
-        self.vertices, self.model, self.scheme = vertices, model, scheme
+        # What its formulas need is known without weights.
+        with torch.device("meta"):
+            self.attends = NodeClassifier(model).attends(weighted=edges.weighted)
+        able = [key for key, name in SCHEMES.items() if self.attends in ATTENDS.get(name, ())]
+        if scheme not in {"auto", *able}:
+            raise ConfigError(
+                f"partition: '{scheme}' does not run model.layer '{model.layer}'; choose auto or "
+                f"{' or '.join(able)}"
+            )
+        self.edges, self.vertices, self.model, self.scheme = edges, vertices, model, scheme
         self.device, self.seed = device, seed
-        loops = "add" if model.self_loops else data.read.self_loops
-        self.source: EdgeSource = read_in_pieces(path, replace(data.read, self_loops=loops))
-        self.questions: LabelKind = model.labels
+        self.generator = torch.Generator().manual_seed(seed)
         self._graph: DistributedGraph | None = None
         self._batches: dict[int, GraphBatch] = {}
 
     def graph(self) -> DistributedGraph:
         """Partition the graph; collective on the first call."""
         if self._graph is None:
+            several_heads = self.model.layer in {"gat", "gatv2"}
             with open_mesh(self.device) as mesh:
                 self._graph = DistributedGraph.build(
-                    self.source,
+                    self.edges,
                     mesh,
                     scheme=SCHEMES[self.scheme],
-                    attention="gat" if self.model.layer == "gat" else "dot",
-                    heads=self.model.heads if self.model.layer == "gat" else 1,
+                    attention=self.attends,
+                    heads=self.model.heads if several_heads else 1,
                     channels=self.model.hidden,
                     seed=self.seed,
+                    generator=self.generator,
                 )
                 lines = self._graph.explain()
                 if mesh.is_main:
@@ -144,7 +208,7 @@ class PartedGraph:
         if column not in self._batches:
             graph = self.graph()
             own = _rows(self.vertices, graph.vertices.cpu().numpy())
-            sample = {**sample_of(own, self.questions), "part": np.array(column, np.int32)}
+            sample = {**sample_of(own, self.model.labels), "part": np.array(column, np.int32)}
             batch = collate_graphs([sample], np.zeros(1, np.int64), [1.0])
             first = next(iter(self._batches.values()), None)
             part = batch.graph if first is None else first.graph
@@ -181,21 +245,6 @@ class PartSet:
     def lengths(self, field: str) -> IntArray:
         """Vertices of the whole graph; edges are not counted."""
         return np.array([0 if field == "edges" else self.graph.vertices.num_nodes], dtype=np.int64)
-
-
-def load_vertices(config: GraphDataConfig) -> GraphArrays:
-    """Read features, labels and splits of the run's graph.
-
-    Raises
-    ------
-    ConfigError
-        For several graphs, which are not cut.
-    """
-    if config.inductive or len(config.train) != 1:
-        raise ConfigError("partition: cuts one graph; several are distributed as they are")
-    source = read_in_pieces(config.train[0], config.read)
-    more_files = {"features": config.features, "labels": config.labels, "splits": config.splits}
-    return read_vertices(config.train[0], source.num_vertices, config.read, **more_files)
 
 
 def _rows(graph: GraphArrays, own: IntArray) -> GraphArrays:

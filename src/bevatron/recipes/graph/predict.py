@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,24 +13,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from bevatron.config import from_dict
 from bevatron.data.graphs import GraphArrays, GraphOptions, read_graph
 from bevatron.data.samples.graphs import GraphBatch, collate_graphs
-from bevatron.errors import ConfigError, DataError, OutOfMemoryError
+from bevatron.errors import ConfigError, DataError, OutOfMemoryError, ran_out_of_memory
 from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
+from bevatron.parallel.graph_partition import DistributedGraph
+from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
 from bevatron.recipes.devices import device_to_use
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.graph.data import sample_of
+from bevatron.recipes.graph.partition import PartedGraph, Scheme, Source, open_graph
 from bevatron.recipes.graph.run import READ_FILE
 from bevatron.recipes.kinds import newest_model
 from bevatron.train.evaluate import in_eval_mode
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
-Metrics = dict[str, float]
+GATHERED_NUMBERS = 2**26
+"""Outputs that are gathered from all processes at a time."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,12 @@ def predict_graph(
     features: Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
+    partition: Scheme = "auto",
 ) -> Predictions:
     """Classify every vertex of a graph.
+
+    Several processes (torchrun) cut the graph as training does; the first has the result, that of
+    the others is empty.
 
     Parameters
     ----------
@@ -89,22 +101,26 @@ def predict_graph(
         .npy file for an edge list, one row per vertex.
     device, dtype
         Where and in which precision to compute.
+    partition
+        How several processes cut the graph; see `bevatron.recipes.graph.run.GraphRun`.
 
     Raises
     ------
     DataError
         If the graph does not have the features of the model.
     """
-    found = graph_for(model, graph, features=features)
+    with processes(device) as mesh:
+        opened = open_for(model, graph, mesh, dtype, features=features)
+        computed = run_model(opened, mesh, dtype, partition)
+        probabilities = computed.gathered("probabilities")
+    found = opened.graph
+    several = computed.task.labels == "yes_no"
+    if not mesh.is_main:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Predictions(nothing, nothing, probabilities)
     ids = np.arange(found.num_nodes) if found.ids is None else found.ids
-    task, _, outputs = run_model(model, found, device, dtype)
-    probabilities = outputs["probabilities"].double().cpu().numpy()
-    classes = (
-        (probabilities > 0.5).astype(np.int64)
-        if task.labels == "yes_no"
-        else probabilities.argmax(axis=1)
-    )
-    return Predictions(ids, classes, probabilities)
+    chosen = (probabilities > 0.5).astype(np.int64) if several else probabilities.argmax(axis=1)
+    return Predictions(ids, chosen, probabilities)
 
 
 def predict_file(
@@ -115,12 +131,15 @@ def predict_file(
     features: Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
+    partition: Scheme = "auto",
 ) -> int:
     """Write the predictions for every vertex: ``.csv`` (vertex, class, p0, ...) or ``.npz``.
 
+    Of several processes the first writes.
+
     Returns
     -------
-    Number of vertices.
+    Number of vertices written by this process.
 
     Raises
     ------
@@ -129,7 +148,20 @@ def predict_file(
     """
     if out.suffix not in {".csv", ".npz"}:
         raise DataError(f"{out}: expected a name that ends in .csv or .npz")
-    found = predict_graph(model, source, features=features, device=device, dtype=dtype)
+    with processes(device) as mesh:
+        found = predict_graph(
+            *(model, source),
+            features=features,
+            device=device,
+            dtype=dtype,
+            partition=partition,
+        )
+        if mesh.is_main:
+            _write(found, out)
+    return len(found.ids)
+
+
+def _write(found: Predictions, out: Path) -> None:
     if out.suffix == ".npz":
         buffer = io.BytesIO()
         np.savez_compressed(
@@ -141,29 +173,51 @@ def predict_file(
         write_bytes_atomically(out, buffer.getvalue(), DataError)
     else:
         write_text_atomically(out, _table(found), DataError)
-    return len(found.ids)
 
 
-def run_model(
-    model: NodeClassifier | Path | str, graph: GraphArrays, device: str, dtype: str
-) -> tuple[NodeTask, GraphBatch, dict[str, torch.Tensor]]:
-    """Run a model on one graph.
+@contextmanager
+def processes(device: str) -> Iterator[Mesh]:
+    """Join the processes of torchrun; one process uses a device that was tried out."""
+    if ranks_from_environment(os.environ)[1] == 1:
+        yield Mesh(device=device_to_use(device))
+        return
+    with open_mesh(device) as mesh:
+        yield mesh
 
-    Returns
-    -------
-    task, batch, outputs
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model and a graph for it; of a graph to be cut, the vertices and a source of edges."""
+
+    model: NodeClassifier
+    graph: GraphArrays
+    edges: Source | None
+
+
+def open_for(
+    model: NodeClassifier | Path | str,
+    source: GraphArrays | Path | str,
+    mesh: Mesh,
+    dtype: str,
+    **more_files: Path | None,
+) -> Opened:
+    """Read a graph with the options of a model's training data; see `read_graph`.
 
     Raises
     ------
     DataError
         If features or classes are not those of the model.
-    OutOfMemoryError
-        If the graph does not fit on the device.
-    DivergenceError
-        If a prediction is not finite.
     """
-    module: Any = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
-    config = module.config
+    module = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
+    options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
+    config, edges = module.config, None
+    if mesh.world > 1:
+        loops = config.self_loops
+        edges, graph = open_graph(source, options, self_loops=loops, **more_files)
+    elif isinstance(source, GraphArrays):
+        graph = source
+    else:
+        graph = read_graph(source, options, **more_files)
     if not graph.num_features:
         raise DataError(f"{graph.name}: has no features; give them in a file (--features FILE.npy)")
     if graph.num_features != config.inputs:
@@ -175,39 +229,94 @@ def run_model(
         raise DataError(
             f"{graph.name}: has {graph.num_classes} classes, the model knows {config.outputs}"
         )
+    return Opened(module, graph, edges)
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a model gives for a graph, or for this process's vertices of one that is cut.
+
+    Attributes
+    ----------
+    task, batch, outputs
+        Of these vertices.
+    whole
+        The graph that is cut; None of a whole one.
+    """
+
+    task: NodeTask
+    batch: GraphBatch
+    outputs: Mapping[str, Tensor]
+    whole: DistributedGraph | None
+
+    def own(self, values: npt.NDArray[Any]) -> Tensor:
+        """Return the rows of these vertices, of an array over all."""
+        if self.whole is not None:
+            values = values[self.whole.vertices.cpu().numpy()]
+        return torch.from_numpy(values).to(self.batch.mask.device)
+
+    def gathered(self, name: str) -> npt.NDArray[np.float64]:
+        """Return an output for all vertices, [N, _] on the first process and [0, _] elsewhere."""
+        rows = self.outputs[name].double()
+        if self.whole is None:
+            return rows.cpu().numpy()
+        # A few columns at a time: no device needs to hold all outputs of all vertices.
+        width = max(GATHERED_NUMBERS // max(self.whole.num_vertices, 1), 1)
+        count = self.whole.num_vertices if self.whole.mesh.is_main else 0
+        found = np.empty((count, rows.shape[1]))
+        for start in range(0, rows.shape[1], width):
+            part = self.whole.gather(rows[:, start : start + width])
+            found[:, start : start + width] = part[:count].cpu().numpy()
+        return found
+
+
+def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto") -> Computed:
+    """Run a model on one graph.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If the graph does not fit on the device.
+    DivergenceError
+        If a prediction is not finite.
+    """
+    module, graph = opened.model, opened.graph
+    config, place = module.config, mesh.device
     task = NodeTask(config.labels, config.outputs)
-    batch = collate_graphs([sample_of(graph, config.labels)], np.zeros(1, np.int64), [1.0])
-    place = device_to_use(device)
     try:
+        if opened.edges is None:
+            whole = None
+            sample = sample_of(graph, config.labels)
+            batch = collate_graphs([sample], np.zeros(1, np.int64), [1.0])
+        else:
+            parted = PartedGraph(opened.edges, graph, config, partition, str(place))
+            whole, batch = parted.graph(), parted.batch(0)
         module = module.to(place, DTYPES[dtype])
         moved = batch.to(place, DTYPES[dtype])
         with in_eval_mode(module):
             outputs = dict(task.predict(module, moved))
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
         raise OutOfMemoryError(
-            f"{place} ran out of memory at a graph of {graph.num_nodes:,} vertices with "
-            f"{graph.num_edges:,} edges; use float32 or several GPUs"
+            f"{place} ran out of memory at {graph.name}, {graph.num_nodes:,} vertices with "
+            f"{graph.num_features:,} features; use float32, or more processes (torchrun), which "
+            "share the graph"
         ) from error
-    probabilities = outputs["probabilities"].double().cpu().numpy()
-    bad = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+    computed = Computed(task, moved, outputs, whole)
+    _check_finite(computed, graph)
+    return computed
+
+
+def _check_finite(computed: Computed, graph: GraphArrays) -> None:
+    probabilities = computed.outputs["probabilities"]
+    bad = (~probabilities.isfinite()).any(1).nonzero()
     if len(bad):
-        vertex = int(bad[0]) if graph.ids is None else int(graph.ids[bad[0]])
-        check_finite(
-            {"probability": probabilities[bad[0]]}, lambda: f"{graph.name}, vertex {vertex}"
-        )
-    return task, moved, outputs
-
-
-def graph_for(
-    model: NodeClassifier | Path | str,
-    graph: GraphArrays | Path | str,
-    **more_files: Path | None,
-) -> GraphArrays:
-    """Read a graph with the options of a model's training data; see `read_graph`."""
-    if isinstance(graph, GraphArrays):
-        return graph
-    options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
-    return read_graph(graph, options, **more_files)
+        first = int(bad[0])
+        vertex = int(computed.own(np.arange(graph.num_nodes))[first])
+        vertex = vertex if graph.ids is None else int(graph.ids[vertex])
+        row = probabilities[first].double().cpu().numpy()
+        check_finite({"probability": row}, lambda: f"{graph.name}, vertex {vertex}")
 
 
 def _table(found: Predictions) -> str:

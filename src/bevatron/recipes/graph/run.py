@@ -28,7 +28,8 @@ from bevatron.recipes.graph.data import (
     graph_sizes,
     load_graphs,
 )
-from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, load_vertices
+from bevatron.recipes.graph.partition import PartedGraph, PartSet, Scheme, open_graph
+from bevatron.recipes.graph.split import TrainedSplit
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import FitResult, Run, SamplesApart, SamplesTogether
@@ -102,9 +103,9 @@ class GraphRun(RunConfig):
         See `bevatron.recipes.run_config.RunConfig`. One graph is one batch; for several graphs,
         ``batch.capacity`` counts nodes.
     partition
-        How one graph is partitioned over the processes of torchrun: ``2d`` blocks of the matrix,
-        ``feature`` (each has all edges and a part of the heads' features; GAT), ``rows``, or the
-        one that communicates least (``auto``).
+        How one graph is partitioned over the processes of torchrun: ``2d`` blocks of the matrix
+        (GAT, AGNN and VA), ``feature`` (each has all edges and a part of the heads' features; GAT),
+        ``rows`` (all layers), or the one that communicates least (``auto``).
     report
         Write report.html and the figures at the end.
     """
@@ -189,11 +190,12 @@ def build(config: GraphRun, *, resume: bool = False) -> Run:
         },
         monitor="loss",
         resume=resume,
-        save_model=_SaveModel(complete, config.data),
+        save_model=_SaveModel(complete, config.data, data.split),
         shown_metrics=("loss", "accuracy" if data.questions == "classes" else "roc_auc"),
         before_end=reporter.measure_together if config.report else None,
         on_end=reporter.write if config.report else None,
         notes=data.report,
+        generators=data.generators,
         sharing=SamplesApart() if apart else SamplesTogether(),
     )
 
@@ -206,20 +208,28 @@ def load_parts(config: GraphRun) -> GraphData:
     BevatronError
         For data that must not be trained on, or models that do not run on several processes.
     """
-    vertices = load_vertices(config.data)
+    if len(config.data.train) != 1:
+        raise ConfigError("data.train: expected a graph to train on (--data FILE)")
+    edges, vertices = open_graph(
+        config.data.train[0],
+        config.data.read,
+        self_loops=config.model.self_loops,
+        features=config.data.features,
+        labels=config.data.labels,
+        splits=config.data.splits,
+    )
     found = describe_vertices(vertices, config.data)
     graph = PartedGraph(
-        config.data.train[0],
-        vertices,
-        config.data,
-        _complete(config, found),
-        config.partition,
-        config.train.device,
-        config.train.seed,
+        *(edges, vertices, _complete(config, found), config.partition),
+        *(config.train.device, config.train.seed),
     )
     sets = {role: PartSet(graph, role) for role in PARTS if vertices.mask(role).any()}
     return dataclasses.replace(
-        found, train=sets["train"], valid=sets.get("valid"), test=sets.get("test")
+        found,
+        train=sets["train"],
+        valid=sets.get("valid"),
+        test=sets.get("test"),
+        generators={"attention_dropout": graph.generator},
     )
 
 
@@ -249,10 +259,13 @@ class _Reporter:
 
 
 class _SaveModel(SaveModel):
-    """Writes a model folder, and next to the weights how graphs for the model are read."""
+    """Writes a model folder, next to the weights how its graphs are read and were split."""
 
-    def __init__(self, config: GraphAttentionConfig, data: GraphDataConfig) -> None:
+    def __init__(
+        self, config: GraphAttentionConfig, data: GraphDataConfig, split: TrainedSplit
+    ) -> None:
         super().__init__(SYSTEM.kind, config)
+        self.split = split
         kept = ("self_loops", "symmetrise", "duplicates", "features", "renumber")
         self.read = {key: value for key, value in to_dict(data.read).items() if key in kept}
 
@@ -260,4 +273,5 @@ class _SaveModel(SaveModel):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.read, indent=1) + "\n"
         write_text_atomically(folder / READ_FILE, text, ConfigError)
+        self.split.save(folder)
         super().__call__(folder, state)

@@ -225,6 +225,7 @@ class ProfiledTrainer(Trainer):
             return epoch
         steps = self._warm + 2 * self._found.steps + LEAD_IN + 1
         batches = list(epoch.batches) * (steps * self.run.settings.optim.accumulate)
+        self.loader.set_batches(batches)
         return replace(epoch, batches=batches, num_batches=len(batches))
 
     def _launch(self, batches: list[Any], lr: float, asks: Any) -> LaunchedStep:

@@ -30,13 +30,18 @@ def expand(ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_indices(name: str, index: Tensor, count: int) -> None:
-    """Refuse an index outside 0..count-1.
+    """Refuse an index that is no whole number or outside 0..count-1.
 
     Raises
     ------
     DataError
-        Naming the first entry that is wrong.
+        Naming the first entry that is wrong, or the type.
     """
+    if index.dtype not in {torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8}:
+        raise DataError(
+            f"Csr: the {name}s of the entries are {str(index.dtype).removeprefix('torch.')}, "
+            "expected whole numbers (int32 or int64)"
+        )
     if len(index) == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(index))

@@ -20,6 +20,13 @@ from bevatron.kernels.shared.dtypes import wide
 from bevatron.models.graph_attention.formula.expression import Expression, Kind
 from bevatron.models.graph_attention.formula.planner import leaves, regions
 from bevatron.models.graph_attention.graph_layer import scores
+from bevatron.models.graph_attention.matrix import (
+    Matrix,
+    of_columns,
+    over_vertices,
+    sum_of_columns,
+    whole_rows,
+)
 
 _fixed: "WeakKeyDictionary[Csr, dict[tuple[Expression, torch.dtype], Csr]]" = WeakKeyDictionary()
 
@@ -29,8 +36,8 @@ class Evaluator:
 
     Parameters
     ----------
-    csr
-        The graph.
+    matrix
+        The graph; of one that is cut, values are of this rank's vertices and rows.
     psi
         The formula.
     features
@@ -49,7 +56,7 @@ class Evaluator:
 
     def __init__(
         self,
-        csr: Csr,
+        matrix: Matrix,
         psi: Expression,
         features: Callable[[], Tensor],
         projected: Callable[[], Tensor],
@@ -59,22 +66,37 @@ class Evaluator:
         training: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.csr, self.parameters, self.fold = csr, parameters, fold
+        self.matrix, self.parameters, self.fold = matrix, parameters, fold
         self.features, self.projected = features, projected
         self.training, self.dtype = training, dtype
         self._regions = set(regions(psi))
         self._values: dict[Expression, Tensor] = {}
+        self._columns: dict[Expression, Tensor] = {}
+
+    @property
+    def csr(self) -> Csr:
+        """The rows whose edges are evaluated."""
+        return whole_rows(self.matrix)
+
+    def columns(self, node: Expression) -> Tensor:
+        """Return the value of a node of vertices for the columns of the matrix."""
+        if node not in self._columns:
+            self._columns[node] = of_columns(self.matrix, self(node))
+        return self._columns[node]
 
     def __call__(self, node: Expression) -> Tensor:
         """Return the value of a node that is not virtual."""
         if node not in self._values:
-            with torch.autocast(self.csr.device.type, enabled=False):
+            with torch.autocast(self.matrix.device.type, enabled=False):
                 self._values[node] = self._compute(node)
         return self._values[node]
 
     def number(self, node: Expression) -> float | Tensor:
         """Return a scalar node as a plain number if it is one, else as a tensor [H]."""
-        return float(node.options[0]) if node.op == "number" else self(node)
+        if node.op == "number":
+            return float(node.options[0])
+        value = self(node)
+        return value if value.ndim else float(value)
 
     def _compute(self, node: Expression) -> Tensor:
         if node in self._regions:
@@ -112,7 +134,8 @@ class Evaluator:
         if self.fold is not None and left.op == "X":
             return scores(self(_HIDDEN), self._fold_vector(self(right)))
         if left.kind is Kind.WIDE:
-            return torch.einsum("nhk,nhj->hkj", self(left.operands[0]), self(right))
+            product = torch.einsum("nhk,nhj->hkj", self(left.operands[0]), self(right))
+            return over_vertices(self.matrix, product)
         x, w = self(left), self(right)
         if node.kind is Kind.VECTOR:
             return scores(x, w)
@@ -162,13 +185,16 @@ class Evaluator:
 
     def _aggregate(self, node: Expression) -> Tensor:
         matrix, x = node.operands
-        csr, values = self.csr, self(matrix.operands[0] if matrix.op == "transpose" else matrix)
-        if matrix.op == "transpose":
+        transposed = matrix.op == "transpose"
+        csr, values = self.csr, self(matrix.operands[0] if transposed else matrix)
+        if transposed:
             csr, values = csr.transpose(), values[csr.position]
-        held = self(x)
+        held = self(x) if transposed else self.columns(x)
         if x.kind is Kind.VECTOR:
-            return weighted_sum(csr, values, held[..., None])[..., 0]
-        return weighted_sum(csr, values, held)
+            held = held[..., None]
+        found = weighted_sum(csr, values, held)
+        found = sum_of_columns(self.matrix, found) if transposed else found
+        return found[..., 0] if x.kind is Kind.VECTOR else found
 
     def _region(self, region: Expression) -> Tensor:
         """Evaluate all that is elementwise around a sparse node in one pass over the edges."""
@@ -200,11 +226,8 @@ class Evaluator:
                     return first * rest[0] if rest else first
                 return _apply(node, [value(operand) for operand in node.operands])
 
-            result = value(region)
-            like = here[-1]
-            if not isinstance(result, Tensor):
-                return torch.full_like(like, result)
-            return result if result.ndim == 2 else result.expand(len(like), -1)
+            result = torch.as_tensor(value(region), dtype=here[-1].dtype, device=here[-1].device)
+            return result if result.ndim == 2 else result.expand(len(here[-1]), heads)
 
         return sampled(self.csr, formula, gathered, heads)
 
@@ -217,20 +240,21 @@ class Evaluator:
             return 1.0
         if node.op == "product":
             left, right = node.operands
-            held = self(right.operands[0] if right.op == "transpose" else right)
-            return [("dot", self(left), held)]
+            held = right.operands[0] if right.op == "transpose" else right
+            return [("dot", self(left), self.columns(held))]
         if node.op == "outer":
             u, v = node.operands
-            return [("row", self(u)), ("column", self(v))]
+            return [("row", self(u)), ("column", self.columns(v))]
         if node.op == "replicate":
             return [("row", self(node.operands[0]))]
         if node.op == "transpose":
-            return [("column", self(node.operands[0].operands[0]))]
+            return [("column", self.columns(node.operands[0].operands[0]))]
         return [("edge", self(node))]
 
 
-def fixed_matrix(csr: Csr, psi: Expression, dtype: torch.dtype) -> Csr:
+def fixed_matrix(matrix: Matrix, psi: Expression, dtype: torch.dtype) -> Csr:
     """Return the graph with the values of a Psi that depends on the graph alone, computed once."""
+    csr = whole_rows(matrix)
     if psi.op == "A" or (psi.op == "pattern" and csr.values is None):
         return csr
     if psi.op == "pattern":
@@ -240,7 +264,7 @@ def fixed_matrix(csr: Csr, psi: Expression, dtype: torch.dtype) -> Csr:
     if (psi, dtype) not in known:
         # The cached values must serve training too, even if inference asks first.
         with torch.inference_mode(mode=False):
-            evaluate = Evaluator(csr, psi, _nothing, _nothing, {}, dtype=dtype)
+            evaluate = Evaluator(matrix, psi, _nothing, _nothing, {}, dtype=dtype)
             known[psi, dtype] = csr.with_values(evaluate(psi)[:, 0].to(dtype))
     return known[psi, dtype]
 
@@ -264,8 +288,11 @@ _OPERATORS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+_NUMBER = torch.zeros((), dtype=torch.float64)
+
+
 def _apply(node: Expression, values: Sequence[Tensor | float]) -> Tensor:
-    like = next((value for value in values if isinstance(value, Tensor)), torch.zeros(()))
+    like = next((value for value in values if isinstance(value, Tensor)), _NUMBER)
     held = [value if isinstance(value, Tensor) else like.new_tensor(value) for value in values]
     if node.op in _OPERATORS:
         return _OPERATORS[node.op](*held)

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
+from bevatron.kernels.graph import dot_attention as dot
+from bevatron.kernels.graph import graph_attention as additive
 from bevatron.kernels.graph.csr import Csr
-from bevatron.kernels.graph.dot_attention import dot_attention
-from bevatron.kernels.graph.graph_attention import graph_attention, graph_attention_v2
 from bevatron.kernels.graph.graph_blocks import weighted_sum
 from bevatron.kernels.graph.spmm import spmm
-from bevatron.models.graph_attention.formula.distributed import sum_over_ranks
 from bevatron.models.graph_attention.formula.evaluate import Evaluator, fixed_matrix
 from bevatron.models.graph_attention.formula.expression import Expression, number, walk
 from bevatron.models.graph_attention.formula.forms import (
@@ -28,16 +27,29 @@ from bevatron.models.graph_attention.formula.forms import (
     FixedForm,
     JointForm,
 )
-from bevatron.models.graph_attention.formula.planner import Aggregate, Order, Plan, Widths, plan
+from bevatron.models.graph_attention.formula.planner import (
+    Aggregate,
+    Order,
+    Plan,
+    Widths,
+    attends,
+    plan,
+)
 from bevatron.models.graph_attention.graph_layer import (
     Activation,
     Combine,
     Features,
     GraphLayer,
-    Matrix,
     dense_features,
 )
-from bevatron.parallel.graph_partition import DistributedGraph
+from bevatron.models.graph_attention.matrix import (
+    Attends,
+    Matrix,
+    dot_attention,
+    graph_attention,
+    of_columns,
+    whole_rows,
+)
 
 
 class Layer(GraphLayer):
@@ -165,14 +177,18 @@ class Layer(GraphLayer):
             f"{self.aggregate}, {self.plan(weighted=False).kernel}"
         )
 
-    def attend(self, csr: Matrix, features: Features) -> Float[Tensor, "n H out"]:
+    def attends(self, *, weighted: bool = False) -> Attends:
+        """Say what the plan needs of a partition of a graph with or without edge values."""
+        return attends(self.plan(weighted=weighted), weighted=weighted)
+
+    def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
         """Evaluate the formula as it was planned."""
-        chosen = self.plan(weighted=csr.values is not None)
+        chosen = self.plan(weighted=matrix.values is not None)
         project_first = chosen.order == "project"
         hidden = _Once(lambda: dense_features(features)[:, None])
         projected = _Once(lambda: self.project(features))
         evaluate = Evaluator(
-            csr.without_edges if isinstance(csr, DistributedGraph) else csr,
+            matrix,
             chosen.psi,
             hidden,
             projected,
@@ -185,50 +201,65 @@ class Layer(GraphLayer):
         if not isinstance(chosen.form, FixedForm) and value.shape[1] < self.widths.heads:
             value = value.expand(-1, self.widths.heads, -1)
         kept = F.dropout(value, self.value_dropout, self.training)
-        summed = self._sum(chosen, csr, evaluate, kept)
+        summed = self._sum(chosen, matrix, evaluate, kept)
         if self.root is not None:
             root = torch.as_tensor(evaluate.number(self.root), device=value.device)
             summed = summed + root.reshape(1, -1, 1).to(value.dtype) * value
         return summed if project_first else self.project_sum(summed)
 
-    def _sum(self, chosen: Plan, csr: Matrix, evaluate: Evaluator, value: Tensor) -> Tensor:
+    def _sum(self, chosen: Plan, matrix: Matrix, evaluate: Evaluator, value: Tensor) -> Tensor:
         """Aggregate ``value`` [n, H, k] over the edges, weighed by Psi."""
-        form = chosen.form
-        if isinstance(csr, DistributedGraph):
-            return sum_over_ranks(
-                *(chosen, csr, evaluate, evaluate.number, value),
-                training=self.training,
-            )
-        if isinstance(form, FixedForm):
-            matrix = fixed_matrix(csr, form.psi, torch.promote_types(value.dtype, torch.float32))
-            return spmm(matrix, value, self.aggregate)
-        if isinstance(form, AdditiveForm | JointForm):
-            dropout = form.dropout if self.training else 0.0
-            outside = csr if form.weights_outside else csr.with_values(None)
-            shape = value.shape[:2]
-            if isinstance(form, JointForm):
-                query, key = evaluate(form.query), evaluate(form.key)
-                if chosen.order != "project" or form.key.op != "X":
-                    raise ConfigError(f"psi: {chosen.psi}: joint scores take X as second argument")
-                weight = evaluate(form.weight).to(key.dtype)
-                query = query.to(key.dtype).expand(key.shape)
-                return graph_attention_v2(outside, key, query, weight, form.slope, dropout)
+        form, shape = chosen.form, value.shape[:2]
+        needs = attends(chosen, weighted=matrix.values is not None)
+        if needs == "gat" and isinstance(form, AdditiveForm):
             row, column = evaluate(form.row).expand(shape), evaluate(form.column).expand(shape)
-            return graph_attention(outside, value, row, column, form.slope, dropout)
+            dropout = form.dropout if self.training else 0.0
+            return graph_attention(matrix, value, row, column, form.slope, dropout)
+        if needs == "dot" and isinstance(form, DotForm):
+            options = {"normalize": form.cosine, "softmax": form.softmax}
+            return dot_attention(matrix, value, **options, scale=evaluate.number(form.scale))
+        csr, value = whole_rows(matrix), of_columns(matrix, value)
+        if isinstance(form, FixedForm):
+            dtype = torch.promote_types(value.dtype, torch.float32)
+            return spmm(fixed_matrix(matrix, form.psi, dtype), value, self.aggregate)
+        if isinstance(form, AdditiveForm):
+            row, column = evaluate(form.row), evaluate.columns(form.column)
+            return additive.graph_attention(
+                csr if form.weights_outside else csr.with_values(None),
+                *(value, row.expand(-1, shape[1]), column.expand(-1, shape[1]), form.slope),
+                form.dropout if self.training else 0.0,
+            )
+        if isinstance(form, JointForm):
+            return self._joint(form, chosen, csr, evaluate)
         if isinstance(form, DotForm):
             return self._dot(form, chosen, csr, evaluate, value)
         return self._composed(csr, evaluate(chosen.psi), value)
 
+    def _joint(self, form: JointForm, chosen: Plan, csr: Csr, evaluate: Evaluator) -> Tensor:
+        if chosen.order != "project" or form.key.op != "X":
+            raise ConfigError(f"psi: {chosen.psi}: joint scores take X as second argument")
+        key, query = evaluate.columns(form.key), evaluate(form.query)
+        return additive.graph_attention_v2(
+            csr if form.weights_outside else csr.with_values(None),
+            key,
+            query.to(key.dtype).expand(-1, *key.shape[1:]),
+            evaluate(form.weight).to(key.dtype),
+            form.slope,
+            form.dropout if self.training else 0.0,
+        )
+
     def _dot(
         self, form: DotForm, chosen: Plan, csr: Csr, evaluate: Evaluator, value: Tensor
     ) -> Tensor:
-        key = evaluate(form.key).expand(-1, value.shape[1], -1)
-        query = None if form.query == form.key else evaluate(form.query).expand(key.shape)
+        heads = value.shape[1]
+        key = evaluate.columns(form.key).expand(-1, heads, -1)
+        same = form.query == form.key and csr is evaluate.matrix
+        query = None if same else evaluate(form.query).expand(-1, heads, -1)
         if form.column_scale is not None:
             # A column without entries may have an infinite scale, 1 over a degree of 0.
-            scale = _where_entries(evaluate(form.column_scale), csr.col_ptr)
+            scale = _where_entries(evaluate.columns(form.column_scale), csr.col_ptr)
             value = value * scale[..., None].to(value.dtype)
-        result = dot_attention(
+        result = dot.dot_attention(
             csr if form.weights_outside else csr.with_values(None),
             key.to(value.dtype),
             query=None if query is None else query.to(value.dtype),

@@ -25,6 +25,7 @@ from bevatron.models.graph_attention.formula.forms import (
     JointForm,
     recognise,
 )
+from bevatron.models.graph_attention.matrix import Attends
 
 Aggregate = Literal["sum", "mean", "max", "min"]
 Order = Literal["project", "aggregate"]
@@ -174,6 +175,25 @@ def plan(
     words = _words(form, widths, chosen, one_fetch)
     reasons = (f"because {obstacle or why}", reason)
     return Plan(psi, form, kernel, chosen, one_fetch, *words, virtual_nodes(psi), reasons)
+
+
+def attends(chosen: Plan, *, weighted: bool) -> Attends:
+    """Say what a plan needs of a graph that is cut over processes, with or without edge values.
+
+    Partitions have GAT's attention with scores of single vertices, and unscaled dot products of the
+    features that are summed; edge values multiply both after the softmax. Any other form takes rows
+    that are whole.
+    """
+    form = chosen.form
+    if not isinstance(form, AdditiveForm | DotForm):
+        return "rows"
+    if weighted and not (form.weights_outside and not form.weights_inside):
+        return "rows"
+    if isinstance(form, AdditiveForm):
+        scores = [*walk(form.row), *walk(form.column)]
+        return "rows" if any(node.kind is Kind.SPARSE for node in scores) else "gat"
+    own = form.query == form.key and chosen.one_fetch
+    return "dot" if own and form.row_scale is None and form.dropout == 0 else "rows"
 
 
 def virtual_nodes(psi: Expression) -> tuple[tuple[Expression, Expression], ...]:

@@ -17,7 +17,8 @@ from bevatron.models.graph_attention.formula.expression import (
     sqrt,
 )
 from bevatron.models.graph_attention.formula.layer import Layer
-from bevatron.models.graph_attention.graph_layer import Activation, Features, Matrix, dense_features
+from bevatron.models.graph_attention.graph_layer import Activation, Features, dense_features
+from bevatron.models.graph_attention.matrix import Matrix
 
 
 def gcn(
@@ -59,13 +60,13 @@ class Sgc(nn.Module):
         self.spread = Layer(width, psi=_symmetric(), phi=None, bias=False)
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
-    def forward(self, csr: Matrix, features: Features) -> Float[Tensor, "n _"]:
+    def forward(self, matrix: Matrix, features: Features) -> Float[Tensor, "n _"]:
         """Compute the result, [n, outputs]."""
         x = dense_features(features)
         if self.project_first:
             x = x @ self.weight
         for _ in range(self.hops):
-            x = self.spread(csr, x)
+            x = self.spread(matrix, x)
         if not self.project_first:
             x = x @ self.weight
         return x if self.bias is None else x + self.bias.to(x.dtype)

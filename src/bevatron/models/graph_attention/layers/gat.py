@@ -1,29 +1,16 @@
 """GAT: attention by the sum of a score of the row and one of the column."""
 
+from typing import Unpack
+
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from bevatron.kernels.graph.graph_attention import graph_attention
-from bevatron.models.graph_attention.formula.expression import (
-    A,
-    Expression,
-    X,
-    dropout,
-    leaky_relu,
-    replicate,
-    softmax,
-    weight,
-)
-from bevatron.models.graph_attention.graph_layer import (
-    Activation,
-    Combine,
-    Features,
-    Matrix,
-    scores,
-)
-from bevatron.models.graph_attention.layers.named import NamedLayer, check_attention
-from bevatron.parallel.graph_partition import DistributedGraph
+from bevatron.models.graph_attention.formula import expression as e
+from bevatron.models.graph_attention.formula.expression import A, Expression, X
+from bevatron.models.graph_attention.graph_layer import Features, scores
+from bevatron.models.graph_attention.layers.named import LayerOptions, NamedLayer, check_attention
+from bevatron.models.graph_attention.matrix import Matrix, graph_attention
 
 
 class Gat(NamedLayer):
@@ -36,10 +23,8 @@ class Gat(NamedLayer):
 
     Parameters
     ----------
-    inputs, outputs
-        Widths; ``outputs`` of one head.
-    heads, combine
-        Heads concatenated or averaged.
+    inputs, outputs, options
+        See `LayerOptions`; ``outputs`` of one head.
     slope
         Of the leaky ReLU, 0 to 1.
     attention_dropout
@@ -47,67 +32,34 @@ class Gat(NamedLayer):
     value_dropout
         Probability that an element of X is dropped from the sums while training, though not from
         the scores, as in the authors' code.
-    input_dropout
-        Probability that an element of H is dropped while training, drawn for each head separately,
-        likewise.
-    own_glorot
-        Initialise each head as a layer of its own, likewise.
-    bias, activation
-        See `bevatron.models.graph_attention.Layer`.
-
-    Raises
-    ------
-    ConfigError
-        If a number is out of its range.
     """
 
     order = "project"
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        heads: int = 1,
-        combine: Combine = "concat",
-        slope: float = 0.2,
-        attention_dropout: float = 0.0,
-        value_dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        own_glorot: bool = False,
-        bias: bool = True,
-        activation: Activation | None = None,
-    ) -> None:
+        self, inputs: int, outputs: int, *, slope: float = 0.2, attention_dropout: float = 0.0,
+        value_dropout: float = 0.0, **options: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         check_attention(slope, attention_dropout)
-        super().__init__(
-            *(inputs, outputs),
-            learned={"row": (heads, outputs), "column": (heads, outputs)},
-            heads=heads,
-            combine=combine,
-            bias=bias,
-            activation=activation,
-            input_dropout=input_dropout,
-            own_glorot=own_glorot,
-        )
+        learned = {"row": (outputs,), "column": (outputs,)}
+        super().__init__(inputs, outputs, learned=learned, **options)
         self.slope, self.attention_dropout = slope, attention_dropout
         self.value_dropout = value_dropout
 
-    def attend(self, csr: Matrix, features: Features) -> Float[Tensor, "n H out"]:
+    def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
         """Compute z."""
         x = self.project(features)
         value = F.dropout(x, self.value_dropout, self.training)
         row, column = scores(x, self.learned["row"]), scores(x, self.learned["column"])
         p = self.attention_dropout if self.training else 0.0
-        if isinstance(csr, DistributedGraph):
-            return csr.graph_attention(value, row, column, self.slope, p)
-        return graph_attention(csr, value, row, column, self.slope, p)
+        return graph_attention(matrix, value, row, column, self.slope, p)
 
     @property
     def psi(self) -> Expression:
         """A * softmax(leaky_relu(u 1^T + 1 v^T)), u = X r, v = X c."""
-        row, column = X @ weight("row", "out"), X @ weight("column", "out")
-        additive = leaky_relu(replicate(row) + replicate(column).T, self.slope)
-        return A * dropout(softmax(A.pattern * additive), self.attention_dropout)
+        row, column = X @ e.weight("row", "out"), X @ e.weight("column", "out")
+        additive = e.leaky_relu(e.replicate(row) + e.replicate(column).T, self.slope)
+        return A * e.dropout(e.softmax(A.pattern * additive), self.attention_dropout)
 
 
 gat = Gat

@@ -1,29 +1,17 @@
 """GATv2: attention whose score looks at row and column jointly."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bevatron.kernels.graph.graph_attention import graph_attention_v2
-from bevatron.models.graph_attention.formula.expression import (
-    A,
-    Expression,
-    H,
-    X,
-    dropout,
-    joint,
-    softmax,
-    weight,
-)
-from bevatron.models.graph_attention.graph_layer import (
-    Activation,
-    Combine,
-    Features,
-    Matrix,
-    dense_features,
-    not_partitioned,
-)
-from bevatron.models.graph_attention.layers.named import NamedLayer, check_attention
+from bevatron.models.graph_attention.formula import expression as e
+from bevatron.models.graph_attention.formula.expression import A, Expression, H, X
+from bevatron.models.graph_attention.graph_layer import Features, dense_features
+from bevatron.models.graph_attention.layers.named import LayerOptions, NamedLayer, check_attention
+from bevatron.models.graph_attention.matrix import Matrix, of_columns, whole_rows
 
 
 class GatV2(NamedLayer):
@@ -36,60 +24,36 @@ class GatV2(NamedLayer):
 
     Parameters
     ----------
-    inner_bias
-        Learned vectors in q and x, as PyTorch Geometric has them.
+    inputs, outputs, options
+        See `LayerOptions`; ``inner_bias`` adds vectors to q and x, as PyTorch Geometric does.
+    slope, attention_dropout
+        See `bevatron.models.graph_attention.gat`.
     share_weights
         q = x.
-    inputs, outputs, heads, combine, slope, attention_dropout, bias, activation
-        See `bevatron.models.graph_attention.gat`.
-
-    Raises
-    ------
-    ConfigError
-        If a number is out of its range.
     """
 
     order = "project"
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        heads: int = 1,
-        combine: Combine = "concat",
-        slope: float = 0.2,
-        attention_dropout: float = 0.0,
-        bias: bool = True,
-        inner_bias: bool = False,
-        share_weights: bool = False,
-        activation: Activation | None = None,
-    ) -> None:
+        self, inputs: int, outputs: int, *, slope: float = 0.2, attention_dropout: float = 0.0,
+        share_weights: bool = False, **options: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         check_attention(slope, attention_dropout)
-        learned: dict[str, tuple[int, ...]] = {"attention": (heads, outputs)}
+        learned: dict[str, tuple[int, ...]] = {"attention": (outputs,)}
         if not share_weights:
-            learned["query"] = (heads, inputs, outputs)
-            if inner_bias:
-                learned["bias_query"] = (heads, outputs)
-        super().__init__(
-            *(inputs, outputs),
-            learned=learned,
-            heads=heads,
-            combine=combine,
-            bias=bias,
-            inner_bias=inner_bias,
-            activation=activation,
-        )
+            learned["query"] = (inputs, outputs)
+            if options.get("inner_bias"):
+                learned["bias_query"] = (outputs,)
+        super().__init__(inputs, outputs, learned=learned, **options)
         self.slope, self.attention_dropout = slope, attention_dropout
 
-    def attend(self, csr: Matrix, features: Features) -> Float[Tensor, "n H out"]:
+    def attend(self, matrix: Matrix, features: Features) -> Float[Tensor, "n H out"]:
         """Compute z."""
-        csr = not_partitioned(csr, "GATv2")
         x = self.project(features)
         query = self._query(features).to(x.dtype) if "query" in self.learned else x
         p = self.attention_dropout if self.training else 0.0
-        attention = self.learned["attention"].to(x.dtype)
-        return graph_attention_v2(csr, x, query, attention, self.slope, p)
+        key, attention = of_columns(matrix, x), self.learned["attention"].to(x.dtype)
+        return graph_attention_v2(whole_rows(matrix), key, query, attention, self.slope, p)
 
     def _query(self, features: Features) -> Float[Tensor, "n H out"]:
         """Compute q, exactly also under autocast."""
@@ -103,13 +67,11 @@ class GatV2(NamedLayer):
     @property
     def psi(self) -> Expression:
         """A * softmax(a . leaky_relu(Q_i + X_j))."""
-        query: Expression = X
-        if "query" in self.learned:
-            query = H @ weight("query", "in", "out")
+        query: Expression = H @ e.weight("query", "in", "out") if "query" in self.learned else X
         if "bias_query" in self.learned:
-            query = query + weight("bias_query", "out")
-        scores = joint(query, X, weight("attention", "out"), self.slope)
-        return A * dropout(softmax(A.pattern * scores), self.attention_dropout)
+            query = query + e.weight("bias_query", "out")
+        joint = e.joint(query, X, e.weight("attention", "out"), self.slope)
+        return A * e.dropout(e.softmax(A.pattern * joint), self.attention_dropout)
 
 
 gatv2 = GatV2

@@ -1,28 +1,88 @@
 """A layer with a kernel of its own, which is also a formula that its tests compare it with."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypedDict, Unpack
 
 import torch
+from torch import nn
 
 from bevatron.errors import ConfigError
 from bevatron.models.graph_attention.formula.expression import Expression
 from bevatron.models.graph_attention.formula.layer import Layer
 from bevatron.models.graph_attention.formula.planner import Order
-from bevatron.models.graph_attention.graph_layer import GraphLayer
+from bevatron.models.graph_attention.graph_layer import Activation, Combine, GraphLayer
+from bevatron.models.graph_attention.matrix import Attends
+
+
+class LayerOptions(TypedDict, total=False):
+    """What all layers take.
+
+    Attributes
+    ----------
+    heads, combine
+        Heads with weights of their own, 1 by default, and whether they are concatenated (the
+        default) or averaged.
+    bias
+        Add a learned vector after the aggregation.
+    inner_bias
+        Add a learned vector to X itself, before the aggregation.
+    activation
+        Applied to the result.
+    input_dropout
+        Probability that an element of H is dropped while training, drawn for each head separately.
+    own_glorot
+        Initialise each head as a layer of its own.
+    """
+
+    heads: int
+    combine: Combine
+    bias: bool
+    inner_bias: bool
+    activation: Activation | None
+    input_dropout: float
+    own_glorot: bool
 
 
 class NamedLayer(GraphLayer):
-    """A layer that calls its kernel directly; `formula` and `explain` are of the same layer."""
+    """A layer that calls its kernel directly; `formula` and `explain` are of the same layer.
+
+    Parameters
+    ----------
+    inputs, outputs, phi
+        See `GraphLayer`.
+    learned, initial
+        Shapes of what each head's scores learn, and where learned scalars start, by name.
+    options
+        See `LayerOptions`.
+    """
 
     order: Order | Literal["auto"] = "auto"
     """What the formula computes first, Phi or the aggregation."""
 
     value_dropout = 0.0
 
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        learned: Mapping[str, tuple[int, ...]] | None = None,
+        initial: Mapping[str, float] | None = None,
+        phi: nn.Module | Literal["linear"] | None = "linear",
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        heads = options.get("heads", 1)
+        shapes = {name: (heads, *shape) for name, shape in (learned or {}).items()}
+        super().__init__(inputs, outputs, learned=shapes, initial=initial, phi=phi, **options)
+
     @property
     def psi(self) -> Expression:
         """The matrix of edge weights as a formula."""
         raise NotImplementedError
+
+    def attends(self, *, weighted: bool = False) -> Attends:
+        """Say what the layer needs of a partition of a graph with or without edge values."""
+        return self.formula().attends(weighted=weighted)
 
     def formula(self) -> Layer:
         """Return the layer as a planned formula with the same parameters."""

@@ -1,0 +1,63 @@
+"""What a layer asks of a graph's matrix, be it a whole one or cut over processes.
+
+On a cut graph, features are of this rank's vertices. GAT's attention and attention by dot products
+run on every partition; whatever else takes rows that are whole on one rank, with the features of
+their columns fetched from the others.
+"""
+
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels.graph import dot_attention as dot
+from bevatron.kernels.graph import graph_attention as additive
+from bevatron.kernels.graph.csr import Csr
+from bevatron.parallel.graph_partition import DistributedGraph
+
+Matrix = Csr | DistributedGraph
+"""A graph's matrix, or a graph that is cut over processes."""
+
+Attends = Literal["gat", "dot", "rows"]
+"""What a layer needs of a partition: GAT's attention, dot products of the features, whole rows."""
+
+
+def graph_attention(
+    matrix: Matrix,
+    x: Float[Tensor, "n H C"],
+    row: Float[Tensor, "n H"],
+    column: Float[Tensor, "n H"],
+    slope: float,
+    dropout: float,
+) -> Float[Tensor, "n H C"]:
+    """Attend as GAT does; see `bevatron.kernels.graph.graph_attention`."""
+    if isinstance(matrix, DistributedGraph):
+        return matrix.graph_attention(x, row, column, slope, dropout)
+    return additive.graph_attention(matrix, x, row, column, slope, dropout)
+
+
+def dot_attention(matrix: Matrix, x: Float[Tensor, "n H C"], **options: Any) -> Tensor:
+    """Attend by dot products of the features; see `bevatron.kernels.graph.dot_attention`."""
+    if isinstance(matrix, DistributedGraph):
+        return matrix.dot_attention(x, **options)
+    return dot.dot_attention(matrix, x, **options)
+
+
+def whole_rows(matrix: Matrix) -> Csr:
+    """Return the matrix of this rank's rows, whose columns are those of `of_columns`."""
+    return matrix.whole_rows if isinstance(matrix, DistributedGraph) else matrix
+
+
+def of_columns(matrix: Matrix, x: Tensor) -> Tensor:
+    """Return what belongs to the columns of `whole_rows`, of values of this rank's vertices."""
+    return matrix.fetch(x) if isinstance(matrix, DistributedGraph) else x
+
+
+def sum_of_columns(matrix: Matrix, x: Tensor) -> Tensor:
+    """Bring values on the columns of `whole_rows` back to their vertices and add them up."""
+    return matrix.add_up(x) if isinstance(matrix, DistributedGraph) else x
+
+
+def over_vertices(matrix: Matrix, total: Tensor) -> Tensor:
+    """Complete a sum over this rank's vertices by those of the others."""
+    return matrix.sum_of_shares(total) if isinstance(matrix, DistributedGraph) else total
