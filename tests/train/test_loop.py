@@ -3,6 +3,7 @@
 import gc
 import json
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from bevatron.errors import ConfigError, MissingPackageError
 from bevatron.train import describe
-from bevatron.train.loop import fit
+from bevatron.train.loop import Trainer, fit
 from bevatron.train.run import WEIGHTS
 
 
@@ -254,3 +255,41 @@ def test_a_description_counts_without_training(tmp_path):
     assert found["steps_per_epoch"] == -(-found["batches_per_epoch"] // 2)
     assert found["activation_bytes"] > 0
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_epoch_of_few_steps_is_warned_of_once(tmp_path, capsys, size):
+    batch = {"algorithm": "fixed_count", "size": size}
+    run = tiny.make_run(tmp_path, count=30, batch=batch, train={"epochs": 2})
+    fit(run)
+    warned = [line for line in capsys.readouterr().out.splitlines() if "warning: an epoch" in line]
+    if size == 1:
+        assert not warned
+    else:
+        (warning,) = warned
+        assert warning == (
+            "warning: an epoch has 15 steps, the run 30, and weights change once a step; more is "
+            "learned in more epochs or with a lower batch.size (now 2 samples)"
+        )
+
+
+def test_the_next_epoch_is_loaded_while_this_one_is_validated(tmp_path):
+    order = []
+
+    class Watching(tiny.TinyTask):
+        def predict(self, model, batch):
+            order.append("validated")
+            return super().predict(model, batch)
+
+    run = tiny.make_run(tmp_path, task=Watching(), train={"epochs": 3})
+
+    class Noting(Trainer):
+        def __init__(self, *given):
+            super().__init__(*given)
+            inner = self.loader.set_batches
+            self.loader.set_batches = lambda batches: (order.append("set"), inner(batches))
+
+    fit(run, Noting)
+    # Epoch 1, then 2 before the first validation, then 3 before the second.
+    assert [name for name, _ in groupby(order)] == ["set", "validated", "set", "validated"]
+    assert order[:2] == ["set", "set"]

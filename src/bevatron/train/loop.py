@@ -214,12 +214,14 @@ class Trainer:
 
     def _warn_of_few_steps(self, epoch: EpochPlan) -> None:
         """Warn of batches so large that the weights hardly ever change."""
-        steps = -(-epoch.num_batches // self.run.settings.optim.accumulate)
-        if steps < FEW_STEPS and not one_unchanging_batch(self.run):
+        run = self.run
+        steps = -(-epoch.num_batches // run.settings.optim.accumulate)
+        if steps < FEW_STEPS and not one_unchanging_batch(run):
+            total = steps * run.settings.train.epochs
             self.logger.console.say(
-                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, and the weights "
-                f"change once a step; more is learned with a lower {size_of_batches(self.run)} or "
-                "with more epochs"
+                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, the run {total}, "
+                "and weights change once a step; more is learned in more epochs or with a lower "
+                f"{size_of_batches(run)}"
             )
 
     def _is_over(self) -> bool:

@@ -51,9 +51,6 @@ REPORT = "bevatron.recipes.gpspp.report"
 SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
 """Of gpspp-small: narrow layers bear a higher rate."""
 
-FEWEST_STEPS_PER_EPOCH, FEWEST_STEPS = 20, 1000
-"""Runs with fewer are warned of."""
-
 ROOM = 1.03
 """Capacity of a batch over the needs of its average molecules: packing needs some slack."""
 
@@ -312,8 +309,6 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
         chosen = "" if config.molecules else f", chosen for {len(data.train)} training molecules"
         notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
-    ranks = ranks_from_environment(os.environ)[1]
-    notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)
     if not on_gpu and config.model == GPSPlusPlusConfig.preset(GpsppRun.preset):
         notes.append(
             f"{config.preset} takes hours on a CPU; --preset gpspp-small trains on thousands of "
@@ -351,21 +346,6 @@ def molecules_per_step(number: int) -> int:
     [8, 32, 128, 256]
     """
     return int(np.clip(2 ** np.round(np.log2(max(number, 1)) / 2), 8, 256))
-
-
-def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int) -> list[str]:
-    """Warn of a run that has too few steps, of several batches each, to learn much."""
-    sizes = molecule_sizes(data.train)
-    shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
-    per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
-    total = per_epoch * epochs
-    if not epochs or (per_epoch >= FEWEST_STEPS_PER_EPOCH and total >= FEWEST_STEPS):
-        return []
-    warning = (
-        f"warning: {epochs} epochs of about {per_epoch} steps are {total} steps, few to "
-        "learn from; smaller steps (--molecules) or more epochs (--train.epochs) give more"
-    )
-    return [warning]
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:
