@@ -1,6 +1,8 @@
 """What the command line says of itself, how soon, and of arguments that make no sense."""
 
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,6 +13,8 @@ from bevatron.cli import main
 
 COMMANDS = (
     *("prepare", "evaluate", "predict", "relax", "embed", "inspect", "env", "demo"),
+    *("init", "compare", "completion", "evaluate gpspp", "evaluate graph", "predict gpspp"),
+    *("predict graph", "prepare gpspp"),
     *("train mace", "train gpspp", "train graph", "convert mace-torch", "convert to-mace-torch"),
     *("bench store", "bench loader", "bench packing", "bench cost", "bench capacity"),
     "bench profile",
@@ -18,10 +22,11 @@ COMMANDS = (
 
 
 def test_the_help_of_train_leaves_out_what_the_data_decide(capsys):
-    assert main(["train", "mace", "--help"]) == 0
+    assert main(["train", "mace", "--help-all"]) == 0
     said = capsys.readouterr().out
     assert "--model.num-channels" in said
     assert "--data" in said
+    assert "--loader.prefetch" in said
     for name in ("atomic-numbers", "atomic-energies", "avg-num", "coefficients", "model.heads"):
         assert name not in said
 
@@ -66,9 +71,99 @@ def test_help_and_version_do_not_wait_for_torch():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+HEAVY = ("torch", "matplotlib", "rdkit", "ase", "pyarrow", "scipy", "rich.progress")
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from bevatron.cli import main\n"
+    code += f"for command in {[c for c in COMMANDS if c != 'completion']}:\n"
+    code += "    assert main([*command.split(), '--help']) == 0\n"
+    code += f"    found = [m for m in {HEAVY} if m in sys.modules]\n"
+    code += "    assert not found, (command, found)\n"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_short_help_has_examples_and_explains_every_option(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    name = " ".join(command.split()[: 2 if command.startswith(("bench", "convert")) else 1])
+    if command != "env":
+        assert f"  bevatron {name} " in said or f"  source <(bevatron {name} " in said, said
+    assert f"usage: bevatron {name}" in said
+    assert "--help-all" in said
+    lines = [line for line in said.splitlines() if re.match(r"  (--|[A-Z])", line)]
+    for line, below in pairwise([*said.splitlines(), ""]):
+        if line in lines:
+            assert line[35:].strip() or below[35:].strip(), line
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_short_help_of_train_has_the_keys_of_the_starter_configuration(capsys):
+    for arguments in (["train", "gpspp", "--help"], ["train", "gpspp", "-h"]):
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "--optim.lr 0.0004" in said
+        assert "--resume never" in said
+        assert "--data FILE" in said
+        assert "--loader.prefetch" not in said
+
+
+def test_the_short_help_of_a_yaml_file_is_that_of_its_system(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: graph\noutput: runs/a\n")
+    assert main(["train", str(path), "--help"]) == 0
+    assert "Train graph: " in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """Asks bash what it would complete."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    place = tmp_path_factory.mktemp("completion")
+    with (place / "script").open("w") as file:
+        command = [sys.executable, "-m", "bevatron", "completion", "bash"]
+        subprocess.run(command, stdout=file, check=True)
+    (place / "water.extxyz").touch()
+
+    def ask(*words):
+        lines = [
+            f"source ./script; COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}",
+            "function=$(complete -p bevatron | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $function",
+            'printf "%s\\n" "${COMPREPLY[@]}"',
+        ]
+        done = subprocess.run(
+            [bash, "-c", "\n".join(lines)], cwd=place, capture_output=True, text=True, check=True
+        )
+        return set(done.stdout.split())
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["bevatron", "ev"], {"evaluate"}),
+        (["bevatron", "bench", "pro"], {"profile"}),
+        (["bevatron", "convert", "to"], {"to-mace-torch"}),
+        (["bevatron", "train", "g"], {"gpspp", "graph"}),
+        (["bevatron", "train", "mace", "--model.num-ch"], {"--model.num-channels"}),
+        (["bevatron", "train", "gpspp", "--optim.algorithm", "adamw"], {"adamw"}),
+        (["bevatron", "evaluate", "runs/water", "--labels.ene"],
+         {"--labels.energy-key", "--labels.energy-weight-key"}),
+        (["bevatron", "predict", "runs/gap", "--mo"], {"--mode"}),
+        (["bevatron", "evaluate", "wat"], set()),  # left to bash, which completes files
+    ],
+)  # fmt: skip
+def test_bash_completes_commands_options_and_choices(completed, words, expected):
+    assert completed(*words) == expected
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command, capsys):
-    assert main([*command.split(), "--help"]) == 0
+    assert main([*command.split(), "--help-all"]) == 0
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     for option, below in pairwise(lines):
         if option.startswith("--"):

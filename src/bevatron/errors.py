@@ -95,7 +95,7 @@ def require(package: str, extra: str, *, distribution: str | None = None) -> Mod
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != package.split(".", maxsplit=1)[0]:
             raise
-        wanted = distribution or f"'bevatron[{extra}]'"
+        wanted, name = distribution or f"'bevatron[{extra}]'", package.partition(".")[0]
         raise MissingPackageError(
-            f"the package '{package}' is not installed; `pip install {wanted}` brings it"
+            f"the package '{name}' is not installed; `pip install {wanted}` brings it"
         ) from None

@@ -30,6 +30,9 @@ TEMPORARY = ".tmp"
 ASIDE = ".old"
 """Suffix of the name of a folder that is being replaced."""
 
+MODEL_FILE = "model.json"
+"""Describes a model, in its folder; known here so that the command line finds it without torch."""
+
 crash_hooks: list[Callable[[str, Path], None]] = []
 """Called before every step as ``hook(step, path)``; tests kill the process or raise OSError here.
 

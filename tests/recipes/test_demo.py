@@ -15,6 +15,7 @@ import bevatron
 from bevatron.cli import main
 from bevatron.errors import ConfigError
 from bevatron.recipes import demo as whole
+from bevatron.recipes import system
 from bevatron.recipes.demo import WIDTH, claim
 from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.graph import demo as graph_demo
@@ -64,8 +65,8 @@ def test_demonstration_leaves_what_it_promises(demonstration):
     for name in ("run", "graph", "molecules"):
         assert (folder / name / "model.json").exists()
     # Again: what is done is not done again.
-    assert "epoch 1  loss" in printed
-    assert "epoch 1  loss" not in again
+    assert "epoch 1/1  loss" in printed
+    assert "epoch 1/1  loss" not in again
 
 
 def test_the_demo_says_in_a_line_what_each_system_has_learned(demonstration):
@@ -83,6 +84,22 @@ def test_no_line_of_the_demo_is_wider_than_a_terminal_or_names_the_package(demon
         assert len(line) <= WIDTH, line
         assert str(site) not in line
         assert sys.prefix not in line
+
+
+def test_without_a_package_the_demo_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rdkit"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    monkeypatch.setattr(whole, "systems", lambda: [system("gpspp")])
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    sentence = (
+        "left out: the package 'rdkit' is not installed; `pip install 'bevatron[molecules]'` "
+        "brings it; then run `bevatron demo` again"
+    )
+    assert said.count(sentence) == 2  # where the part would be, and at the end
+    assert f"gpspp {sentence}" in said
 
 
 def test_long_lines_are_broken_between_words_only_where_no_terminal_does_it():

@@ -3,18 +3,21 @@
 The toy system of this module fits y = a x to the lines "x y" of files that end in .toy.
 """
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+import bevatron as bv
 from bevatron.cli import main, usage
 from bevatron.errors import ConfigError
 from bevatron.models.common import model_folder
@@ -45,10 +48,35 @@ TOY = System(
     },
     usage=(("slope RUN", "the slope of a line"),),
     recognises=":is_toy",
+    api="api",
     demo=":demo",
     renamed={"--number": "--times"},
 )  # fmt: skip
 SYSTEM = TOY
+
+
+class ToyApi(ModuleType):
+    """The module ``api`` of the toy system."""
+
+    @staticmethod
+    def load(model):
+        return ToyLine(_slope(Path(model)))
+
+    @staticmethod
+    def evaluate(model, sources):
+        return {"slope": _slope(Path(model)), "sources": sources}
+
+    @staticmethod
+    def predict(model, source, out):
+        line = model if isinstance(model, ToyLine) else ToyApi.load(model)
+        return [line.slope * x for x in source]
+
+
+class ToyLine:
+    __module__ = f"{__name__}.api"
+
+    def __init__(self, slope):
+        self.slope = slope
 
 
 @dataclass(frozen=True)
@@ -226,6 +254,7 @@ def demo(out):
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
     """Register the toy system by its one line, in a folder with data."""
+    monkeypatch.setitem(sys.modules, f"{__name__}.api", ToyApi("api"))
     monkeypatch.setitem(SYSTEMS, "toy", __name__)
     monkeypatch.chdir(tmp_path)
     Path("a.toy").write_text("".join(f"{x} {3 * x}\n" for x in range(1, 9)))
@@ -261,6 +290,39 @@ def test_a_yaml_file_names_the_system_and_is_resumed(toy):
     assert max(epochs) == 2
 
 
+def test_a_system_from_outside_is_used_in_python(toy):
+    done = bv.train("toy", data="a.toy", output="run", report=False, preset="steep")
+    assert done.finished == "epochs"
+    line = bv.load("run")
+    assert bv.evaluate("run", "a.toy") == {"slope": line.slope, "sources": "a.toy"}
+    assert bv.predict(line, [2.0]) == bv.predict("run", [2.0]) == [2 * line.slope]
+
+
+def test_a_system_without_uses_in_python_says_so(toy, monkeypatch):
+    assert train() == 0
+    without = dataclasses.replace(TOY, api=None)
+    monkeypatch.setattr(sys.modules[__name__], "SYSTEM", without)
+    with pytest.raises(ConfigError, match="toy: its models are used by commands only"):
+        bv.load("run")
+
+
+def test_runs_of_a_system_from_outside_are_compared(toy, capsys):
+    assert train() == 0
+    command = ["train", "toy", "--data", "a.toy", "--output", "b", "--no-report", "--train.seed"]
+    assert main([*command, "1"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "run", "b"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"train.seed +0 +1", said)
+    assert re.search(r"valid loss +\S+ +\S+", said)
+
+
+def test_a_system_without_a_starter_configuration_or_a_result_says_so(toy, refused):
+    assert "init: toy has no starter configuration" in refused("init", "toy")
+    assert "`bevatron slope` has no result to print as JSON" in refused("slope", "run", "--json")
+    assert main(["train", "toy", "--help"]) == 0
+
+
 def test_of_a_repeated_preset_the_last_counts(toy):
     assert train("--preset", "flat", "--preset", "steep", "--train.epochs", "0") == 0
     assert json.loads(Path("run/model.json").read_text())["config"]["slope"] == 5.0
@@ -278,7 +340,7 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "prepare exists for mace, gpspp, toy" in said
-    assert "`bevatron prepare toy --help`" in said
+    assert "bevatron prepare toy --help" in said
     assert "--cutoff" in said
 
 
@@ -355,10 +417,12 @@ def test_everything_that_a_system_declares_is_there(name):
     for command in found.commands:
         assert found.command(command).__doc__
     assert callable(found.load(found.demo))
+    assert f"recipe: {name}\n" in found.starter_text()
+    assert {"load", "evaluate", "predict"} <= set(vars(found.used()))
     assert of_samples(found.samples) is of_samples(name) is found
     folder = Path(package.__file__).parent
     files = {path.stem for path in folder.glob("*.py")}
-    assert {"run", "data", "predict", "evaluate", "report", "demo", "commands"} <= files
+    assert {"run", "data", "predict", "evaluate", "report", "demo", "commands", "api"} <= files
     if found.inspect is not None:
         assert {"describe", "draw", "sizes"} <= set(vars(found.inspected()))
 

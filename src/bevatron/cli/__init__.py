@@ -11,11 +11,13 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
 
 from bevatron import __version__
 from bevatron.errors import BevatronError, ConfigError
+from bevatron.output import Outcome, Result, quietly, say
 
 EXIT_MISTAKE = 2
 
@@ -28,22 +30,28 @@ COMMANDS = {
     "bench cost": "bench:bench_cost",
     "bench capacity": "bench:bench_capacity",
     "bench profile": "bench:bench_profile",
+    "init": "commands:init",
+    "compare": "commands:compare",
     "env": "commands:env",
     "demo": "commands:demo",
+    "completion": "commands:completion",
 }
 """Commands that belong to no single system, and their functions in this package."""
 
 USAGE = (
     ("train SYSTEM|FILE.yaml [--KEY VALUE]", "train; all keys: `bevatron train SYSTEM --help`"),
+    ("init SYSTEM > FILE.yaml", "a commented configuration to start from"),
     ("prepare [SYSTEM] FILE... --out STORE", "features that do not change, computed once"),
     ("inspect STORE [--plan]", "what is in a store, how batches fill"),
     ("evaluate RUN FILE...", "errors on labelled data"),
     ("predict RUN FILE OUT", "predictions, next to what the file holds"),
+    ("compare RUN RUN... [--out PAGE]", "settings that differ, errors and curves side by side"),
     ("bench store|loader|packing STORE", "rates on this machine and these data"),
     ("bench cost|capacity STORE", "what a step costs, how large a batch may be"),
     ("bench profile RUN", "where a step's time and memory go"),
     ("env", "versions, devices, which kernels run here"),
     ("demo [OUT]", "all systems in a few minutes"),
+    ("completion bash|zsh", "a script that completes commands and options"),
 )
 """Lines of the usage: what is typed and what it does."""
 
@@ -61,7 +69,8 @@ def usage() -> str:
         f"bevatron {__version__}: training scientific graph and structure models at the speed of "
         "the hardware\n\n"
         + "\n\n".join("\n".join(part) for part in parts)
-        + "\n\n`bevatron COMMAND --help` says more; --debug shows the traceback of an error."
+        + "\n\n`bevatron COMMAND --help` says more, --help-all all of it; -q prints only results,\n"
+        "--json prints them as JSON, --debug shows the traceback of an error."
     )
 
 
@@ -80,11 +89,16 @@ _FIXABLE = {
 """Errors of the file system that a user can fix."""
 
 
+EVERYWHERE = {"--debug", "-q", "--quiet", "--json"}
+"""Options of all commands."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = [argument for argument in given if argument not in EVERYWHERE]
+    debug, as_json = "--debug" in given, "--json" in given
+    quiet = not {"-q", "--quiet"}.isdisjoint(given)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())  # noqa: T201
         return 0 if arguments else EXIT_MISTAKE
@@ -93,7 +107,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command, *rest = arguments
     options = {"train": "--data.labels.", "convert": None}.get(command, "--labels.")
-    return one_sentence(lambda: _dispatch(command, rest), options, debug=debug)
+
+    def run() -> int:
+        with quietly(quiet), redirect_stdout(sys.stderr) if as_json else nullcontext():
+            found = _dispatch(command, rest, as_json=as_json)
+        if not isinstance(found, Result):
+            return found or 0
+        if not {"RANK", "SLURM_PROCID"}.isdisjoint(os.environ) and not _is_main_process():
+            return 0
+        if as_json:
+            print(found.as_json())  # noqa: T201
+        else:
+            found.show()
+        return 0
+
+    return one_sentence(run, options, debug=debug)
+
+
+def _is_main_process() -> bool:
+    from bevatron.parallel.mesh import is_main_process
+
+    return is_main_process()
 
 
 def one_sentence(
@@ -163,14 +197,14 @@ def run() -> None:
     sys.exit(code)
 
 
-def _dispatch(command: str, arguments: list[str]) -> int:
+def _dispatch(command: str, arguments: list[str], *, as_json: bool = False) -> Outcome:
     """Call the function of a command, which is one or two arguments long."""
     from bevatron.recipes import systems
 
     known = list(dict.fromkeys([*COMMANDS, *(name for s in systems() for name in s.commands)]))
     group = [name.partition(" ")[2] for name in known if name.startswith(f"{command} ")]
     if group:
-        if arguments and arguments[0] in {"-h", "--help"}:
+        if arguments and arguments[0] in {"-h", "--help", "--help-all"}:
             return _group_help(command, group)
         if not arguments or arguments[0] not in group:
             raise ConfigError(f"`bevatron {command}` needs one of: {', '.join(group)}")
@@ -181,21 +215,29 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(first)}"
         raise ConfigError(f"there is no command '{command}' ({hint})")
     from bevatron.arguments import call
+    from bevatron.cli.help import asks_for_help, command_help, json_result
 
     if command in COMMANDS:
-        function = _own(command)
-        if command == "train":
-            return function(arguments) or 0
+        function = load_command(command)
     else:
         from bevatron.recipes.dispatch import system_command
 
         function, arguments = system_command(command, arguments)
-    return call(function, arguments, f"bevatron {command}") or 0
+    if as_json and not json_result(function):
+        raise ConfigError(f"--json: `bevatron {command}` has no result to print as JSON")
+    if command == "train":
+        return function(arguments)
+    if asks_for_help(arguments):
+        say(command_help(function, f"bevatron {command}"))
+        return 0
+    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    return call(function, arguments, f"bevatron {command}")
 
 
-def _own(command: str) -> Callable[..., int | None]:
+def load_command(command: str) -> Callable[..., Outcome]:
+    """Import the function of a command that belongs to no system."""
     module, _, name = COMMANDS[command].partition(":")
-    function: Callable[..., int | None] = getattr(import_module(f"{__name__}.{module}"), name)
+    function: Callable[..., Outcome] = getattr(import_module(f"{__name__}.{module}"), name)
     return function
 
 
@@ -205,6 +247,6 @@ def _group_help(command: str, group: Iterable[str]) -> int:
 
     for name in group:
         full = f"{command} {name}"
-        function = _own(full) if full in COMMANDS else having(full)[0].command(full)
-        print(f"bevatron {full}: {(function.__doc__ or '').splitlines()[0]}")  # noqa: T201
+        function = load_command(full) if full in COMMANDS else having(full)[0].command(full)
+        say(f"bevatron {full}: {(function.__doc__ or '').splitlines()[0]}")
     return 0

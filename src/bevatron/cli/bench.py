@@ -1,13 +1,15 @@
 """`bevatron bench`: each command prints the rows of one function of `recipes`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bevatron.recipes.arguments import RunFolder, StoreFolder, print_rows, say
+from bevatron.output import Result, say
+from bevatron.recipes.arguments import RunFolder, StoreFolder, print_rows
 
 if TYPE_CHECKING:
     from bevatron.recipes.mace.step_cost import StepMeter
@@ -44,22 +46,26 @@ class StepOptions:
 Steps = Annotated[StepOptions, tyro.conf.arg(name="")]
 
 
-def bench_store(store: StoreFolder) -> None:
+def bench_store(store: StoreFolder) -> Result:
     """Measure how long it takes to open a store and to read a sample.
 
     Parameters
     ----------
     store
         A prepared store.
+
+    Examples
+    --------
+    bevatron bench store water-store
     """
     from bevatron.recipes.bench import store_rates
 
-    print_rows(store_rates(store))
+    return _rows(store_rates(store))
 
 
 def bench_loader(
     store: StoreFolder, capacity: int = 1024, workers: tuple[int, ...] = (0, 1, 2)
-) -> None:
+) -> Result:
     """Measure the throughput of the loader for several numbers of worker processes.
 
     Parameters
@@ -70,13 +76,17 @@ def bench_loader(
         Maximum number of atoms per batch.
     workers
         Numbers of worker processes to try.
+
+    Examples
+    --------
+    bevatron bench loader water-store --workers 0 1 2 4
     """
     from bevatron.recipes.bench import loader_rates
 
-    print_rows(loader_rates(store, capacity, workers))
+    return _rows(loader_rates(store, capacity, workers))
 
 
-def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> None:
+def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> Result:
     """Compare how the packing algorithms fill batches and balance ranks.
 
     Parameters
@@ -87,13 +97,17 @@ def bench_packing(store: StoreFolder, capacity: int = 1024, ranks: int = 8) -> N
         Maximum number of atoms per batch.
     ranks
         Processes that share an epoch.
+
+    Examples
+    --------
+    bevatron bench packing water-store --capacity 512 --ranks 8
     """
     from bevatron.recipes.bench import packing_figures
 
-    print_rows(packing_figures(store, capacity, ranks))
+    return _rows(packing_figures(store, capacity, ranks))
 
 
-def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> None:
+def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> Result:
     """Fit the cost of a training step by atoms, edges and structures, for balanced batches.
 
     Parameters
@@ -104,12 +118,15 @@ def bench_cost(steps: Steps, dtype: Dtype = "float32", most: int = 4096) -> None
         Precision.
     most
         Number of atoms of the largest batch.
+
+    Examples
+    --------
+    bevatron bench cost water-store --model runs/water
     """
     from bevatron.recipes.bench import cost_model
 
     rows, lines = cost_model(steps.meter(dtype), most)
-    print_rows(rows)
-    say(*lines)
+    return _rows(rows, lines)
 
 
 def bench_capacity(
@@ -117,7 +134,7 @@ def bench_capacity(
     dtype: tuple[Dtype, ...] = ("float32", "float64"),
     most: int = 65536,
     out: Path = Path("capacity.png"),
-) -> None:
+) -> Result:
     """Measure atoms per second by batch size, and on a GPU the largest batch that fits.
 
     Parameters
@@ -130,12 +147,15 @@ def bench_capacity(
         Number of atoms of the largest batch.
     out
         Figure to write.
+
+    Examples
+    --------
+    bevatron bench capacity water-store --model paper --dtype float32
     """
     from bevatron.recipes.bench import capacity_curves
 
     rows, lines = capacity_curves({name: partial(steps.meter, name) for name in dtype}, most, out)
-    print_rows(rows)
-    say(*lines)
+    return _rows(rows, lines)
 
 
 def bench_profile(
@@ -144,7 +164,7 @@ def bench_profile(
     warm: int = 10,
     device: str | None = None,
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Trace steps of a run: time by kind of work, idle time, memory by module, what would help.
 
     The run itself is not changed: the steps start from new weights.
@@ -161,11 +181,29 @@ def bench_profile(
         auto, cpu, cuda or cuda:N; the run's by default.
     out
         Folder for profile.json and figures; ``profile`` in the run's folder by default.
+
+    Examples
+    --------
+    bevatron bench profile runs/water --steps 20
     """
     from bevatron.recipes.bench_profile import profile_folder
 
     tables, lines = profile_folder(run, steps, warm, device, out)
-    for title, rows in tables:
-        say(f"\n{title}")
+
+    def show() -> None:
+        for title, rows in tables:
+            say(f"\n{title}")
+            print_rows(rows)
+        say(*lines)
+
+    return Result({**dict(tables), "notes": list(lines)}, show)
+
+
+def _rows(rows: Sequence[dict[str, Any]], lines: Sequence[str] = ()) -> Result:
+    """Make a result of one table and the lines below it."""
+
+    def show() -> None:
         print_rows(rows)
-    say(*lines)
+        say(*lines)
+
+    return Result({"rows": list(rows), "notes": list(lines)}, show)

@@ -1,13 +1,17 @@
 """The command ``bevatron train``: a system or a YAML file, and options that override it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from bevatron.arguments import parse
+from bevatron.cli.help import asks_for_help, train_help
+from bevatron.config import load_yaml
 from bevatron.errors import ConfigError
-from bevatron.recipes.arguments import say
+from bevatron.output import say
+from bevatron.recipes import system
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class TrainOptions:
         ``never``: the folder must not hold a run; ``auto``: resume one if it does, from its newest
         intact checkpoint; ``must``: it has to hold one, whose newest checkpoint is intact.
     dry_run
-        Print parameters, memory and steps, and exit.
+        Print parameters, memory and steps; the run's folder stays as it is.
     """
 
     resume: Literal["never", "auto", "must"] = "never"
@@ -30,7 +34,6 @@ class TrainOptions:
 def train(arguments: list[str]) -> int:
     """Train: the first argument is a system or a YAML file, the others override its keys."""
     from bevatron.recipes import SYSTEMS
-    from bevatron.recipes.training import configuration, start
 
     recipes = ", ".join(sorted(SYSTEMS))
     if not arguments:
@@ -38,12 +41,18 @@ def train(arguments: list[str]) -> int:
             f"`bevatron train` needs a recipe ({recipes}) or a YAML file; "
             "`bevatron train --help` says more"
         )
-    if arguments[0] in {"-h", "--help"}:
+    if arguments[0] in {"-h", "--help", "--help-all"}:
         say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
-        say(f"recipes: {recipes}; `bevatron train RECIPE --help` lists all keys")
+        say(f"recipes: {recipes}; `bevatron train RECIPE --help` shows the keys that matter")
         return 0
+    if asks_for_help(arguments[1:]):
+        found = system(_system_of(arguments[0]))
+        say(train_help(found, f"bevatron train {arguments[0]}", TrainOptions))
+        return 0
+    from bevatron.recipes.training import configuration, start
+
     base = configuration(arguments[0], arguments[1:])
-    command = _train_command(type(base))
+    command = with_options(type(base))
     parsed = parse(
         command,
         [_written_out(argument) for argument in arguments[1:]],
@@ -53,14 +62,28 @@ def train(arguments: list[str]) -> int:
     return start(parsed.run, resume=parsed.options.resume, dry_run=parsed.options.dry_run)
 
 
+def _system_of(name: str) -> str:
+    """Return the system that a name or a YAML file means."""
+    from bevatron.recipes import DEFAULT, SYSTEMS
+
+    if name in SYSTEMS or not Path(name).is_file():
+        return name
+    return str(load_yaml(Path(name)).get("recipe", DEFAULT))
+
+
 def _written_out(argument: str) -> str:
     """Expand an option's short name."""
     option, equals, value = argument.partition("=")
-    short = {"--data": "--data.train", "--out": "--output", "--stage-to": "--loader.stage-to"}
+    short = {
+        "--help-all": "--help",
+        "--data": "--data.train",
+        "--out": "--output",
+        "--stage-to": "--loader.stage-to",
+    }
     return short.get(option, option) + equals + value
 
 
-def _train_command(config: type) -> Any:
+def with_options(config: type) -> Any:
     """Create the class from which tyro parses a configuration and how to start."""
 
     @dataclass(frozen=True)

@@ -11,7 +11,9 @@ SYSTEMS = {
     "gpspp": "bevatron.recipes.gpspp",
     "graph": "bevatron.recipes.graph",
 }
-"""Name -> package, whose ``SYSTEM`` declares everything else. The first is the default."""
+"""Name -> package, whose ``SYSTEM`` declares everything else."""
+
+DEFAULT = next(iter(SYSTEMS))
 
 
 def systems() -> list[System]:

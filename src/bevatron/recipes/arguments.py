@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import tyro
 
 from bevatron.data.readers.labels import LabelOptions
-from bevatron.data.readers.molecules.base import MoleculeOptions
+from bevatron.data.readers.molecule_options import MoleculeOptions
+from bevatron.output import say
 
 
 def positional(metavar: str) -> Any:
@@ -56,9 +57,3 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     for line in cells:
         say("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-
-
-def say(*lines: str) -> None:
-    """Print lines."""
-    for line in lines:
-        print(line)  # noqa: T201

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from bevatron.errors import ConfigError
+from bevatron.errors import ConfigError, MissingPackageError
 from bevatron.files import write_text_atomically
+from bevatron.output import say
 from bevatron.recipes import systems
-from bevatron.recipes.arguments import say
 
 MARK = "DEMO.txt"
 """Marks a folder as made by the demo."""
@@ -71,7 +71,12 @@ def run_demo(out: Path) -> int:
             if system.demo is None:
                 continue
             say(f"\n== {system.name}: {system.summary}")
-            part = parts[system.name] = system.load(system.demo)(out)
+            try:
+                part = system.load(system.demo)(out)
+            except MissingPackageError as error:
+                part = Part(f"left out: {error}; then run `bevatron demo` again")
+                say(part.learned)
+            parts[system.name] = part
             if part.exit_code:
                 say("stopped; run `bevatron demo` again to continue")
                 return int(part.exit_code)

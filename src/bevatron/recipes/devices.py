@@ -1,9 +1,13 @@
 """The device on which a trained model is used."""
 
+import os
+from functools import cache
+
 import torch
 
 from bevatron.errors import ConfigError
-from bevatron.parallel.mesh import parse_device
+from bevatron.output import note
+from bevatron.parallel.mesh import parse_device, ranks_from_environment
 
 
 def device_to_use(device: torch.device | str) -> torch.device:
@@ -26,3 +30,11 @@ def device_to_use(device: torch.device | str) -> torch.device:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"device: '{device}' cannot be used here ({reason})") from None
     return found
+
+
+@cache
+def announce(device: torch.device, dtype: torch.dtype | str) -> None:
+    """Print where a trained model runs and in which precision; once, and on one process."""
+    if ranks_from_environment(os.environ)[0] == 0:
+        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        note(f"running on {device}{name} in {str(dtype).removeprefix('torch.')}")

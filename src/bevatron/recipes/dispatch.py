@@ -5,16 +5,16 @@ all others by the kind of the first model folder among the arguments. The name o
 argument takes precedence: ``bevatron evaluate gpspp --help``.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bevatron.errors import ConfigError
+from bevatron.output import Outcome, note, say
 from bevatron.recipes import SYSTEMS, system, systems
 from bevatron.recipes.kinds import holds_model, kind_of_model
 from bevatron.recipes.system import System
 
-Call = tuple[Callable[..., int | None], list[str]]
+Call = tuple[Callable[..., Outcome], list[str]]
 """The function of a command and the arguments that are left for it."""
 
 
@@ -53,6 +53,11 @@ def having(command: str) -> list[System]:
     return [each for each in systems() if command in each.commands]
 
 
+def system_of_kind(kind: str | None) -> System | None:
+    """Return the system whose models are of a kind."""
+    return next((each for each in systems() if each.kind == kind), None)
+
+
 def of_samples(samples: str) -> System:
     """Return the system that is trained on such samples.
 
@@ -80,7 +85,7 @@ def _named(command: str, arguments: list[str]) -> tuple[System | None, list[str]
             if samples == "auto":
                 return None, rest
             chosen = of_samples(samples)
-            _notice(f"--kind {samples} is now `bevatron prepare {chosen.name}`")
+            note(f"note: --kind {samples} is now `bevatron prepare {chosen.name}`")
             return chosen, rest
     return None, arguments
 
@@ -91,7 +96,8 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
     files = [Path(argument) for argument in arguments[:first]]
     fallback = next((each for each in providers if each.recognises is None), providers[0])
     found: dict[str, Path] = {}
-    for path in files or map(Path, arguments):
+    others = (Path(argument) for argument in arguments if not argument.startswith("-"))
+    for path in files or others:
         claiming = [each.name for each in providers if each.takes(path)]
         if len(claiming) > 1:
             raise ConfigError(
@@ -108,11 +114,7 @@ def _of_files(providers: Sequence[System], arguments: Sequence[str]) -> System:
 
 def _of_model(providers: Sequence[System], arguments: Sequence[str]) -> System:
     """Choose by the kind of model; the default system where there is none, for its own message."""
-    kind = kind_of_model(arguments)
-    for each in systems():
-        if each.kind == kind:
-            return each
-    return providers[0]
+    return system_of_kind(kind_of_model(arguments)) or providers[0]
 
 
 def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:
@@ -122,24 +124,20 @@ def _renamed(chosen: System, arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         new = chosen.renamed.get(option)
         if new is not None:
-            _notice(f"{option} is now {new}")
+            note(f"note: {option} is now {new}")
         done.append(argument if new is None else new + equals + value)
     return done
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return any(argument in {"-h", "--help"} for argument in arguments)
+    return any(argument in {"-h", "--help", "--help-all"} for argument in arguments)
 
 
 def _explain(command: str, providers: Sequence[System], chosen: System) -> None:
     """Print above the help of a shared command which system its options belong to."""
-    others = " or ".join(
-        f"`bevatron {command} {each.name} --help`" for each in providers if each is not chosen
-    )
     names = ", ".join(each.name for each in providers)
-    print(f"{command} exists for {names}; below are the options for {chosen.name}.")  # noqa: T201
-    print(f"Others: {others}.\n")  # noqa: T201
-
-
-def _notice(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201
+    say(f"{command} exists for {names}; the options for {chosen.name} follow, others:")
+    say(
+        *(f"  bevatron {command} {each.name} --help" for each in providers if each is not chosen),
+        "",
+    )

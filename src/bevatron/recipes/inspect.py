@@ -1,17 +1,15 @@
-"""`bevatron inspect`: tables on the terminal, figures in a folder, all of it in one HTML file."""
+"""`bevatron inspect`: tables, figures in a folder, all of it in one HTML file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich import box
-from rich import table as rich_table
-from rich.console import Console
 
 from bevatron.data.packing import CostModel
 from bevatron.data.store.store import Store
 from bevatron.data.summary import inspect
+from bevatron.output import print_table
 from bevatron.recipes.dispatch import of_samples
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report, number
@@ -46,9 +44,8 @@ def inspect_store(
     path: Path | str,
     out: Path | None = None,
     plan: PlanOptions | None = None,
-    console: Console | None = None,
-) -> Path:
-    """Print and draw what is in a store, and with ``plan`` how batches would fill the ranks.
+) -> tuple[list[inspect.Table], Path]:
+    """Describe and draw what is in a store, and with ``plan`` how batches would fill the ranks.
 
     Parameters
     ----------
@@ -58,13 +55,10 @@ def inspect_store(
         Where figures and ``inspect.html`` go; a folder ``STORE-inspect`` by default.
     plan
         Compare fixed-count batches, Algorithm 1 and ours.
-    console
-        Where to print; standard output by default.
 
     Returns
     -------
-    Path
-        The HTML file.
+    The tables, and the HTML file.
 
     Raises
     ------
@@ -73,38 +67,24 @@ def inspect_store(
     """
     store = Store.open(path)
     out = store.path.with_name(f"{store.path.name}-inspect") if out is None else out
-    console = console or Console()
     report = Report(f"Store {store.path.name}", str(store.path), figures=out)
     shown = of_samples(store.manifest["settings"].get("kind", "structures")).inspected()
-    for table in shown.describe(store):
-        console.print(render(table))
+    tables: list[inspect.Table] = list(shown.describe(store))
+    for table in tables:
         report.section(table.title if table.title != str(store.path) else "Overview")
         report.table(table.headers, table.rows)
     report.section("Figures")
     shown.draw(report, store)
     if plan is not None:
-        _compare(report, store, shown.sizes(store), plan, console)
-    return report.write(out / "inspect.html")
+        tables.append(_compare(report, store, shown.sizes(store), plan))
+    return tables, report.write(out / "inspect.html")
 
 
-def render(table: inspect.Table) -> rich_table.Table:
-    """Turn a table into one that rich prints; numbers are right-aligned."""
-    shown = rich_table.Table(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-    # On a narrow terminal names are not broken; the other columns wrap.
-    longest = max((len(number(row[0])) for row in table.rows), default=0)
-    for column, header in enumerate(table.headers):
-        first = column == 0
-        shown.add_column(
-            header,
-            justify="left" if first else "right",
-            overflow="fold",
-            no_wrap=first and longest <= 28,
-        )
-    for row in table.rows:
-        shown.add_row(*(number(value) for value in row))
-    return shown
+def show_tables(tables: Sequence[inspect.Table]) -> None:
+    """Print tables."""
+    for table in tables:
+        rows = [[number(value) for value in row] for row in table.rows]
+        print_table(table.headers, rows, table.title)
 
 
 def _compare(
@@ -112,8 +92,7 @@ def _compare(
     store: Store,
     sizes: Mapping[str, IntArray],
     options: PlanOptions,
-    console: Console,
-) -> None:
+) -> inspect.Table:
     atoms, edges = sizes.values()
     capacity = options.capacity or max(int(16 * atoms.mean()), int(atoms.max()))
     cost = CostModel(options.cost_nodes, options.cost_edges, options.cost_constant)
@@ -121,13 +100,13 @@ def _compare(
         atoms, edges, capacity, options.ranks, cost, options.seed, store.describe
     )
     table = inspect.plan_table(plans, capacity, options.ranks)
-    console.print(render(table))
     report.section("Batches").text(table.title + ".").table(table.headers, table.rows)
     report.figure(
         balance_figure(plans, capacity if cost == CostModel() else None, _unit(cost)),
         "Work of each rank in each step. All ranks wait for the slowest; white is idle.",
         "plan",
     )
+    return table
 
 
 def balance_figure(

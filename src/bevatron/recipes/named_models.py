@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from bevatron.errors import CheckpointError
-from bevatron.models.common.model_folder import MODEL_FILE
+from bevatron.files import MODEL_FILE
 
 FOLDER_VARIABLE = "BEVATRON_MODELS"
 

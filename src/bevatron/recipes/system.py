@@ -3,10 +3,12 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from bevatron.errors import ConfigError
+from bevatron.output import Outcome
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class System:
     inspect
         Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
         (atoms and edges of all samples) for ``bevatron inspect``; None = no stores.
+    starter
+        File in the package with the commented configuration that ``bevatron init`` prints and the
+        short help of ``bevatron train`` is made from, see `bevatron.recipes.starter`.
+    api
+        Module with ``load(path, device, ...)``, ``evaluate(model, sources, ...)`` and
+        ``predict(model, source, out, ...)`` for `bevatron.load` and so on, where a model is a path,
+        several, or what ``load`` returned; None = the system is used by commands only.
     demo
         (folder) -> exit code: its part of ``bevatron demo``.
     renamed
@@ -59,6 +68,8 @@ class System:
     usage: tuple[tuple[str, str], ...] = ()
     recognises: str | None = None
     inspect: str | None = None
+    starter: str | None = None
+    api: str | None = None
     demo: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,7 +82,7 @@ class System:
         module, _, name = place.partition(":")
         return getattr(self.module(module), name)
 
-    def command(self, name: str) -> Callable[..., int | None]:
+    def command(self, name: str) -> Callable[..., Outcome]:
         """Return the function of a command.
 
         Raises
@@ -82,7 +93,7 @@ class System:
         if name not in self.commands:
             known = ", ".join(self.commands)
             raise ConfigError(f"{name}: {self.name} has no such command (it has: {known})")
-        function: Callable[..., int | None] = self.load(self.commands[name])
+        function: Callable[..., Outcome] = self.load(self.commands[name])
         return function
 
     def inspected(self) -> Any:
@@ -96,6 +107,30 @@ class System:
         if self.inspect is None:
             raise ConfigError(f"inspect: {self.name} has no stores to inspect")
         return self.module(self.inspect)
+
+    def starter_text(self) -> str:
+        """Return the system's starter configuration.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+        """
+        if self.starter is None:
+            raise ConfigError(f"init: {self.name} has no starter configuration")
+        return (files(self.package) / self.starter).read_text(encoding="utf-8")
+
+    def used(self) -> Any:
+        """Return the module that uses the system's models in Python.
+
+        Raises
+        ------
+        ConfigError
+            If it has none.
+        """
+        if self.api is None:
+            raise ConfigError(f"{self.name}: its models are used by commands only")
+        return self.module(self.api)
 
     def takes(self, path: Path) -> bool:
         """Whether ``bevatron prepare`` recognises a file as this system's."""

@@ -3,15 +3,20 @@
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from bevatron.config import load_yaml
+from bevatron.config import load_yaml, merged, to_dict
 from bevatron.data.processes import own_cpus, start_fork_server
 from bevatron.errors import CheckpointError, ConfigError, DamagedError
+from bevatron.output import say
+from bevatron.parallel.collectives import barrier
 from bevatron.parallel.mesh import open_mesh, ranks_from_environment
-from bevatron.recipes import SYSTEMS, recipe
+from bevatron.recipes import DEFAULT, SYSTEMS, recipe
+from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.loop import fit
 from bevatron.train.run import FitResult, Run, describe
@@ -19,8 +24,12 @@ from bevatron.train.run import FitResult, Run, describe
 WORTH_A_FORK_SERVER = 4
 """CPUs from which on worker processes are expected, and one can import what they need meanwhile."""
 
+Resume = Literal["never", "auto", "must"]
 
-def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
+
+def configuration(
+    name: str, arguments: Sequence[str] = (), changes: Mapping[str, Any] | None = None
+) -> Any:
     """Build the configuration that command-line arguments then override.
 
     Parameters
@@ -29,6 +38,8 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
         A recipe, or a YAML file whose key ``recipe`` names one (default mace).
     arguments
         Only ``--preset`` is read: it sets defaults.
+    changes
+        Values over those of the file.
 
     Raises
     ------
@@ -42,12 +53,13 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     else:
         recipe(name)  # raises, listing what is known
         values = {}
-    chosen = str(values.pop("recipe", None) or next(iter(SYSTEMS)))
+    chosen = str(values.pop("recipe", None) or DEFAULT)
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
         raise ConfigError(f"{name}: recipe: there is no '{chosen}' (known: {known})")
     cls, _ = recipe(chosen)
     preset = _value_of("--preset", arguments)
+    values = merged(values, changes or {})
     try:
         config = cls.from_values(values)
         if preset is None or preset == config.preset:
@@ -63,10 +75,8 @@ def configuration(name: str, arguments: Sequence[str] = ()) -> Any:
     return changed
 
 
-def start(
-    config: Any, *, resume: Literal["never", "auto", "must"] = "never", dry_run: bool = False
-) -> int:
-    """Build the run, train, and return the exit code.
+def start(config: Any, *, resume: Resume = "never", dry_run: bool = False) -> int:
+    """Train, or with ``dry_run`` print what the run would be, and return the exit code.
 
     Raises
     ------
@@ -75,6 +85,19 @@ def start(
     BevatronError
         For errors of the user.
     """
+    if dry_run:
+        _describe(config)
+        return 0
+    run = begin(config, resume)
+    result = fit(run)
+    if ranks_from_environment(os.environ)[0] == 0:
+        _print_what_next(result, run.model_options)
+    return result.exit_code
+
+
+def begin(config: Any, resume: Resume = "never") -> Run:
+    """Build the run of a configuration, to be trained; see `start`."""
+    check_filled(to_dict(config))
     folder = Path(config.output)
     refuse_file(folder)
     checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
@@ -84,7 +107,7 @@ def start(
         if not there:
             raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
         _check_newest(checkpoints)
-    if resume == "never" and begun and not dry_run:
+    if resume == "never" and begun:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
             "begins a new one"
@@ -93,13 +116,7 @@ def start(
         start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
-    if dry_run:
-        _print_description(run)
-        return 0
-    result = fit(run)
-    if ranks_from_environment(os.environ)[0] == 0:
-        _print_what_next(result, run.model_options)
-    return result.exit_code
+    return run
 
 
 def _check_newest(checkpoints: Path) -> None:
@@ -143,36 +160,54 @@ def _print_what_next(result: FitResult, options: str) -> None:
     """Print where the report is and which commands use the model, or how to resume."""
     folder = result.folder
     if result.finished is None:
-        print("the same command with --resume auto resumes")  # noqa: T201
+        say("the same command with --resume auto resumes")
         return
     if (folder / "report.html").is_file():
-        print(f"report: {folder / 'report.html'}")  # noqa: T201
-    print(  # noqa: T201
+        say(f"report: {folder / 'report.html'}")
+    say(
         f"errors on other data: bevatron evaluate {folder} FILE{options}; "
         f"predictions: bevatron predict {folder} FILE OUT{options}"
     )
 
 
-def _print_description(run: Run) -> None:
+def _describe(config: Any) -> None:
+    """Build a run in a folder that is removed again, and print what it would be."""
+    check_filled(to_dict(config))
+    output = Path(config.output).absolute()
+    scratch = output.with_name(f".{output.name}.dry-run")
+    created = [path for path in scratch.parents if not path.exists()]
+    _, build = recipe(config.recipe)
+    try:
+        run: Run = build(dataclasses.replace(config, output=scratch))
+        with open_mesh(run.settings.train.device) as mesh:
+            if mesh.is_main:
+                _print_description(run, mesh.world)
+            barrier(mesh)
+    finally:
+        if ranks_from_environment(os.environ)[0] == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+            for path in created:
+                with suppress(OSError):
+                    path.rmdir()
+
+
+def _print_description(run: Run, num_ranks: int) -> None:
     """Print a summary of a run without training."""
-    with open_mesh(run.settings.train.device) as mesh:
-        if not mesh.is_main:
-            return
-        found = describe(run, mesh.world)
-        rows = {
-            "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
-            "training samples": f"{len(run.train):,}",
-            "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
-            "ranks": f"{mesh.world}",
-            "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
-            "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
-            "fill of the batches": f"{found['fill']:.1%}",
-            "largest over mean cost of a step": f"{found['imbalance']:.3f}",
-            "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
-            "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
-        }
+    found = describe(run, num_ranks)
+    rows = {
+        "parameters": f"{found['parameters']:,} ({found['trained_parameters']:,} trained)",
+        "training samples": f"{len(run.train):,}",
+        "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
+        "ranks": f"{num_ranks}",
+        "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
+        "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
+        "fill of the batches": f"{found['fill']:.1%}",
+        "largest over mean cost of a step": f"{found['imbalance']:.3f}",
+        "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
+        "memory of activations": f"{found['activation_bytes'] / 2**20:,.0f} MiB (estimated)",
+    }
     if math.isnan(found["fill"]):  # batches of a fixed number of samples have no capacity to fill
         del rows["fill of the batches"]
     width = max(map(len, rows))
     for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")  # noqa: T201
+        say(f"{name:<{width}}  {value}")

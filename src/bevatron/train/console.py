@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from bevatron.data.store.progress import clock
+from bevatron.output import is_quiet
 
 LINE_SECONDS = 30.0
 """Without a terminal, time between lines about the steps."""
 
 
 class Console:
-    """Shows the progress of a run.
+    """Shows the progress of a run: over all its epochs, with the time that is left.
+
+    A quiet run only writes the log.
 
     Parameters
     ----------
@@ -39,12 +45,16 @@ class Console:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._printed_at = time.monotonic()
+        self._pace: Pace | None = None
+        self._shown_figures = ""
 
     def say(self, text: str) -> None:
         """Print a line and add it to the log."""
         if not self._active:
             return
-        if self._rich.is_terminal:
+        if is_quiet():
+            pass
+        elif self._rich.is_terminal:
             self._rich.print(text, markup=False)
         else:
             sys.stdout.write(text + "\n")
@@ -52,38 +62,65 @@ class Console:
         self._log(text)
 
     def begin_epoch(self, epoch: int, epochs: int, done: int, total: int) -> None:
-        """Start the progress bar of an epoch with ``done`` of ``total`` steps done."""
-        if not (self._active and self._rich.is_terminal):
+        """Begin an epoch of which ``done`` of ``total`` steps are done; the first begins the bar.
+
+        The bar is that of the whole run; validation counts as time of the epoch before it.
+        """
+        if not self._active:
             return
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=self._rich,
-            transient=True,
-        )
-        self._task = self._progress.add_task(
-            "", total=total, completed=done, epoch=f"{epoch + 1}/{epochs}", figures=""
-        )
-        self._progress.start()
+        if self._pace is None:
+            self._pace = Pace(epochs, epoch + done / max(total, 1))
+        self._pace.begin_epoch(epoch, done, total)
+        if not self._rich.is_terminal or is_quiet():
+            return
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.percentage:.0f} %"),
+                TextColumn("{task.fields[left]}"),
+                # On a narrow terminal only the figures are cut.
+                TextColumn("{task.fields[figures]}", table_column=Column(ratio=1, no_wrap=True)),
+                expand=True,
+                console=self._rich,
+                transient=True,
+            )
+            name = self._pace.name(epoch)
+            self._task = self._progress.add_task("", total=epochs, epoch=name, left="", figures="")
+            self._progress.start()
+        self._show(self._pace.name(epoch))
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""
-        if not self._active:
+        if not self._active or self._pace is None:
             return
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, figures=figures(record))
+        self._pace.step()
+        if self._progress is not None:
+            self._show(self._pace.name(record["epoch"]), figures(record))
         elif time.monotonic() - self._printed_at > LINE_SECONDS:
-            self.say(f"step {record['step']}  {figures(record)}")
+            self.say(
+                f"epoch {self._pace.name(record['epoch'])}  step {self._pace.steps}  "
+                f"{figures(record)}{self._left()}"
+            )
             self._printed_at = time.monotonic()
 
-    def end_epoch(self) -> None:
-        """Remove the bar."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+    def _show(self, epoch: str, shown: str = "") -> None:
+        """Move the bar."""
+        assert self._progress is not None
+        assert self._task is not None
+        assert self._pace is not None
+        self._shown_figures = shown or self._shown_figures
+        self._progress.update(
+            self._task,
+            completed=self._pace.done,
+            epoch=epoch,
+            left=self._left().strip(),
+            figures=self._shown_figures,
+        )
+
+    def _left(self) -> str:
+        seconds = None if self._pace is None else self._pace.seconds_left()
+        return "" if seconds is None else f"  {clock(seconds)} left"
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Print a line about an epoch."""
@@ -96,12 +133,19 @@ class Console:
         )
         best = "  (best)" if record["best"] else ""
         errors = f"  | {errors}" if errors else ""
-        self.say(f"epoch {record['epoch'] + 1}  {figures(record)}{errors}{best}")
+        name = record["epoch"] + 1 if self._pace is None else self._pace.name(record["epoch"])
+        self.say(f"epoch {name}  {figures(record)}{errors}{best}{self._left()}")
         self._printed_at = time.monotonic()
 
+    def end(self) -> None:
+        """Remove the bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
     def close(self) -> None:
-        """Close the log."""
-        self.end_epoch()
+        """Remove the bar and close the log."""
+        self.end()
         if self._file is not None:
             self._file.close()
 
@@ -109,6 +153,49 @@ class Console:
         if self._file is not None:
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
             self._file.flush()
+
+
+class Pace:
+    """How far a run is, in epochs, and how long the rest will take at the speed so far.
+
+    Parameters
+    ----------
+    epochs
+        Of the whole run.
+    done
+        Epochs that were done before, also in part.
+    """
+
+    def __init__(self, epochs: int, done: float) -> None:
+        self._epochs, self._begun, self.done = epochs, done, done
+        self._began = time.monotonic()
+        self._epoch, self._step, self._steps = 0, 0, 1
+
+    def begin_epoch(self, epoch: int, done: int, total: int) -> None:
+        """Begin an epoch of ``total`` steps."""
+        self._epoch, self._step, self._steps = epoch, done, max(total, 1)
+        self.done = epoch + done / self._steps
+
+    def step(self) -> None:
+        """Count a step."""
+        self._step += 1
+        self.done = self._epoch + min(self._step / self._steps, 1.0)
+
+    @property
+    def steps(self) -> str:
+        """Steps of the epoch, ``7/20``."""
+        return f"{self._step}/{self._steps}"
+
+    def name(self, epoch: int) -> str:
+        """Name an epoch, counted from 0, among all: ``3/100``."""
+        return f"{epoch + 1}/{self._epochs}"
+
+    def seconds_left(self) -> float | None:
+        """Estimate the rest of the run, patience aside; None at its begin and its end."""
+        gained, left = self.done - self._begun, self._epochs - self.done
+        if gained <= 0 or left <= 0:
+            return None
+        return (time.monotonic() - self._began) * left / gained
 
 
 def figures(record: Mapping[str, Any]) -> str:

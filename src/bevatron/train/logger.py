@@ -8,6 +8,7 @@ resumed run equals that of an uninterrupted one.
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bevatron.errors import CheckpointError, require
-from bevatron.files import explained
+from bevatron.files import explained, write_text_atomically
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.checkpoint import Checkpoint
 from bevatron.train.console import Console
@@ -29,6 +30,8 @@ from bevatron.typing import FloatArray
 
 METRICS = "metrics.jsonl"
 """File of a run's folder."""
+
+WANDB_ID = "wandb-id.txt"
 
 
 class Logger:
@@ -303,13 +306,12 @@ class TensorBoardWriter:
 class WandbWriter:
     """Logs to a Weights & Biases run that is named after the folder and resumed with it."""
 
-    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, step: int, project: str, config: Mapping[str, Any]) -> None:
         wandb: Any = require("wandb", "wandb")
-        name = folder.resolve().name
         self._run = wandb.init(
             project=project,
-            name=name,
-            id=name,
+            name=folder.resolve().name,
+            id=wandb_id(folder, step),
             dir=str(folder),
             config=dict(config),
             resume="allow",
@@ -322,6 +324,20 @@ class WandbWriter:
     def close(self) -> None:
         """Finish the run there."""
         self._run.finish()
+
+
+def wandb_id(folder: Path, step: int) -> str:
+    """Return the id of the folder's run at Weights & Biases; make a random one for a new run.
+
+    It is in the file `WANDB_ID`. Runs of earlier versions have the folder's name as id and none.
+    """
+    path = folder / WANDB_ID
+    with explained(path, CheckpointError):
+        if path.is_file():
+            return path.read_text().strip()
+        chosen = folder.resolve().name if step else secrets.token_hex(8)
+        write_text_atomically(path, chosen + "\n", CheckpointError)
+    return chosen
 
 
 def make_writers(
@@ -338,7 +354,7 @@ def make_writers(
     if config.tensorboard:
         writers.append(TensorBoardWriter(folder, step))
     if config.wandb:
-        writers.append(WandbWriter(folder, config.wandb_project, values))
+        writers.append(WandbWriter(folder, step, config.wandb_project, values))
     return writers
 
 

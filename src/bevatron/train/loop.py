@@ -202,6 +202,7 @@ class Trainer:
             self._train_epoch()
             if self.stopped_by is None:
                 self._end_epoch()
+        self.logger.console.end()
         self.saver.checkpoint()
         result = self.saver.result(self.stopped_by, self.metrics)
         if self.stopped_by is not None:
@@ -284,7 +285,6 @@ class Trainer:
                 break
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
-        self.logger.console.end_epoch()
         if self.stopped_by is None and progress.epoch + 1 < run.settings.train.epochs:
             self._prefetch(progress.epoch + 1)
 

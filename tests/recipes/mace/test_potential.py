@@ -83,8 +83,8 @@ def assert_same(found, expected, rel):
 @pytest.mark.parametrize("max_atoms", [2048, 12, 1], ids=["one batch", "some", "one each"])
 def test_padding_is_gone_from_all_results(model, on_a_cpu, max_atoms):
     given = samples(structures())
-    expected = list(Potential(model, capture=False).evaluate(given, EVERYTHING, max_atoms))
-    padded = Potential(model)
+    expected = list(Potential(model, "cpu", capture=False).evaluate(given, EVERYTHING, max_atoms))
+    padded = Potential(model, "cpu")
     assert padded.captured
     assert set(expected[0]) == set(EVERYTHING)
     assert np.abs(expected[1]["stress"]).max() > 1e-3
@@ -93,8 +93,8 @@ def test_padding_is_gone_from_all_results(model, on_a_cpu, max_atoms):
 
 
 def test_evaluations_may_be_under_way_at_the_same_time(model, on_a_cpu):
-    potential, given = Potential(model), samples([crystal(seed) for seed in range(6)])
-    expected = [float(r["energy"]) for r in Potential(model, capture=False).evaluate(given)]
+    potential, given = Potential(model, "cpu"), samples([crystal(seed) for seed in range(6)])
+    expected = [float(r["energy"]) for r in Potential(model, "cpu", capture=False).evaluate(given)]
     forth = potential.evaluate(given, max_atoms=1)
     back = potential.evaluate(given[::-1], max_atoms=1)
     found = [(float(a["energy"]), float(b["energy"])) for a, b in zip(forth, back, strict=True)]
@@ -103,7 +103,7 @@ def test_evaluations_may_be_under_way_at_the_same_time(model, on_a_cpu):
 
 
 def test_nothing_at_all_can_be_evaluated(model, on_a_cpu):
-    potential = Potential(model)
+    potential = Potential(model, "cpu")
     assert list(potential.evaluate([])) == []
     nothing = unlabelled_structure(np.zeros(0), np.zeros((0, 3)))
     nothing |= {"edges": np.zeros((0, 2), np.int32), "edge_shifts": np.zeros((0, 3), np.int32)}
@@ -114,11 +114,11 @@ def test_nothing_at_all_can_be_evaluated(model, on_a_cpu):
 
 def test_an_unknown_element_is_named_before_it_is_padded(model, on_a_cpu):
     with pytest.raises(DataError, match="Au"):
-        list(Potential(model).evaluate(samples([bulk("Au")])))
+        list(Potential(model, "cpu").evaluate(samples([bulk("Au")])))
 
 
 def test_an_unknown_result_is_refused(model, on_a_cpu):
-    potential, given = Potential(model), samples([molecule("H2O")])
+    potential, given = Potential(model, "cpu"), samples([molecule("H2O")])
     with pytest.raises(ConfigError, match="there is no"):
         list(potential.evaluate(given, ("charges",)))
     assert len(list(potential.evaluate(given))) == 1
@@ -128,21 +128,21 @@ def test_too_little_memory_is_one_sentence_with_the_size_of_the_batch(model, mon
     def fails(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    potential, given = Potential(model), samples([molecule("H2O"), molecule("CH4")])
+    potential, given = Potential(model, "cpu"), samples([molecule("H2O"), molecule("CH4")])
     monkeypatch.setattr(potential.model, "forward", fails)
     with pytest.raises(OutOfMemoryError, match=r"batch of 8 atoms .* in 2 structures; allow"):
         list(potential.evaluate(given))
 
 
 def test_copies_and_pickles_of_a_potential_are_potentials(model, on_a_cpu):
-    potential, given = Potential(model), samples(structures())
+    potential, given = Potential(model, "cpu"), samples(structures())
     expected = list(potential.evaluate(given))
     for other in (copy.deepcopy(potential), pickle.loads(pickle.dumps(potential))):
         assert_same(other.evaluate(given), expected, 1e-12)
 
 
 def test_capturing_on_a_cpu_can_only_be_left_out(model):
-    assert not Potential(model).captured
+    assert not Potential(model, "cpu").captured
     for make in (Potential, BevatronCalculator):
         with pytest.raises(ConfigError, match=r"capture: .* the device is cpu; leave it out"):
             make(model, capture=True)

@@ -9,7 +9,6 @@ work through the folder alone.
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from bevatron.data.store.store import STORE_FORMAT, Store, fields_to_plain
 from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.data.store.writer import StoreWriter
 from bevatron.errors import BevatronError, ConfigError, DataError
+from bevatron.output import note
 from bevatron.typing import Arrays
 
 Featurize = Callable[[Arrays], Arrays]
@@ -358,7 +358,7 @@ def _take_over_rest(
     writer = job.writer
     missing = writer.missing()
     if missing and progress:
-        sys.stderr.write(f"prepare: waiting for {len(missing)} shards of other processes\n")
+        note(f"prepare: waiting for {len(missing)} shards of other processes")
     last_change = time.monotonic()
     while missing and not writer.is_complete():
         ours: list[int] = []

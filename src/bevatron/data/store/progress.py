@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from bevatron.output import is_quiet
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -23,14 +25,14 @@ def progress(
     unit
         Name of the items.
     enabled
-        False shows nothing.
+        False shows nothing; nor does a quiet command.
 
     Yields
     ------
     Callable[[int], None]
         Call it with the number of items done since the last call.
     """
-    if not enabled or total == 0:
+    if not enabled or total == 0 or is_quiet():
         yield lambda _count: None
     elif sys.stderr.isatty():
         yield from _bar(title, total, done, unit)
@@ -79,10 +81,10 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
     def line() -> str:
         seconds = max(time.monotonic() - begin, 1e-9)
         rate = (now - done) / seconds
-        left = f", {_clock((total - now) / rate)} left" if rate > 0 and now < total else ""
+        left = f", {clock((total - now) / rate)} left" if rate > 0 and now < total else ""
         return (
             f"{title}: {now} of {total} {unit} ({100 * now / total:.0f} %), "
-            f"{rate:,.0f} {unit}/s, {_clock(seconds)} so far{left}\n"
+            f"{rate:,.0f} {unit}/s, {clock(seconds)} so far{left}\n"
         )
 
     def advance(count: int) -> None:
@@ -97,7 +99,14 @@ def _lines(title: str, total: int, done: int, unit: str) -> Iterator[Callable[[i
         sys.stderr.write(line())
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Write a time as hours, minutes and seconds.
+
+    Examples
+    --------
+    >>> clock(59.6), clock(3725)
+    ('0:01:00', '1:02:05')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -31,6 +31,10 @@ class Table:
     headers: tuple[str, ...]
     rows: list[tuple[str | int | float | None, ...]]
 
+    def records(self) -> list[dict[str, str | int | float | None]]:
+        """Return the rows as mappings from the header of each column."""
+        return [dict(zip(self.headers, row, strict=True)) for row in self.rows]
+
 
 def describe(store: Store) -> list[Table]:
     """Describe a store of structures: overview, files, labels, sizes, elements, groups.

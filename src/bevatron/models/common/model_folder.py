@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.files import atomic_write, checksum, write_json_atomically
+from bevatron.files import MODEL_FILE, atomic_write, checksum, write_json_atomically
 
 FORMAT = 1
 """Version of the layout."""
 
-MODEL_FILE = "model.json"
 WEIGHTS_FILE = "weights.safetensors"
 
 

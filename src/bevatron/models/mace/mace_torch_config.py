@@ -184,8 +184,10 @@ def _read(config: Mapping[str, Any]) -> MaceTorchConfig:
     for key, value in values.items():
         if key not in known and value not in (None, False):
             raise ConfigError(f"{key}: {value!r} is not supported, this option is not known here")
-    # To mace-torch None is as good as absent, but for the gate, which it leaves out.
-    given = {k: v for k, v in values.items() if k in known and (v is not None or k == "gate")}
+    # To mace-torch None is as good as absent, but for the gate: there it is the identity.
+    given = {k: v for k, v in values.items() if k in known and v is not None}
+    if "gate" in values:
+        given["gate"] = str(values["gate"])
     given |= {k: _class_name(given[k]) for k in _NAMED if isinstance(given.get(k), str)}
     if given.get("num_interactions") == 1:
         given["gate"] = "silu"

@@ -31,6 +31,8 @@ SYSTEM = System(
     ),
     recognises="commands:recognises",
     inspect="inspect",
+    starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
     renamed={"--precision": "--dtype"},
 )

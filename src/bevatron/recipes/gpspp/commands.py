@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from bevatron.data.readers.molecules.base import MoleculeOptions
+from bevatron.data.readers.molecule_options import MoleculeOptions
+from bevatron.output import Result, say
 from bevatron.recipes.arguments import (
     Columns,
     Files,
@@ -16,7 +17,6 @@ from bevatron.recipes.arguments import (
     Preparing,
     Source,
     positional,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def prepare(
         Columns of SMILES and targets, and where 3D structures are.
     options
         How the store is written.
+
+    Examples
+    --------
+    bevatron prepare molecules.csv --out store
+    bevatron prepare gpspp molecules.sdf --out store --columns.targets gap
     """
     from bevatron.recipes.gpspp.stores import prepare_files
 
@@ -80,7 +85,7 @@ class ModelOptions:
     """
 
     mode: Literal["2d", "3d", "both"] = "2d"
-    device: str = "cpu"
+    device: str = "auto"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     capacity: int = 4096
     workers: int | None = None
@@ -109,7 +114,7 @@ def evaluate(
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
     options: Options = ModelOptions(),
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Print the errors of a model on labelled molecules.
 
     Parameters
@@ -126,11 +131,17 @@ def evaluate(
         How the model is run.
     out
         Also write the table to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/gap test.csv
+    bevatron evaluate runs/gap test.csv --columns.targets my_gap --json
     """
     from bevatron.recipes.gpspp.evaluate import evaluate_files, print_errors
 
     predictor = options.predictor(model, *committee)
-    print_errors(evaluate_files(predictor, files, columns, out), predictor.targets)
+    table = evaluate_files(predictor, files, columns, out)
+    return Result(table, lambda: print_errors(table, predictor.targets))
 
 
 def predict(
@@ -144,7 +155,7 @@ def predict(
     split: Literal["test-dev", "test-challenge"] = "test-dev",
     prefix: str = "predicted_",
     options: Options = ModelOptions(),
-) -> None:
+) -> Result:
     """Write properties of molecules next to what the file already holds, every row in order.
 
     Parameters
@@ -169,21 +180,32 @@ def predict(
         Prefix of the names of the results.
     options
         How the model is run.
+
+    Examples
+    --------
+    bevatron predict runs/gap new.csv predicted.csv
+    bevatron predict runs/gap new.csv predicted.csv runs/seed1 runs/seed2
     """
     from bevatron.recipes.gpspp.predict import predict_file, predict_ogb
 
     predictor = options.predictor(model, *more, *committee)
     if format == "ogb":
         path, absent = predict_ogb(predictor, source, out, split, columns)
-        say(f"{path}: y_pred of {split}" + (f", {absent} filled with the mean" if absent else ""))
-        return
+        filled = f", {absent} filled with the mean" if absent else ""
+        return Result(
+            {"out": path, "filled": absent}, lambda: say(f"{path}: y_pred of {split}{filled}")
+        )
     done = predict_file(predictor, source, out, columns, prefix)
     without = f", {done.without} without a prediction (see 'reason')" if done.without else ""
     outside = f", {done.outside} outside the training data (see 'reason')" if done.outside else ""
     flat = f", {done.seen_in_2d} without positions, treated as 2D" if done.seen_in_2d else ""
-    for name, new in done.renamed.items():
-        say(f"{source} has a column '{name}' already, the new one is called '{new}'")
-    say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
+
+    def show() -> None:
+        for name, new in done.renamed.items():
+            say(f"{source} has a column '{name}' already, the new one is called '{new}'")
+        say(f"{done.rows} rows are in {out}{without}{outside}{flat}")
+
+    return Result({"out": out, **vars(done)}, show)
 
 
 def embed(
@@ -193,7 +215,7 @@ def embed(
     atoms: bool = False,
     columns: Columns = MoleculeOptions(),  # noqa: B008  frozen
     options: Options = ModelOptions(),
-) -> None:
+) -> Result:
     """Write the embeddings of molecules, from which a model reads out properties, as npz.
 
     Parameters
@@ -210,9 +232,15 @@ def embed(
         Where SMILES and 3D structures are.
     options
         How the model is run.
+
+    Examples
+    --------
+    bevatron embed runs/gap new.csv embeddings.npz --atoms
     """
     from bevatron.recipes.gpspp.embed import embed_file
 
     predictor = options.predictor(model)
     done = embed_file(predictor, source, out, columns, atoms=atoms)
-    say(f"embeddings of {done} rows are in {out}")
+    return Result(
+        {"rows": done, "out": out}, lambda: say(f"embeddings of {done} rows are in {out}")
+    )

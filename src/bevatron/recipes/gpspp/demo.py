@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from bevatron.errors import MissingPackageError
 from bevatron.models.gpspp.features import canonical
-from bevatron.recipes.arguments import say
+from bevatron.output import say
 from bevatron.recipes.demo import Part, bundled
 from bevatron.recipes.gpspp.data import load_molecules
 from bevatron.recipes.gpspp.finetune import trained_model
@@ -45,12 +44,14 @@ def run_demo(out: Path) -> Part:
     ----------
     out
         The demo's folder; a run in it is resumed.
+
+    Raises
+    ------
+    MissingPackageError
+        Without RDKit.
     """
+    canonical("C")  # before any work is done: refused without RDKit
     folder = out / "molecules"
-    try:
-        canonical("C")
-    except MissingPackageError:
-        return Part('nothing: RDKit is not installed (pip install "bevatron[molecules]")')
     values = {**SETTINGS, "output": str(folder)}
     values["data"] = {**SETTINGS["data"], "train": [str(bundled(DATA, out))]}
     config = GpsppRun.from_values(values)

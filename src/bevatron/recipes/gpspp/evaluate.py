@@ -12,6 +12,7 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.ranking import ranking_of_scores
 from bevatron.models.gpspp import Target
+from bevatron.output import say
 from bevatron.recipes.gpspp.predictor import MoleculePredictions, MoleculePredictor
 from bevatron.recipes.gpspp.targets import labels_of
 from bevatron.typing import FloatArray
@@ -140,4 +141,4 @@ def print_errors(table: Mapping[str, Mapping[str, Errors]], targets: Sequence[Ta
             )  # fmt: skip
             unit = f" ({units[name]})" if units.get(name) else ""
             lines.append(f"{source}  {name}{unit}: {shown}")
-    print(*lines, sep="\n")  # noqa: T201
+    say(*lines)

@@ -25,7 +25,7 @@ from bevatron.models.gpspp import (
     observe,
 )
 from bevatron.models.gpspp.features import Featurizer
-from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.gpspp.data import molecule_sizes
 from bevatron.recipes.gpspp.domain import differences
@@ -128,7 +128,7 @@ class MoleculePredictor:
     models
         Runs, model folders or models; of several, with the same targets, the mean is predicted.
     device
-        ``cpu``, ``cuda``, ``cuda:1``.
+        ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``.
     precision
         ``float32``, ``float64``, or ``bfloat16`` (matmuls only).
     mode
@@ -159,7 +159,7 @@ class MoleculePredictor:
         self,
         models: Path | str | GPSPlusPlus | Sequence[Path | str | GPSPlusPlus],
         *,
-        device: str = "cpu",
+        device: str = "auto",
         precision: Precision = "float32",
         mode: Mode = "2d",
         capacity: int = 4096,
@@ -171,6 +171,7 @@ class MoleculePredictor:
             raise ConfigError("models: expected at least one run or model folder")
         dtype = torch.float64 if precision == "float64" else torch.float32
         self.device, self.precision, self.dtype = device_to_use(device), precision, dtype
+        announce(self.device, precision)
         self.mode, self.capacity, self.workers = mode, capacity, workers
         names = [str(m) if not isinstance(m, GPSPlusPlus) else "the model" for m in given]
         # A given model is copied: moving it would change it for the caller.

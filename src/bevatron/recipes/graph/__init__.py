@@ -22,6 +22,8 @@ SYSTEM = System(
         ("train graph --data FILE --output RUN", "train on one graph, on one GPU or many"),
         ("predict RUN FILE OUT", "class and probabilities of every vertex"),
     ),
+    starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
 )
 

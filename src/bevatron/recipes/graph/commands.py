@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from bevatron.recipes.arguments import Files, Model, Out, Source, say
+from bevatron.output import Result, say
+from bevatron.recipes.arguments import Files, Model, Out, Source
 
 
 def evaluate(
@@ -12,11 +13,11 @@ def evaluate(
     features: Path | None = None,
     labels: Path | None = None,
     splits: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
     partition: Literal["auto", "2d", "feature", "rows"] = "auto",
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Print loss, accuracy and ROC-AUC of a node classifier on labelled vertices, by split.
 
     A graph that the model was trained on has the split of the training.
@@ -41,8 +42,12 @@ def evaluate(
         How the processes of torchrun cut a graph, as in training.
     out
         Also write the table to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/cora cora.npz
+    bevatron evaluate runs/cora edges.txt --features x.npy --labels y.npy --json
     """
-    from bevatron.parallel.mesh import is_main_process
     from bevatron.recipes.graph.evaluate import evaluate_graphs, print_metrics
 
     files_of_edge_list = {"features": features, "labels": labels, "splits": splits}
@@ -56,8 +61,7 @@ def evaluate(
         out=out,
         tell=say,
     )
-    if is_main_process():
-        print_metrics(table)
+    return Result(table, lambda: print_metrics(table))
 
 
 def predict(
@@ -65,10 +69,10 @@ def predict(
     source: Source,
     out: Out,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float32",
     partition: Literal["auto", "2d", "feature", "rows"] = "auto",
-) -> None:
+) -> Result:
     """Write class and probabilities of every vertex, in the order of the file.
 
     Parameters
@@ -87,12 +91,15 @@ def predict(
         Precision.
     partition
         How the processes of torchrun cut the graph, as in training.
+
+    Examples
+    --------
+    bevatron predict runs/cora cora.npz classes.csv
     """
-    from bevatron.parallel.mesh import is_main_process
     from bevatron.recipes.graph.predict import predict_file
 
     done = predict_file(
         model, source, out, features=features, device=device, dtype=dtype, partition=partition
     )
-    if is_main_process():
-        say(f"{done:,} vertices are in {out}")
+    values = {"vertices": done, "out": out}
+    return Result(values, lambda: say(f"{done:,} vertices are in {out}"))

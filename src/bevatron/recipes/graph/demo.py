@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bevatron.recipes.arguments import say
+from bevatron.output import say
 from bevatron.recipes.demo import Part, bundled
 from bevatron.recipes.graph.evaluate import evaluate_graphs, print_metrics
 from bevatron.recipes.graph.predict import predict_file

@@ -9,6 +9,7 @@ from bevatron.data.graphs.vertices import has_label
 from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.graph_attention import NodeClassifier
+from bevatron.output import print_table
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.recipes.graph.partition import Scheme
@@ -26,7 +27,7 @@ def evaluate_graphs(
     features: Path | None = None,
     labels: Path | None = None,
     splits: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
     partition: Scheme = "auto",
     out: Path | None = None,
@@ -109,8 +110,8 @@ def _by_part(computed: Computed, graph: GraphArrays, mesh: Mesh) -> dict[str, Me
 def print_metrics(table: Mapping[str, Metrics]) -> None:
     """Print metrics by split."""
     names = list(dict.fromkeys(name for metrics in table.values() for name in metrics))
-    width = max(map(len, table))
-    print(" " * width, *(f"{name:>18}" for name in names))  # noqa: T201
-    for part, metrics in table.items():
-        cells = [f"{metrics[name]:18.4f}" if name in metrics else " " * 18 for name in names]
-        print(f"{part:<{width}}", *cells)  # noqa: T201
+    rows = [
+        [part, *(f"{metrics[name]:.4f}" if name in metrics else "" for name in names)]
+        for part, metrics in table.items()
+    ]
+    print_table(["", *names], rows)

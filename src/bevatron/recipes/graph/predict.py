@@ -24,7 +24,7 @@ from bevatron.models.graph_attention import NodeClassifier, NodeTask
 from bevatron.models.graph_attention import load_model as load_folder
 from bevatron.parallel.graph_partition import DistributedGraph
 from bevatron.parallel.mesh import Mesh, open_mesh, ranks_from_environment
-from bevatron.recipes.devices import device_to_use
+from bevatron.recipes.devices import announce, device_to_use
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.graph.data import sample_of
 from bevatron.recipes.graph.partition import PartedGraph, Scheme, Source, open_graph
@@ -82,7 +82,7 @@ def predict_graph(
     graph: GraphArrays | Path | str,
     *,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
     partition: Scheme = "auto",
 ) -> Predictions:
@@ -129,7 +129,7 @@ def predict_file(
     out: Path,
     *,
     features: Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
     partition: Scheme = "auto",
 ) -> int:
@@ -283,6 +283,7 @@ def run_model(opened: Opened, mesh: Mesh, dtype: str, partition: Scheme = "auto"
     module, graph = opened.model, opened.graph
     config, place = module.config, mesh.device
     task = NodeTask(config.labels, config.outputs)
+    announce(place, dtype)
     try:
         if opened.edges is None:
             whole = None

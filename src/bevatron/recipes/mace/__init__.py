@@ -33,6 +33,8 @@ SYSTEM = System(
         ("convert mace-torch FILE OUT", "checkpoints of mace-torch, both ways"),
     ),
     inspect="inspect",
+    starter="starter.yaml",
+    api="api",
     demo="demo:run_demo",
 )
 

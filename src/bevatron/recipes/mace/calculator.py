@@ -22,6 +22,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from bevatron.data.samples import unlabelled_structure
 from bevatron.data.verlet import VerletList
 from bevatron.errors import ConfigError
+from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.potential import Potential, Results
 from bevatron.typing import Arrays
@@ -41,9 +42,11 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     model
         A run folder, a model folder or a model object; or several of them.
     device
-        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
+        ``"cuda:1"``.
     dtype
-        ``"float64"``, or ``"float32"``, which is faster and enough for most dynamics.
+        ``"float64"``, for relaxations, phonons and energy differences; or ``"float32"``, which is
+        faster and enough for most dynamics. Both are printed once.
     head
         Which readout of a multi-head model; its default head if not given. Names of heads in
         ``atoms.info`` have no effect.
@@ -81,7 +84,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
     def __init__(
         self,
         model: Model | Sequence[Model],
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         dtype: str = "float64",
         *,
         head: str | None = None,
@@ -94,6 +97,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         if not models:
             raise ConfigError("the calculator needs at least one model")
         self.potentials = [Potential(each, device, dtype, head, capture=capture) for each in models]
+        announce(self.potentials[0].device, self.potentials[0].dtype)
         cutoffs = {potential.cutoff for potential in self.potentials}
         self.neighbours = {cutoff: VerletList(cutoff, skin) for cutoff in sorted(cutoffs)}
         super().__init__(**kwargs)
@@ -112,7 +116,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
             if self.atoms.cell.rank < 3:
                 raise PropertyNotImplementedError("stress needs three lattice vectors")
             compute.append("stress")
-        self.results = _summarise([self._evaluate(each, compute) for each in self.potentials])
+        self.results = as_properties([self._evaluate(each, compute) for each in self.potentials])
 
     def get_descriptors(
         self, atoms: Atoms | None = None, invariants_only: bool = True, num_layers: int = -1
@@ -207,7 +211,7 @@ class BevatronCalculator(Calculator):  # type: ignore[misc]
         return sample
 
 
-def _summarise(results: list[Results]) -> dict[str, Any]:
+def as_properties(results: Sequence[Results]) -> dict[str, Any]:
     """Turn the outputs of one or several models into ASE's properties."""
     named = [_as_ase(each) for each in results]
     mean: dict[str, Any] = {

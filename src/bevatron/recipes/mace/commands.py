@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from bevatron.data.readers.labels import LabelOptions
+from bevatron.output import Result, say
 from bevatron.recipes.arguments import (
     Files,
     Labels,
@@ -15,7 +16,6 @@ from bevatron.recipes.arguments import (
     Preparing,
     Source,
     positional,
-    say,
 )
 
 
@@ -42,6 +42,11 @@ def prepare(
         Names of the labels in the files.
     options
         How the store is written.
+
+    Examples
+    --------
+    bevatron prepare water.extxyz.gz --out water-store --cutoff 5.0
+    bevatron prepare mace data/ --out store --labels.energy-key my_energy
     """
     from bevatron.recipes.mace.data import prepare_files
 
@@ -53,11 +58,11 @@ def evaluate(
     files: Files,
     labels: Labels = LabelOptions(),  # noqa: B008  frozen
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
     out: Path | None = None,
-) -> None:
+) -> Result:
     """Print the errors of a potential on labelled structures: total, by group, file and element.
 
     Parameters
@@ -79,21 +84,25 @@ def evaluate(
         Maximum number of atoms per batch.
     out
         Also write the tables to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/water test.extxyz
+    bevatron evaluate runs/water test.extxyz --json | jq .total.forces_rmse
     """
     from bevatron.recipes.mace.evaluate import evaluate_files, print_tables
 
-    print_tables(
-        evaluate_files(
-            model,
-            files,
-            labels=labels,
-            head=head,
-            device=device,
-            dtype=dtype,
-            capacity=capacity,
-            out=out,
-        )
+    found = evaluate_files(
+        model,
+        files,
+        labels=labels,
+        head=head,
+        device=device,
+        dtype=dtype,
+        capacity=capacity,
+        out=out,
     )
+    return Result(found.errors(), lambda: print_tables(found))
 
 
 def predict(
@@ -103,10 +112,10 @@ def predict(
     committee: tuple[Path, ...] = (),
     prefix: str = "predicted_",
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
     capacity: int = 1024,
-) -> None:
+) -> Result:
     """Write energies, forces and stress of structures, next to what the file already holds.
 
     Parameters
@@ -130,6 +139,11 @@ def predict(
         Precision.
     capacity
         Maximum number of atoms per batch.
+
+    Examples
+    --------
+    bevatron predict runs/water new.extxyz predicted.extxyz
+    bevatron predict runs/water new.extxyz out.extxyz --committee runs/b
     """
     from bevatron.recipes.mace.predict import predict_file
 
@@ -143,7 +157,8 @@ def predict(
         dtype=dtype,
         capacity=capacity,
     )
-    say(f"{done} structures are in {out}")
+    values = {"structures": done, "out": out}
+    return Result(values, lambda: say(f"{done} structures are in {out}"))
 
 
 def relax(
@@ -154,9 +169,9 @@ def relax(
     steps: int = 500,
     cell: bool = False,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: Literal["float64", "float32"] = "float64",
-) -> None:
+) -> Result:
     """Relax many structures at once to minima of their energy (FIRE).
 
     Parameters
@@ -180,13 +195,22 @@ def relax(
         cpu, cuda, cuda:N, or auto (a GPU if there is one).
     dtype
         Precision.
+
+    Examples
+    --------
+    bevatron relax runs/water start.extxyz relaxed.extxyz
+    bevatron relax runs/water crystals.extxyz relaxed.extxyz --cell --fmax 0.01
     """
     from bevatron.recipes.mace.predict import relax_file
 
     result = relax_file(
         model, source, out, fmax, steps, cell, head=head, device=device, dtype=dtype
     )
-    say(f"{int(result.converged.sum())} of {len(result.structures)} converged; they are in {out}")
+    converged, number = int(result.converged.sum()), len(result.structures)
+    return Result(
+        {"structures": number, "converged": converged, "out": out},
+        lambda: say(f"{converged} of {number} converged; they are in {out}"),
+    )
 
 
 def convert_from_mace_torch(
@@ -211,6 +235,10 @@ def convert_from_mace_torch(
         Unpickle the file. A pickle can run arbitrary code.
     config
         JSON file of mace-torch's configuration, for a state dict.
+
+    Examples
+    --------
+    bevatron convert mace-torch MACE.model runs/foundation --trust
     """
     from bevatron.recipes.mace.convert import from_mace_torch_file
     from bevatron.recipes.named_models import models_folder, published_file
@@ -230,6 +258,10 @@ def convert_to_mace_torch(model: Model, out: Out) -> None:
     out
         ``NAME.model``, which needs mace-torch; or ``NAME.pt``, a state dict, with the
         configuration next to it in ``NAME.json``, which does not.
+
+    Examples
+    --------
+    bevatron convert to-mace-torch runs/water water.model
     """
     from bevatron.recipes.mace.convert import to_mace_torch_file
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bevatron.data.dataset import Dataset
-from bevatron.recipes.arguments import say
+from bevatron.output import say
 from bevatron.recipes.demo import WIDTH, Part, bundled
 from bevatron.recipes.mace.calculator import BevatronCalculator
 from bevatron.recipes.mace.data import load_structures

@@ -1,7 +1,6 @@
 """Errors of a trained potential on labelled structures: total, by group, file and head."""
 
 import logging
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,8 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.files import write_json_atomically
 from bevatron.models.common.metrics import ErrorSums, group_errors
 from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
+from bevatron.output import print_table
+from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
 from bevatron.recipes.mace.data import batch_sizes, open_structures
 from bevatron.recipes.mace.potential import Potential, head_of_unnamed, trained_model
@@ -79,6 +80,10 @@ class Evaluation:
     tables: Mapping[str, Mapping[str, Errors]]
     predictions: Predictions
 
+    def errors(self) -> dict[str, Any]:
+        """Return the errors: ``total``, and each of `tables`."""
+        return {"total": self.total, **self.tables}
+
 
 def evaluate_files(
     model: torch.nn.Module | Path | str,
@@ -86,7 +91,7 @@ def evaluate_files(
     *,
     labels: LabelOptions | None = None,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
     capacity: int = 1024,
     out: Path | None = None,
@@ -124,6 +129,7 @@ def evaluate_files(
     config: Any = module.config
     unnamed = head_of_unnamed(config, "--head") if head is None else head
     potential = Potential(module, device, dtype, unnamed)
+    announce(potential.device, potential.dtype)
     labels = labels or LabelOptions()
     if head is None and len(potential.heads) > 1 and not labels.heads:
         # Structures without a name belong to the first.
@@ -134,8 +140,7 @@ def evaluate_files(
         dataset = Concatenated([_Renumbered(s, _head_indices(s, config, head)) for s in stores])
         evaluation = evaluate_dataset(potential, dataset, capacity)
     if out is not None:
-        values = {"total": evaluation.total, **evaluation.tables}
-        write_json_atomically(out, values, DataError)
+        write_json_atomically(out, evaluation.errors(), DataError)
     return evaluation
 
 
@@ -230,25 +235,16 @@ def summarise(
     return Evaluation(total=total.compute(), tables=tables, predictions=predictions)
 
 
-def print_tables(evaluation: Evaluation, width: int = 120) -> None:
-    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` applies without a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else width)
-    tables = {"": {"all": evaluation.total}, **evaluation.tables}
-    for kind, rows in tables.items():
+def print_tables(evaluation: Evaluation, width: int | None = None) -> None:
+    """Print the errors in meV, meV/Å and meV/Å^3; ``width`` as in `bevatron.output.print_table`."""
+    for kind, rows in {"": {"all": evaluation.total}, **evaluation.tables}.items():
         shown = [name for name in _SHOWN if any(name in errors for errors in rows.values())]
-        table = Table(box=box.SIMPLE, title_justify="left", title=f"by {kind}" if kind else None)
-        table.add_column(kind)
-        for name in shown:
-            quantity, unit = _SHOWN[name]
-            table.add_column(f"{quantity}\n{unit}", justify="right")
-        for label, errors in rows.items():
-            cells = [f"{errors[name] * 1e3:.4g}" if name in errors else "" for name in shown]
-            table.add_row(label, *cells)
-        console.print(table)
+        headers = [kind, *("\n".join(_SHOWN[name]) for name in shown)]
+        lines = [
+            [label, *(f"{errors[name] * 1e3:.4g}" if name in errors else "" for name in shown)]
+            for label, errors in rows.items()
+        ]
+        print_table(headers, lines, f"by {kind}" if kind else "", width)
 
 
 _SHOWN = {

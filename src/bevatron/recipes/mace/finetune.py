@@ -209,7 +209,7 @@ class FineTuning:
         if not samples:
             origin = f"{self._old_energies(head).origin}: the data have no energies to refit them"
             return AtomicEnergies(old, origin)
-        potential = Potential(model, head=head)
+        potential = Potential(model, "cpu", head=head)
         energies = [float(r["energy"]) for r in potential.evaluate(samples, compute=("energy",))]
         residuals = np.array([float(sample["energy"]) for sample in samples]) - energies
         counts = np.stack([np.bincount(s["atomic_numbers"], minlength=119) for s in samples])

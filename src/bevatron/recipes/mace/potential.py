@@ -49,7 +49,8 @@ class Potential:
         A model object (copied, so that later training or conversion does not touch it), a model
         folder or a run folder (of an unfinished run, its best model so far).
     device
-        Where torch computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        Where torch computes: ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``,
+        ``"cuda:1"``.
     dtype
         ``"float64"`` or ``"float32"``.
     head
@@ -70,7 +71,7 @@ class Potential:
     def __init__(
         self,
         model: torch.nn.Module | Path | str,
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         dtype: str = "float64",
         head: str | None = None,
         *,
@@ -88,7 +89,7 @@ class Potential:
         self.atomic_numbers = tuple(int(z) for z in config.atomic_numbers)
         self.heads: tuple[str, ...] = tuple(config.heads)
         self.head: int = config.head_index(head)
-        self._chosen = head is not None
+        self.chosen_head = head
         self._unused: Counter[str] = Counter()
         self._insists = bool(capture)
         self._captured = None if capture is False else self._capturing()
@@ -114,7 +115,7 @@ class Potential:
             If the model has several heads and none of that name.
         """
         name = info.get(LabelOptions.head_key)
-        if self._chosen or name is None or str(name) == self.heads[self.head]:
+        if self.chosen_head is not None or name is None or str(name) == self.heads[self.head]:
             return self.head
         if len(self.heads) == 1:
             self._unused[str(name)] += 1

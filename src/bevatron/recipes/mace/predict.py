@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from bevatron import files
@@ -16,7 +18,9 @@ from bevatron.data.readers.ase_files import is_pickle
 from bevatron.data.readers.labels import COMMON_NAMES
 from bevatron.data.samples import unlabelled_structure
 from bevatron.errors import DataError, TrustError
+from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
+from bevatron.recipes.mace.calculator import as_properties
 from bevatron.recipes.mace.potential import Potential, Results
 from bevatron.recipes.mace.relax import Relaxation, relax
 from bevatron.typing import Arrays
@@ -32,7 +36,7 @@ def predict_file(
     *,
     prefix: str = "predicted_",
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
     capacity: int = 1024,
     progress: Callable[[int], None] | None = None,
@@ -76,6 +80,7 @@ def predict_file(
 
     out, done = _extxyz(out), 0
     potentials = [Potential(model, device, dtype, head) for model in models]
+    announce(potentials[0].device, potentials[0].dtype)
     structures = _read(Path(source))
     with files.atomic_write(out, DataError) as raw:
         file = TextIOWrapper(raw, "utf-8")
@@ -99,6 +104,55 @@ def predict_file(
     return done
 
 
+def predict_structures(
+    models: Sequence[torch.nn.Module | Path | str],
+    source: Path | str | Atoms | Sequence[Atoms],
+    *,
+    head: str | None = None,
+    device: str = "auto",
+    dtype: str = "float64",
+    capacity: int = 1024,
+) -> list[Atoms]:
+    """Predict structures in batches and return copies that hold the results.
+
+    ``atoms.get_potential_energy()`` and so on give the results; of several models their mean, and
+    ``atoms.calc.results`` has the spread too, as of `BevatronCalculator`.
+
+    Parameters
+    ----------
+    models, head, device, dtype, capacity
+        As of `predict_file`.
+    source
+        A file that ASE reads, a structure, or several.
+
+    Raises
+    ------
+    DataError
+        Naming the structure, for what cannot be read or has elements unknown to the model.
+    """
+    if isinstance(source, str | Path):
+        where, structures = Path(source), list(_read(Path(source)))
+    else:
+        given = [source] if isinstance(source, Atoms) else source
+        where, structures = Path("structures"), list(enumerate(given))
+    potentials = [Potential(model, device, dtype, head) for model in models]
+    announce(potentials[0].device, potentials[0].dtype)
+    for potential in potentials:
+        for number, atoms in structures:
+            potential.check_elements(atoms.numbers, f"{where}, frame {number}")
+    results = [_evaluate(each, structures, where, capacity) for each in potentials]
+    predicted = []
+    for (_, atoms), *found in zip(structures, *results, strict=True):
+        copy = atoms.copy()
+        values = as_properties(found)
+        if copy.cell.rank < 3:
+            values = {name: value for name, value in values.items() if "stress" not in name}
+        copy.calc = SinglePointCalculator(copy)
+        copy.calc.results = values
+        predicted.append(copy)
+    return predicted
+
+
 def relax_file(
     model: torch.nn.Module | Path | str,
     source: Path | str,
@@ -108,7 +162,7 @@ def relax_file(
     cell: bool = False,
     *,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float64",
 ) -> Relaxation:
     """Relax all structures of a file and write them with energy, forces and stress.
@@ -145,6 +199,7 @@ def relax_file(
 
     out = _extxyz(out)
     potential = Potential(model, device, dtype, head)
+    announce(potential.device, potential.dtype)
     structures = []
     for number, atoms in _read(Path(source)):
         potential.check_elements(atoms.numbers, f"{source}, frame {number}")

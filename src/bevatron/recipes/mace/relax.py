@@ -57,7 +57,7 @@ def relax(
     cell: bool = False,
     *,
     head: str | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     dtype: str = "float64",
     max_atoms: int = 2048,
     skin: float = 0.5,

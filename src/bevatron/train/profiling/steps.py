@@ -205,7 +205,7 @@ class ProfiledTrainer(Trainer):
         try:
             super().walk()
         except _Enough:
-            self.logger.console.end_epoch()
+            self.logger.console.end()
         else:
             why = f"by {self.stopped_by} " if self.stopped_by else ""
             raise BevatronError(f"stopped {why}before enough steps were profiled")

@@ -4,11 +4,8 @@ Nothing is parsed here: SMILES are bytes, structures are text. Featurization fin
 parsed and reports it by row.
 """
 
-from bevatron.data.readers.molecules.base import (
-    RAW_MOLECULE_FIELDS,
-    MoleculeFile,
-    MoleculeOptions,
-)
+from bevatron.data.readers.molecule_options import MoleculeOptions
+from bevatron.data.readers.molecules.base import RAW_MOLECULE_FIELDS, MoleculeFile
 from bevatron.data.readers.molecules.in_memory import molecules_in_memory
 from bevatron.data.readers.molecules.reader import MoleculeReader, open_molecules
 

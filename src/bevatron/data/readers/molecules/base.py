@@ -1,7 +1,6 @@
-"""Options and protocols shared by the readers of molecules."""
+"""Fields and protocols shared by the readers of molecules."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,33 +25,6 @@ SPLITS = ("train", "valid", "test")
 
 NO_BYTES = np.zeros(0, dtype=np.uint8)
 NO_POSITIONS = np.zeros((0, 3), dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class MoleculeOptions:
-    """Where to find SMILES, targets and 3D structures in a file of molecules.
-
-    Attributes
-    ----------
-    smiles
-        Column of the SMILES; detected by default (smiles, canonical_smiles, ...).
-    targets
-        Columns to predict, or names of data items in an SDF; detected if only one numeric column is
-        a candidate.
-    geometry
-        File of 3D structures in the order of the table: an SDF, or an npz of positions. Coordinates
-        in a CXSMILES are used without it.
-    split
-        Column with train, valid or test; detected if its name is ``split``.
-    unlabelled
-        Read no targets, for prediction.
-    """
-
-    smiles: str | None = None
-    targets: tuple[str, ...] = ()
-    geometry: Path | None = None
-    split: str | None = None
-    unlabelled: bool = False
 
 
 class MoleculeFile(Protocol):

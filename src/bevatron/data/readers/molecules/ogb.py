@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.readers.molecules.base import SPLITS, Geometry, MoleculeOptions
+from bevatron.data.readers.molecule_options import MoleculeOptions
+from bevatron.data.readers.molecules.base import SPLITS, Geometry
 from bevatron.data.readers.molecules.structures import SdfGeometry
 from bevatron.data.readers.molecules.tables import TableFile
 from bevatron.errors import DataError, TrustError

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import (
     NO_BYTES,
     NO_POSITIONS,
     MoleculeFile,
-    MoleculeOptions,
     suffix_of,
 )
 from bevatron.data.readers.molecules.ogb import OgbFolder, is_ogb_folder

@@ -14,9 +14,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from bevatron.data.readers.base import state_and_hash
+from bevatron.data.readers.molecule_options import MoleculeOptions
 from bevatron.data.readers.molecules.base import (
     Geometry,
-    MoleculeOptions,
     check_labels,
     suffix_of,
     text_bytes,

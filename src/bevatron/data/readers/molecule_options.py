@@ -1,0 +1,31 @@
+"""Options of the readers of molecules; apart from them, so that the command line starts quickly."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class MoleculeOptions:
+    """Where to find SMILES, targets and 3D structures in a file of molecules.
+
+    Attributes
+    ----------
+    smiles
+        Column of the SMILES; detected by default (smiles, canonical_smiles, ...).
+    targets
+        Columns to predict, or names of data items in an SDF; detected if only one numeric column is
+        a candidate.
+    geometry
+        File of 3D structures in the order of the table: an SDF, or an npz of positions. Coordinates
+        in a CXSMILES are used without it.
+    split
+        Column with train, valid or test; detected if its name is ``split``.
+    unlabelled
+        Read no targets, for prediction.
+    """
+
+    smiles: str | None = None
+    targets: tuple[str, ...] = ()
+    geometry: Path | None = None
+    split: str | None = None
+    unlabelled: bool = False

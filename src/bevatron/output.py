@@ -1,0 +1,146 @@
+"""What commands print: results to standard output, notes about them to standard error.
+
+``--quiet`` and ``--json`` are decided once, for the whole process, in `quietly` and by the command
+line; functions print through `say`, `note` and `Result` and know nothing of them.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+UNFOLDED = 20
+"""Characters up to which a number, a word or a name in the first column of a table stays whole."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command has computed.
+
+    Attributes
+    ----------
+    values
+        Plain values, for ``--json``.
+    show
+        Prints them for people.
+    """
+
+    values: Any
+    show: Callable[[], None]
+
+    def as_json(self) -> str:
+        """Write the values as one JSON document; numbers that are not finite become null.
+
+        Examples
+        --------
+        >>> Result({"mae": 0.5, "r2": float("nan")}, lambda: None).as_json()
+        '{"mae": 0.5, "r2": null}'
+        """
+        return json.dumps(_plain(self.values), ensure_ascii=False, allow_nan=False)
+
+
+Outcome = Result | int | None
+"""What the function of a command returns: a result, or an exit code, or nothing."""
+
+
+def say(*lines: str) -> None:
+    """Print lines, unless the command is quiet."""
+    if not _quiet.get():
+        for line in lines:
+            print(line)  # noqa: T201
+
+
+def note(line: str) -> None:
+    """Print a line about the work itself to standard error, unless the command is quiet."""
+    if not _quiet.get():
+        print(line, file=sys.stderr)  # noqa: T201
+
+
+def is_quiet() -> bool:
+    """Whether only results and errors are printed."""
+    return _quiet.get()
+
+
+@contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+    """Print only results and errors for the length of a ``with`` block."""
+    token = _quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None
+) -> None:
+    """Print a table whose first column tells its rows apart and is never cut.
+
+    Where lines are too narrow, cells and headers are folded, numbers stay whole; a table that is
+    too wide even so is left for the terminal to wrap.
+
+    Parameters
+    ----------
+    headers
+        Of the columns; a line break puts a unit below the name.
+    rows
+        Cells as text.
+    title
+        A line above the table.
+    width
+        Columns of a line; None = those of the terminal, 120 without one.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if _quiet.get():
+        return
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    shown = width or (Console().width if sys.stdout.isatty() else 120)
+    frame = 2 * len(headers) + 1
+    widths = _widths([headers, *rows], shown - frame)
+    for column, (header, wide) in enumerate(zip(headers, widths, strict=True)):
+        justify: Literal["left", "right"] = "right" if column else "left"
+        table.add_column(header, justify=justify, overflow="fold", width=wide)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(shown, sum(widths) + frame), highlight=False).print(table, crop=False)
+
+
+def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return the widths of columns: as wide as their texts, cut where need be, the first last."""
+    widths, least = [], []
+    for column, texts in enumerate(zip(*lines, strict=True)):
+        parts = [part for text in texts for part in text.split("\n")]
+        words = [word for part in parts for word in part.split()]
+        widths.append(max(map(len, parts), default=0))
+        longest = max(map(len, words), default=0) if column else widths[0]
+        least.append(min(longest, UNFOLDED))
+    for column in (*range(1, len(widths)), 0):
+        excess = max(sum(widths) - room, 0)
+        widths[column] -= min(excess, widths[column] - least[column])
+    return widths
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

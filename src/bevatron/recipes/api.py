@@ -1,0 +1,153 @@
+"""The functions of ``import bevatron``: train, load, evaluate and predict, for every system.
+
+They do what the commands of the same names do, and return in memory what those print or write.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bevatron.errors import CheckpointError
+from bevatron.recipes import systems
+from bevatron.recipes.dispatch import system_of_kind
+from bevatron.recipes.kinds import kind_of_model
+from bevatron.recipes.system import System
+from bevatron.recipes.training import Resume, begin, configuration
+from bevatron.train.loop import fit
+from bevatron.train.run import FitResult
+
+Paths = str | Path | Sequence[str | Path]
+
+
+def train(
+    system: str | Path,
+    data: Paths | Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    *,
+    resume: Resume = "never",
+    **values: Any,
+) -> FitResult:
+    """Train a model, as ``bevatron train`` does.
+
+    Parameters
+    ----------
+    system
+        mace, gpspp, graph, or a YAML file.
+    data
+        Files to train on, or all keys of ``data``.
+    output
+        The run's folder.
+    resume
+        ``never``: the folder must not hold a run; ``auto``: resume one if it does; ``must``: it has
+        to hold one.
+    **values
+        Other keys of the configuration, as in a YAML file: ``train={"epochs": 20}``.
+
+    Returns
+    -------
+    The outcome: folder, metrics, best epoch.
+
+    Raises
+    ------
+    BevatronError
+        For settings and data that cannot be trained on.
+    """
+    if data is not None:
+        values["data"] = dict(data) if isinstance(data, Mapping) else {"train": _listed(data)}
+    if output is not None:
+        values["output"] = str(output)
+    return fit(begin(configuration(str(system), changes=values), resume))
+
+
+def load(model: Paths, **options: Any) -> Any:
+    """Load a trained model, ready to be used, on a GPU if there is one.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder; several are a committee where the system has that.
+    **options
+        ``device``, ``dtype`` and what the system has besides.
+
+    Returns
+    -------
+    An ASE calculator of a potential, a predictor of molecules or of the vertices of graphs.
+
+    Raises
+    ------
+    BevatronError
+        If there is no model.
+    """
+    return _system(model).used().load(model, **options)
+
+
+def evaluate(model: Any, sources: Any, **options: Any) -> dict[str, Any]:
+    """Compute the errors of a model on labelled data, as ``bevatron evaluate`` does.
+
+    Parameters
+    ----------
+    model
+        A run, a model folder, or what `load` returned.
+    sources
+        A file, or several.
+    **options
+        Those of the command, with underscores.
+
+    Returns
+    -------
+    The tables that the command prints with ``--json``.
+
+    Raises
+    ------
+    BevatronError
+        For data without labels, or that the model does not know.
+    """
+    found: dict[str, Any] = _system(model).used().evaluate(model, sources, **options)
+    return found
+
+
+def predict(model: Any, source: Any, out: str | Path | None = None, **options: Any) -> Any:
+    """Predict, as ``bevatron predict`` does, or in memory.
+
+    Parameters
+    ----------
+    model
+        A run, a model folder, or what `load` returned.
+    source
+        A file; or structures of ASE, SMILES, a graph.
+    out
+        File to write; None = the predictions are returned.
+    **options
+        Those of the command, with underscores.
+
+    Returns
+    -------
+    Without ``out`` structures of ASE with results, predictions of molecules, or of vertices; else
+    what the command says of the file.
+
+    Raises
+    ------
+    BevatronError
+        For data that the model does not know.
+    """
+    return _system(model).used().predict(model, source, out, **options)
+
+
+def _listed(paths: Paths) -> list[str]:
+    return [str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]
+
+
+def _system(model: Any) -> System:
+    """Return the system of a model: by its folder, or by the module of its class."""
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    one = model[0] if several and model else model
+    if isinstance(one, str | Path):
+        kind = kind_of_model([str(one)])
+        found = system_of_kind(kind)
+        if found is None:
+            raise CheckpointError(f"{one}: holds a model of kind '{kind}', which is not known here")
+        return found
+    for each in systems():
+        if type(one).__module__.startswith(f"{each.package}."):
+            return each
+    raise CheckpointError(f"expected a run, a model folder or a loaded model, got {one!r}")

@@ -1,0 +1,237 @@
+"""``bevatron compare``: the settings in which runs differ, their errors and curves side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import yaml
+
+from bevatron.errors import ConfigError
+from bevatron.output import print_table
+from bevatron.train.logger import METRICS
+from bevatron.train.report.training import History, duration
+
+ABSENT = "-"
+"""Cell of a setting or an error that a run does not have."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a run's folder holds for a comparison.
+
+    Attributes
+    ----------
+    name
+        The end of its path that tells it from the others.
+    folder
+        The run's.
+    history
+        Its configuration and its records.
+    """
+
+    name: str
+    folder: Path
+    history: History
+
+    @classmethod
+    def of_folder(cls, folder: Path, name: str) -> Self:
+        """Read a run's folder.
+
+        Raises
+        ------
+        ConfigError
+            If it holds no run.
+        """
+        if not (folder / METRICS).is_file():
+            raise ConfigError(f"{folder}: holds no run, there is no {METRICS} in it")
+        return cls(name, folder, History.of_run(folder))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All settings by key as text, the folder aside."""
+        found = dict(_flat(self.history.config))
+        found.pop("output", None)
+        return found
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Epochs, time, the loss, and the validation metrics of the best epoch."""
+        epochs = self.history.epochs
+        if not epochs:
+            return {}
+        best = next((record for record in reversed(epochs) if record["best"]), epochs[-1])
+        return {
+            "epochs": len(epochs),
+            "best epoch": best["epoch"] + 1,
+            "seconds": sum(
+                record["time"]["seconds"] + record["time"]["validation_seconds"]
+                for record in epochs
+            ),
+            "loss": best["loss"],
+            **{f"valid {name}": value for name, value in best["valid"].items()
+               if value is not None},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes
+    ----------
+    runs
+        In the order in which they were given.
+    """
+
+    runs: Sequence[ComparedRun]
+
+    def settings(self) -> dict[str, list[str]]:
+        """Return the settings that differ: key -> value of each run."""
+        each = [run.settings for run in self.runs]
+        keys = dict.fromkeys(key for settings in each for key in settings)
+        rows = {key: [settings.get(key, ABSENT) for settings in each] for key in keys}
+        return {key: row for key, row in rows.items() if len(set(row)) > 1}
+
+    def measures(self) -> dict[str, list[str]]:
+        """Return the errors, epochs and times: name -> value of each run."""
+        each = [run.measures for run in self.runs]
+        names = dict.fromkeys(name for measures in each for name in measures)
+        return {name: [_cell(name, measures.get(name)) for measures in each] for name in names}
+
+    def values(self) -> dict[str, Any]:
+        """Return all of it as plain values, run by run."""
+        differing = self.settings()
+        return {
+            run.name: {
+                "folder": run.folder,
+                "settings": {key: row[n] for key, row in differing.items()},
+                "measures": run.measures,
+            }
+            for n, run in enumerate(self.runs)
+        }
+
+    def show(self) -> None:
+        """Print both tables."""
+        for title, table in self._tables().items():
+            rows = [[name, *cells] for name, cells in table.items()]
+            if rows:
+                print_table(["", *(run.name for run in self.runs)], rows, title)
+
+    def write(self, out: Path) -> None:
+        """Write a page with tables and curves, ``.html``, or the curves alone, ``.png``.
+
+        Raises
+        ------
+        ConfigError
+            For another name.
+        """
+        from bevatron.train.report import plots
+        from bevatron.train.report.page import Report
+
+        if out.suffix not in {".html", ".png"}:
+            raise ConfigError(f"{out}: expected a name that ends in .html or .png")
+        figure = plots.curves(self._panels(), "epoch")
+        if out.suffix == ".png":
+            plots.save(figure, out)
+            return
+        report = Report("Runs", ", ".join(str(run.folder) for run in self.runs))
+        for title, table in self._tables().items():
+            rows = [[name, *cells] for name, cells in table.items()]
+            report.section(title).table(["", *(run.name for run in self.runs)], rows)
+        report.section("Curves").figure(figure, "By epoch.")
+        report.write(out)
+
+    def _tables(self) -> dict[str, dict[str, list[str]]]:
+        return {
+            "Settings that differ": self.settings(),
+            "Errors at the best epoch": self.measures(),
+        }
+
+    def _panels(self) -> list[Any]:
+        """Make a panel of the loss, and of every validation metric that several runs have."""
+        from bevatron.train.logger import column
+        from bevatron.train.report.plots import Curve, Panel
+
+        names = dict.fromkeys(
+            name
+            for run in self.runs
+            for name in run.measures
+            if sum(name in other.measures for other in self.runs) > 1
+        )
+        metrics = [name for name in names if name.startswith("valid ")][:MOST_PANELS]
+        panels = []
+        for name in ["loss", *metrics]:
+            keys = ("valid", name.removeprefix("valid ")) if name in metrics else (name,)
+            curves = [
+                Curve(
+                    run.name,
+                    [record["epoch"] + 1 for record in run.history.epochs],
+                    column(run.history.epochs, *keys),
+                )
+                for run in self.runs
+                if run.history.epochs
+            ]
+            positive = all((np.asarray(curve.y) > 0).any() for curve in curves)
+            panels.append(Panel(name, name, curves, logarithmic=positive))
+        return panels
+
+
+MOST_PANELS = 8
+"""Number of validation metrics that are drawn."""
+
+
+def compare_runs(folders: Sequence[Path]) -> Comparison:
+    """Read runs to be compared.
+
+    Raises
+    ------
+    ConfigError
+        For fewer than two, one given twice, or a folder without a run.
+    """
+    if len(folders) < 2:
+        raise ConfigError("compare: expected the folders of two runs or more")
+    places = [folder.resolve() for folder in folders]
+    for place in places:
+        if places.count(place) > 1:
+            raise ConfigError(f"{place}: is given twice")
+    names = short_names(places)
+    return Comparison(
+        [ComparedRun.of_folder(f, name) for f, name in zip(folders, names, strict=True)]
+    )
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart.
+
+    Examples
+    --------
+    >>> short_names([Path("/a/x/run"), Path("/a/y/run")])
+    ['x/run', 'y/run']
+    """
+    longest = max(len(path.parts) for path in paths)
+    for count in range(1, longest + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{path}{key}.")
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+            found.append((f"{path}{key}", text.removesuffix("\n").removesuffix("\n...")))
+    return found
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    if name == "seconds":
+        return duration(value)
+    return f"{value:.5g}"

@@ -1,0 +1,155 @@
+"""`import bevatron as bv`: the same four functions for every system, in memory or to files."""
+
+import gzip
+import subprocess
+import sys
+from importlib.resources import files
+from itertools import islice
+
+import ase.io
+import numpy as np
+import pytest
+
+import bevatron as bv
+from bevatron.cli import main
+from bevatron.errors import BevatronError, CheckpointError, ConfigError
+
+DATA = files("bevatron.recipes") / "demo_data"
+SHORT = {"train": {"epochs": 1, "device": "cpu"}, "report": False}
+MACE = {
+    "preset": "small",
+    "model": {"num_channels": 4, "l_max": 1, "max_L": 0, "correlation": 1, "r_max": 3.0},
+}
+GPSPP = {"model": {"num_layers": 1, "node_width": 16, "edge_width": 8, "num_heads": 2}}
+
+
+def head(name, lines, place):
+    with gzip.open(str(DATA / name), "rt") as file:
+        path = place / name.removesuffix(".gz")
+        path.write_text("".join(islice(file, lines)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def water(tmp_path_factory):
+    """A file of structures, and a run."""
+    place = tmp_path_factory.mktemp("mace")
+    data = head("structures.extxyz.gz", 8 * 14, place)
+    done = bv.train("mace", data=data, output=place / "run", **SHORT, **MACE)
+    assert done.finished == "epochs"
+    return data, place / "run"
+
+
+@pytest.fixture(scope="module")
+def gaps(tmp_path_factory):
+    """A file of molecules, and a run."""
+    pytest.importorskip("rdkit")
+    place = tmp_path_factory.mktemp("gpspp")
+    data = head("molecules.csv.gz", 40, place)
+    bv.train("gpspp", data={"train": [str(data)]}, output=place / "run", **SHORT, **GPSPP)
+    return data, place / "run"
+
+
+@pytest.fixture(scope="module")
+def communities(tmp_path_factory):
+    """A graph, and a run."""
+    place = tmp_path_factory.mktemp("graph")
+    read = {"read": {"features": "rows"}}
+    data = {"train": [str(DATA / "communities.npz")], **read}
+    bv.train("graph", data=data, output=place / "run", **SHORT)
+    return DATA / "communities.npz", place / "run"
+
+
+def test_nothing_is_imported_before_it_is_used():
+    code = "import sys, bevatron as bv; dir(bv); "
+    code += "print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules], bv.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("]")[0] == "["
+
+
+@pytest.mark.parametrize(
+    "first", ["import bevatron.train", "from bevatron.train import fit", "bv.load", "bv.train"]
+)
+def test_train_is_a_function_and_a_package_whatever_comes_first(first):
+    code = f"import bevatron as bv\n{first}\nimport bevatron.train as package\n"
+    code += "from bevatron.train.loop import fit\nassert package.fit is fit\n"
+    code += "assert bv.train is package\nbv.train('nothing')"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "there is no recipe 'nothing'" in done.stderr.splitlines()[-1]
+
+
+def test_potentials_are_evaluated_and_used_as_by_commands(water, tmp_path, capsys):
+    data, run = water
+    errors = bv.evaluate(run, data)
+    assert main(["evaluate", str(run), str(data), "--out", str(tmp_path / "e.json")]) == 0
+    assert errors["total"]["forces_rmse"] > 0
+    predicted = bv.predict(run, data)
+    assert bv.predict(str(run), str(data), tmp_path / "out.xyz") == len(predicted) == 14
+    calculator = bv.load(run)
+    for atoms, written in zip(predicted, ase.io.read(tmp_path / "out.xyz", ":"), strict=True):
+        assert atoms.get_potential_energy() == pytest.approx(written.info["predicted_energy"])
+        np.testing.assert_allclose(
+            atoms.get_forces(), written.arrays["predicted_forces"], atol=1e-8
+        )
+        assert "stress" not in atoms.calc.results
+    for again in (bv.predict(calculator, predicted[:2]), bv.predict(run, predicted[0])):
+        assert again[0].get_potential_energy() == pytest.approx(predicted[0].get_potential_energy())
+        assert again[0] is not predicted[0]
+    atoms = predicted[3].copy()
+    atoms.calc = calculator
+    assert atoms.get_potential_energy() == pytest.approx(predicted[3].get_potential_energy())
+    assert bv.evaluate(calculator, [data])["total"] == pytest.approx(errors["total"])
+    assert bv.predict([run, run], predicted[0])[0].calc.results["energy_std"] == 0
+
+
+def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
+    data, run = water
+    gold = ase.Atoms("Au", cell=[4, 4, 4], pbc=True)
+    with pytest.raises(BevatronError, match="structures, frame 0 holds Au, which the model does"):
+        bv.predict(run, gold)
+    with pytest.raises(ConfigError, match="takes one potential"):
+        bv.evaluate([run, run], data)
+    with pytest.raises(CheckpointError, match="there is no such run"):
+        bv.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="got 3"):
+        bv.predict(3, data)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        bv.train("mace", data=data, output=run, **SHORT, **MACE)
+    with pytest.raises(ConfigError, match=r"train.epoch: unknown key \(did you mean 'epochs'"):
+        bv.train("mace", data=data, output=tmp_path / "a", train={"epoch": 1})
+
+
+def test_a_yaml_file_is_trained_with_changes(water, tmp_path):
+    data, _ = water
+    path = tmp_path / "run.yaml"
+    path.write_text(f"recipe: mace\ndata: {{train: ['{data}'], valid_fraction: 0.3}}\n")
+    done = bv.train(path, output=tmp_path / "run", **SHORT, **MACE)
+    assert done.folder == tmp_path / "run"
+    assert "valid_fraction: 0.3" in (tmp_path / "run" / "config.yaml").read_text()
+    assert bv.train(path, output=tmp_path / "run", resume="must", **SHORT, **MACE).epochs == 1
+
+
+def test_molecules_are_evaluated_and_predicted(gaps, tmp_path):
+    data, run = gaps
+    (errors,) = bv.evaluate(run, data).values()
+    assert errors["gap"]["mae"] > 0
+    found = bv.predict(run, ["CCO", "no molecule"])
+    assert np.isfinite(found.values[0]).all()
+    assert found.reason[1]
+    predictor = bv.load(run, dtype="float64")
+    assert bv.predict(predictor, ["CCO"]).values[0] == pytest.approx(found.values[0], abs=1e-4)
+    assert bv.predict(predictor, data, tmp_path / "out.csv").rows == 39
+    assert len(bv.predict(run, data)) == 39
+    with pytest.raises(ConfigError, match=r"mode: is an option of bevatron\.load"):
+        bv.predict(predictor, ["C"], mode="3d")
+
+
+def test_graphs_are_evaluated_and_predicted(communities, tmp_path):
+    data, run = communities
+    errors = bv.evaluate(run, data)
+    assert 0 <= errors["test"]["accuracy"] <= 1
+    predictor = bv.load(run)
+    assert bv.evaluate(predictor, [data])["test"] == pytest.approx(errors["test"])
+    found = bv.predict(run, data)
+    assert len(found.classes) == bv.predict(predictor, data, tmp_path / "out.csv") == 1500
+    np.testing.assert_array_equal(predictor.predict(data).classes, found.classes)

@@ -1,0 +1,96 @@
+"""What a run prints: where it is among all epochs, how long it will take, nothing if quiet."""
+
+import io
+import re
+
+import pytest
+import tiny
+from rich.console import Console as RichConsole
+
+from bevatron.output import quietly
+from bevatron.train import console as module
+from bevatron.train import fit
+from bevatron.train.console import Console, Pace
+
+
+def record(epoch, **more):
+    return {"epoch": epoch, "loss": 1.0, "lr": 0.1, "time": {}, "valid": {}, "best": False} | more
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_time_left_counts_all_epochs_and_validation(clock):
+    pace = Pace(epochs=10, done=0.0)
+    pace.begin_epoch(0, 0, 4)
+    assert pace.seconds_left() is None
+    clock[0] = 8.0
+    pace.step()
+    pace.step()
+    assert pace.seconds_left() == pytest.approx(8.0 * 9.5 / 0.5)
+    for _ in range(2):
+        pace.step()
+    clock[0] = 20.0  # of which 4 s of validation
+    pace.begin_epoch(1, 0, 4)
+    assert pace.seconds_left() == pytest.approx(180.0)
+
+
+def test_a_resumed_run_goes_by_the_speed_of_this_process(clock):
+    pace = Pace(epochs=10, done=8.5)
+    pace.begin_epoch(8, 2, 4)
+    clock[0] = 3.0
+    pace.step()
+    pace.step()
+    assert pace.done == 9.0
+    assert pace.seconds_left() == pytest.approx(6.0)
+
+
+def test_lines_without_a_terminal_say_the_epoch_among_all_and_the_time_left(clock, capsys):
+    console = Console(None)
+    console.begin_epoch(2, 100, 0, 2)
+    clock[0] = 60.0
+    console.step(record(2))
+    console.step(record(2))
+    console.epoch(record(2))
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 3/100  step 1/2  loss 1")
+    assert first.endswith("3:15:00 left")
+    assert last.startswith("epoch 3/100  loss 1")
+    assert last.endswith("1:37:00 left")
+
+
+def test_one_bar_covers_the_whole_run(monkeypatch, clock):
+    text = io.StringIO()
+    rich = RichConsole(file=text, force_terminal=True, width=60, highlight=False)
+    monkeypatch.setattr(module, "RichConsole", lambda **_: rich)
+    console = Console(None)
+    bars = set()
+    for epoch in range(2):
+        console.begin_epoch(epoch, 4, 0, 2)
+        bars.add(id(console._progress))
+        console.step(record(epoch))
+        console.step(record(epoch))
+        console.epoch(record(epoch))
+    assert len(bars) == 1
+    assert console._progress.tasks[0].percentage == 50
+    assert console._progress.tasks[0].fields["epoch"] == "2/4"
+    console.close()
+    bars = re.findall(r"epoch [^\r\n]*━[^\r\n]*", text.getvalue())
+    assert re.match(r"epoch 1/4 .* 0 %", bars[0])
+    assert re.match(r"epoch 2/4 .* 50 % .*loss 1", bars[-1])  # only the end is cut
+
+
+def test_a_run_numbers_its_epochs_and_a_quiet_one_only_writes_its_log(tmp_path, capsys):
+    fit(tiny.make_run(tmp_path / "loud", train={"epochs": 3}))
+    said = capsys.readouterr().out
+    assert "epoch 1/3  loss" in said
+    assert "epoch 3/3  loss" in said
+    with quietly():
+        fit(tiny.make_run(tmp_path / "quiet", train={"epochs": 3}))
+    assert capsys.readouterr().out == ""
+    assert "epoch 3/3  loss" in (tmp_path / "quiet" / "log.txt").read_text()
