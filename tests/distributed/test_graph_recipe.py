@@ -53,7 +53,7 @@ def torchrun(ranks, *arguments):
                "--nproc-per-node", str(ranks), *map(str, arguments)]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env=environment, check=False
+        command, capture_output=True, text=True, timeout=400, env=environment, check=False
     )
 
 
@@ -149,13 +149,13 @@ def test_all_processes_say_what_one_process_says_of_duplicate_edges(tmp_path, mo
     done = torchrun(2, graph_recipe_rank.__file__, "refuse", tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     found = [json.loads((tmp_path / f"said{rank}.json").read_text()) for rank in range(2)]
-    assert found[0] == found[1]
     for number, name in enumerate(("twice.npz", "few.npz")):
         config = GraphRun.from_values({"data": {"train": [str(tmp_path / name)]}})
         with pytest.raises(DataError) as caught:
             build(config)
         alone = str(caught.value).replace(" (1 such entries in all)", "")
-        assert found[0][number] == alone
+        assert alone in {said[number] for said in found}
+        assert all(said[number].endswith(alone) for said in found), "the others name the rank"
 
 
 @pytest.mark.parametrize(

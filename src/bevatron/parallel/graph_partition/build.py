@@ -147,9 +147,12 @@ def _entries(source: EdgeSource, numbering: Numbering, mesh: Mesh) -> Entries:
         found = collect_entries(source, numbering, mesh.device)
     except DataError as error:
         mistake = str(error)
-    first = next((message for message in gather_json(mistake, mesh) if message), None)
-    if found is None or first is not None:
-        raise DataError(first)
+    mistakes = gather_json(mistake, mesh)
+    if found is None:
+        raise DataError(mistake)
+    for rank, message in enumerate(mistakes):
+        if message is not None:
+            raise DataError(f"rank {rank} failed: DataError: {message}")
     return found
 
 
