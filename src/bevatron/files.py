@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import xxhash
 
-from bevatron.errors import BevatronError
+from bevatron.errors import BevatronError, CheckpointError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -291,3 +291,24 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def read_description(file: Path) -> dict[str, Any]:
+    """Read a model.json, of which only ``kind`` is certain to be there.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read or holds something else.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{file}: is damaged, it is not JSON; copy it again") from None
+    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+        raise CheckpointError(
+            f"{file}: is damaged or something else, it names no kind of model; copy it again"
+        )
+    return values

@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import tiny
@@ -80,11 +82,13 @@ def test_a_damaged_checkpoint_that_was_chosen_is_refused(copy, name, damage):
     with pytest.raises(DamagedError, match=rf"{newest.name}.*{name}"):
         fit(tiny.make_run(copy, checkpoint_path=newest, **GROUPS))
 
+    @dataclass
     class Config:
-        output, recipe = copy, "mace"
+        output: Path
+        recipe: ClassVar[str] = "mace"
 
     with pytest.raises(DamagedError, match=rf"{newest.name}.*{name}.*--resume auto"):
-        start(Config(), resume="must")
+        start(Config(copy), resume="must")
     assert list_checkpoints(copy / "checkpoints")[-1] == newest
 
 

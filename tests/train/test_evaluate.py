@@ -98,7 +98,13 @@ def test_on_a_terminal_there_is_a_progress_bar_and_the_log_stays_plain(tmp_path,
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     console = Console(tmp_path / "log.txt")
-    record = {"step": 1, "loss": 0.5, "lr": 0.1, "time": {"atoms_per_s": 7.0, "wait_share": 0.5}}
+    record = {
+        "step": 1,
+        "epoch": 0,
+        "loss": 0.5,
+        "lr": 0.1,
+        "time": {"atoms_per_s": 7.0, "wait_share": 0.5},
+    }
     console.begin_epoch(0, 3, 0, 2)
     console.step(record)
     console.say("[bold] is no markup")

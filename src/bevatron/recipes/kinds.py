@@ -5,8 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bevatron.errors import CheckpointError
-from bevatron.files import MODEL_FILE
-from bevatron.models.common.model_folder import read_description
+from bevatron.files import MODEL_FILE, read_description
 from bevatron.recipes.named_models import models_folder, named_model
 
 

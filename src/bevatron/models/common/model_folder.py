@@ -4,7 +4,6 @@ A folder says by itself what it is, holds no pickle and is written wholly or not
 holds the checksum of the weights, which are read only if they match it and are finite.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,13 @@ from torch import Tensor, nn
 
 from bevatron.config import from_dict, to_dict
 from bevatron.errors import CheckpointError, ConfigError
-from bevatron.files import MODEL_FILE, atomic_write, checksum, write_json_atomically
+from bevatron.files import (
+    MODEL_FILE,
+    atomic_write,
+    checksum,
+    read_description,
+    write_json_atomically,
+)
 
 FORMAT = 1
 """Version of the layout."""
@@ -141,27 +146,6 @@ def misfit(error: RuntimeError) -> str:
     """
     first, *others = str(error).splitlines()[-1].strip().rstrip(". ").split('", "')
     return f'{first}" and {len(others)} more' if others else first
-
-
-def read_description(file: Path) -> dict[str, Any]:
-    """Read a model.json, of which only ``kind`` is certain to be there.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read or holds something else.
-    """
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{file}: is damaged, it is not JSON; copy it again") from None
-    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
-        raise CheckpointError(
-            f"{file}: is damaged or something else, it names no kind of model; copy it again"
-        )
-    return values
 
 
 def _read_weights(file: Path, expected: str | None) -> dict[str, Tensor]:
