@@ -108,7 +108,6 @@ def test_on_a_terminal_there_is_a_progress_bar_and_the_log_stays_plain(tmp_path,
     console.begin_epoch(0, 3, 0, 2)
     console.step(record)
     console.say("[bold] is no markup")
-    console.end_epoch()
     console.close()
     text = (tmp_path / "log.txt").read_text()
     assert text.endswith("[bold] is no markup\n")
