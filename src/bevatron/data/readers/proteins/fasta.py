@@ -74,9 +74,7 @@ def split_records(data: bytes, name: str) -> Records:
         raise DataError(f"{name}: is empty; expected a record that begins with '>'")
     lines = data.split(b"\n")
     first = _skip_comments(lines, name)
-    heads = [
-        number for number, line in enumerate(lines) if number >= first and line[:1] == b">"
-    ]
+    heads = [number for number, line in enumerate(lines) if number >= first and line[:1] == b">"]
     if lines[-1] == b"":
         lines.pop()
     stops = [*heads[1:], len(lines)]

@@ -11,7 +11,8 @@ from bevatron.errors import DataError
 from bevatron.typing import BoolArray
 
 _COLUMNS = (
-    "query target identity alnlen mismatch gapopen qstart qend tstart tend evalue bits".split()
+    *("query", "target", "identity", "alnlen", "mismatch", "gapopen"),
+    *("qstart", "qend", "tstart", "tend", "evalue", "bits"),
 )
 _NEEDED = ("query", "target", "qstart", "qend", "tstart", "tend")
 _CIGAR = re.compile(r"(\d+)([MID=X])")

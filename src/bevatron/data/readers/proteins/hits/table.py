@@ -1,6 +1,6 @@
 """Template hits as flat arrays."""
 
-import datetime
+import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class TemplateHits:
         """Return the aligned positions of a hit, [pairs, 2]."""
         return self.pairs[self.pair_ptr[hit] : self.pair_ptr[hit + 1]]
 
-    def released(self, dates: Mapping[str, datetime.date]) -> npt.NDArray[np.datetime64]:
+    def released(self, dates: Mapping[str, dt.date]) -> npt.NDArray[np.datetime64]:
         """Look up when each target was released, datetime64[D] [H]; NaT if unknown.
 
         Parameters
@@ -149,7 +149,7 @@ def collect(hits: Sequence[Hit]) -> TemplateHits:
 def _pairs(
     hits: Sequence[Hit], ranges: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], IntArray]:
-    """Number the columns of all alignments at once and keep those with both residues."""
+    """Pair the residues of all alignments at once."""
     lengths = np.array([len(hit.in_query) for hit in hits], dtype=np.int64)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     positions = []
@@ -167,7 +167,7 @@ def _pairs(
 def has_residue(row: bytes) -> BoolArray:
     """Which columns of an aligned row hold a residue."""
     letters = np.frombuffer(row, dtype=np.uint8)
-    return (letters != ord("-")) & (letters != ord("."))
+    return np.not_equal(letters, ord("-")) & np.not_equal(letters, ord("."))
 
 
 def residues(row: bytes) -> str:
