@@ -18,6 +18,7 @@ MAX_BYTES = 4 << 30
 """How many bytes a compressed file may expand to before `read_whole` refuses it."""
 
 _BLOCK = 1 << 20
+_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 
 
 def _open_zstd(path: Path) -> Any:
@@ -50,6 +51,20 @@ def open_compressed(path: Path) -> BufferedIOBase:
         if start.startswith(magic):
             return cast("BufferedIOBase", opener(path))
     return path.open("rb")
+
+
+def format_suffix(path: Path) -> str:
+    """Return the suffix of a name in lower case, that of a compression left out.
+
+    Examples
+    --------
+    >>> format_suffix(Path("hits.A3M.gz"))
+    '.a3m'
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
 
 
 def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:

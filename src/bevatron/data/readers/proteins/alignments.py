@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.compressed import read_whole
+from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, Polymer
 from bevatron.data.readers.proteins.fasta import BLANKS, Records, split_records
 from bevatron.data.readers.proteins.stockholm import parse_stockholm
@@ -27,7 +27,6 @@ _FORMATS = {
     ".fas": "fasta",
     ".afa": "fasta",
 }
-_COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 Where = Callable[[int], str]
 _LOWER = bytes(range(ord("a"), ord("z") + 1))
 _END, _INVALID = 254, 255
@@ -35,16 +34,16 @@ _END, _INVALID = 254, 255
 
 @dataclass(frozen=True)
 class Alignment:
-    """An alignment of S sequences to the L residues of its first one, the query.
+    """An alignment of sequences (rows) to the residues of its first one, the query (columns).
 
     Attributes
     ----------
-    rows : int8 [S, L]
+    rows : int8 [rows, columns]
         Residues as classes of `alphabet.CLASSES`.
-    deletions : uint16 [S, L]
-        Number of residues that a sequence has between column l - 1 and column l; what follows the
+    deletions : uint16 [rows, columns]
+        Number of residues that a sequence has between a column and the one before; what follows the
         last column is not counted. More than 65,535 are counted as 65,535.
-    names : [S]
+    names : [rows]
         Whole header of each row; `names.parse_names` finds accession and species.
     """
 
@@ -80,10 +79,7 @@ def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     ([[0, 1, 2], [0, 31, 2]], [[0, 0, 0], [0, 0, 2]])
     """
     path = Path(path)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSIONS:
-        suffixes.pop()
-    format_ = _FORMATS.get(suffixes[-1] if suffixes else "")
+    format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
             f"{path}: is no alignment by its name; expected one of {', '.join(_FORMATS)}"
@@ -130,8 +126,8 @@ def _table(kind: Polymer) -> bytes:
 
 
 def _parse_a3m(records: Records, kind: Polymer) -> Alignment:
-    # Every row ends with '>', which no sequence can hold: all rows are translated at once and are
-    # of equal length if every (L + 1)th byte is an end.
+    # Every row ends with '>', which no sequence can hold: so all rows are translated at once, and
+    # their lengths are equal if the ends lie at equal distances.
     joined = (b">".join(records.sequences) + b">").translate(None, BLANKS + b".")
     codes = np.frombuffer(joined.translate(_table(kind), _LOWER), dtype=np.uint8)
     width = int(np.argmax(codes == _END))
@@ -145,7 +141,7 @@ def _parse_a3m(records: Records, kind: Polymer) -> Alignment:
 def _as_rows(
     codes: npt.NDArray[np.uint8], num_rows: int, width: int
 ) -> npt.NDArray[np.int8] | None:
-    """Cut codes with ends into rows [S, L]; None if a row or letter does not fit."""
+    """Cut codes with ends into rows; None if a row or letter does not fit."""
     if not width or len(codes) != num_rows * (width + 1):
         return None
     table = codes.reshape(num_rows, width + 1)
@@ -156,7 +152,7 @@ def _as_rows(
 
 
 def _count_deletions(inserted: BoolArray, num_rows: int, width: int) -> npt.NDArray[np.uint16]:
-    """Count what is inserted before each column; every row has L columns and its end.
+    """Count what is inserted before each column; every row has its columns and an end.
 
     Parameters
     ----------

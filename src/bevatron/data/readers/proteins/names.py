@@ -32,15 +32,15 @@ _REPRESENTATIVE = re.compile(rf"\bRepID=[A-Z0-9]{{1,10}}_{_SPECIES}")
 
 @dataclass(frozen=True)
 class Origins:
-    """What the names of S rows say about their sequences.
+    """What the names of rows say about their sequences.
 
     Attributes
     ----------
-    accessions : [S]
+    accessions : [rows]
         Of UniProt, UniParc or MGnify; empty if the name has none.
-    species : [S]
+    species : [rows]
         UniProt's mnemonic, HUMAN, 9BACI; empty if the name has none.
-    taxa : int32 [S]
+    taxa : int32 [rows]
         NCBI's taxonomy identifier, 9606; 0 if the name has none.
     """
 

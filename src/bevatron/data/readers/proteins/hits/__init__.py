@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bevatron.data.compressed import read_whole
+from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.proteins.hits.hhr import parse_hhr
 from bevatron.data.readers.proteins.hits.hmmsearch import parse_hmmsearch
 from bevatron.data.readers.proteins.hits.m8 import parse_m8
@@ -19,7 +19,6 @@ _FORMATS = {
     ".a3m": "a3m",
     ".sto": "stockholm",
 }
-_COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 
 
 def read_hits(path: str | Path) -> TemplateHits:
@@ -48,10 +47,7 @@ def read_hits(path: str | Path) -> TemplateHits:
     (('4hhb_A',), [[1, 10], [2, 11], [3, 12], [5, 13]])
     """
     path = Path(path)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSIONS:
-        suffixes.pop()
-    format_ = _FORMATS.get(suffixes[-1] if suffixes else "")
+    format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
             f"{path}: is no file of template hits by its name; expected one of "

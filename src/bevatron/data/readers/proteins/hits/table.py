@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bevatron.data.readers.proteins.fasta import BLANKS
 from bevatron.errors import DataError
-from bevatron.typing import BoolArray, IntArray
+from bevatron.typing import Array, BoolArray, IntArray
 
 GAPS = b"-."
 
@@ -43,35 +43,35 @@ class Hit:
 
 @dataclass(frozen=True)
 class TemplateHits:
-    """H hits of structures for the residues of a query.
+    """Hits of structures for the residues of a query.
 
     Positions count from 0, ends of ranges are excluded. A number that the format does not have is
     NaN, a length 0, a text empty.
 
     Attributes
     ----------
-    queries, targets : [H]
+    queries, targets : [hits]
         Names; a target is ENTRY_CHAIN, in upper or lower case as in the file.
-    descriptions : [H]
+    descriptions : [hits]
         What the file says of the target.
-    sequences : [H]
+    sequences : [hits]
         The target's aligned residues and those between them, in upper case, without gaps.
-    query_ranges, target_ranges : int32 [H, 2]
+    query_ranges, target_ranges : int32 [hits, 2]
         Aligned part.
-    target_lengths : int32 [H]
+    target_lengths : int32 [hits]
         Residues of the whole target.
-    e_values : float64 [H]
-    probabilities : float32 [H]
+    e_values : float64 [hits]
+    probabilities : float32 [hits]
         Of being homologous, 0 to 1 (HH-suite).
-    sum_probabilities : float32 [H]
+    sum_probabilities : float32 [hits]
         Sum of the probabilities of all aligned pairs (HH-suite).
-    scores : float32 [H]
+    scores : float32 [hits]
         Bits, or HH-suite's score.
-    identities : float32 [H]
+    identities : float32 [hits]
         Share of identical residues, 0 to 1.
-    pairs : int32 [P, 2]
+    pairs : int32 [pairs, 2]
         Aligned positions in query and target, hit after hit.
-    pair_ptr : int64 [H + 1]
+    pair_ptr : int64 [hits + 1]
         Where the pairs of each hit begin; a hit without alignment has none.
     """
 
@@ -107,8 +107,8 @@ class TemplateHits:
         """Return the aligned positions of a hit, [pairs, 2]."""
         return self.pairs[self.pair_ptr[hit] : self.pair_ptr[hit + 1]]
 
-    def released(self, dates: Mapping[str, dt.date]) -> npt.NDArray[np.datetime64]:
-        """Look up when each target was released, datetime64[D] [H]; NaT if unknown.
+    def released(self, dates: Mapping[str, dt.date]) -> Array:
+        """Look up when each target was released, datetime64[D] [hits]; NaT if unknown.
 
         Parameters
         ----------

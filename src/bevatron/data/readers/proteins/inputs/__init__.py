@@ -5,7 +5,7 @@ FASTA of chains; JSON of AlphaFold3, of the AlphaFold Server and of Protenix; YA
 
 from pathlib import Path
 
-from bevatron.data.compressed import read_whole
+from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.proteins.fasta import as_text
 from bevatron.data.readers.proteins.inputs.complexes import (
     AtomName,
@@ -18,7 +18,6 @@ from bevatron.errors import DataError
 
 __all__ = ["AtomName", "Complex", "Entity", "Modification", "Template", "read_inputs"]
 
-_COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 _FASTA = {".fasta", ".fa", ".fas", ".faa", ".fna"}
 
 
@@ -53,20 +52,19 @@ def read_inputs(path: str | Path) -> tuple[Complex, ...]:
     from bevatron.data.readers.proteins.inputs.server import read_server
 
     path = Path(path)
-    inner = path.with_suffix("") if path.suffix.lower() in _COMPRESSIONS else path
-    suffix = inner.suffix.lower()
+    suffix = format_suffix(path)
     if suffix not in _FASTA | {".json", ".yaml", ".yml"}:
         raise DataError(
             f"{path}: is no input of a prediction by its name; expected .fasta, .json or .yaml"
         )
-    data = read_whole(path)
+    data, stem = read_whole(path), path.name[: path.name.lower().rindex(suffix)]
     if suffix in _FASTA:
-        return (read_chains(data, path, inner.stem),)
+        return (read_chains(data, path, stem),)
     if suffix != ".json":
-        return (read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, inner.stem),)
+        return (read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, stem),)
     job = parse_json(as_text(data, str(path)), str(path))
     if isinstance(job.value, list):
-        return tuple(read_server(part, path, inner.stem) for part in job.items())
+        return tuple(read_server(part, path, stem) for part in job.items())
     if job.text("dialect", "") == "alphafoldserver":
-        return (read_server(job, path, inner.stem),)
-    return (read_alphafold3(job, path, inner.stem),)
+        return (read_server(job, path, stem),)
+    return (read_alphafold3(job, path, stem),)

@@ -52,7 +52,7 @@ class Template:
     ----------
     structure
         A file, or the text of an mmCIF file.
-    pairs : int32 [P, 2]
+    pairs : int32 [pairs, 2]
         Positions in query and template, from 0; None if they are to be found.
     chains
         Chains of the template, one for each chain of the entity; empty if they are to be found.
