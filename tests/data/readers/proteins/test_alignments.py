@@ -27,11 +27,13 @@ def alignments(draw):
         letter = residue | st.just("-")
         rows.append(draw(st.text(letter, min_size=width, max_size=width)))
         inserted.append(
-            draw(
-                st.lists(st.text(residue, max_size=3), min_size=width + 1, max_size=width + 1)
-            )
+            draw(st.lists(st.text(residue, max_size=3), min_size=width + 1, max_size=width + 1))
         )
     return kind, rows, inserted
+
+
+def one_sentence(error):
+    assert "\n" not in str(error)
 
 
 def expect(alignment, kind, rows, inserted, names):
@@ -210,6 +212,7 @@ def test_names_in_other_encodings_and_ends_of_databases_do_no_harm():
         (b">q\nACDE\n>r\n", "a3m", r"line 3 \(record 'r'\): has 0 residues and gaps"),
         (b">q\nAC\nDE\n>r\nAC\n", "a3m", r"line 4 \(record 'r'\): has 2 residues"),
         (b">q\nACDE\n>r\nAC1E\n", "a3m", r"line 3 \(record 'r'\): '1' is no residue of protein"),
+        (b">q\r\nACDE\r\n>r\r\nAC1E\r\n", "a3m", r"line 3 \(record 'r'\): '1' is no residue"),
         (b">q\nACDE\n>r\nAC>E\n", "a3m", "'>' is no residue"),
         (b">q\nACDE\n>r\nAC*E\n", "a3m", r"'\*' is no residue"),
         (b">q\nAC\xc3\xa9E\n", "a3m", "is no residue"),
@@ -243,7 +246,7 @@ def test_any_bytes_are_read_or_refused(data, format_):
         try:
             parse_alignment(start + data, "x", format_)
         except DataError as error:
-            assert "\n" not in str(error)
+            one_sentence(error)
 
 
 def test_the_format_is_found_by_the_name(tmp_path):

@@ -24,6 +24,10 @@ def rows_of(columns):
     return query, target
 
 
+def one_sentence(error):
+    assert "\n" not in str(error)
+
+
 def expected_pairs(columns, query, target):
     pairs = []
     for column in columns:
@@ -104,7 +108,9 @@ def hhr_hit(number, columns, query, target, width):
 )
 def test_hits_of_hhsearch_are_read_as_they_were_written(written, width, runs):
     hits = [hhr_hit(i, *hit, width) for i, hit in enumerate(written, start=1)]
-    listed = [f"  {i} 1ABC_B Some  99.5 1.2E-30  1E-9 33.2 0.0 1 1-2 1-2 (300)" for i in range(len(hits))]
+    listed = [
+        f"  {i} 1ABC_B Some  99.5 1.2E-30  1E-9 33.2 0.0 1 1-2 1-2 (300)" for i in range(len(hits))
+    ]
     text = HHR.format(name="the_query", listed="\n".join(listed), hits="".join(hits))
     found = parse_hits((text * runs).encode(), "x", "hhr")
     assert found.queries == ("the_query",) * (len(written) * runs)
@@ -192,7 +198,10 @@ def test_every_shared_file_of_hits_is_read(shared):
         for number in range(count):
             pairs = hits.pairs_of(number)
             assert (np.diff(pairs, axis=0) > 0).all()
-            assert pairs[0].tolist() == [hits.query_ranges[number, 0], hits.target_ranges[number, 0]]
+            assert pairs[0].tolist() == [
+                hits.query_ranges[number, 0],
+                hits.target_ranges[number, 0],
+            ]
             stop = [hits.query_ranges[number, 1] - 1, hits.target_ranges[number, 1] - 1]
             assert pairs[-1].tolist() == stop
             length = hits.target_lengths[number]
@@ -279,13 +288,24 @@ def test_a_damaged_file_is_one_sentence(data, format_, sentence):
         parse_hits(data, "x", format_)
 
 
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5, 0.7, 0.9, 0.99, 1.0])
+def test_a_result_of_hhsearch_that_is_cut_off_is_refused(shared, share):
+    path = shared / "data" / "proteins" / "format_samples" / "6KWC_1.hhsearch_output.hhr"
+    data = path.read_bytes()
+    # After the last row of the last target only predictions of its secondary structure follow.
+    data = data[: data.rindex(b"  216 (256)")]
+    for offset in range(0, 200, 23):
+        with pytest.raises(DataError, match=r"6KWC_1.hhr.*(cut off|damaged|no result|no number)"):
+            parse_hits(data[: int(len(data) * share) - offset], "6KWC_1.hhr", "hhr")
+
+
 @given(st.binary(max_size=60), st.sampled_from(["m8", "hhr", "a3m", "stockholm"]))
 def test_any_bytes_are_read_or_refused(data, format_):
     for start in (b"", M8, RUN.encode(), b">1abc_A/1-3\nACD\n>", b"# STOCKHOLM 1.0\n"):
         try:
             parse_hits(start + data, "x", format_)
         except DataError as error:
-            assert "\n" not in str(error)
+            one_sentence(error)
 
 
 def test_the_format_is_found_by_the_name(tmp_path):

@@ -1,6 +1,5 @@
 """Inputs of predictions: every format gives the same complex; what does not fit is named."""
 
-import gzip
 import json
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from bevatron.data.readers.proteins import read_inputs
 from bevatron.data.readers.proteins.inputs import AtomName, Complex, Entity, Modification, Template
-from bevatron.data.readers.proteins.inputs.complexes import chain_names
 from bevatron.errors import DataError
 
 ALPHAFOLD3 = {
@@ -102,6 +100,10 @@ PROTENIX = [
     },
     {"name": "two", "sequences": [{"proteinChain": {"sequence": "MK"}}]},
 ]
+
+
+def one_sentence(error):
+    assert "\n" not in str(error)
 
 
 def write(path, value):
@@ -241,53 +243,6 @@ def test_real_jobs_of_protenix_are_read(shared):
     assert found["7r6r"].entities[0].paired.name == "pairing.a3m"
 
 
-@pytest.mark.parametrize(
-    ("text", "entities"),
-    [
-        (
-            ">A|protein|./a.a3m\nMKV\n>B|dna\nACGT\n>C|rna\nACGU\n>D|smiles\nCC(=O)O\n>E|ccd\natp\n",
-            [
-                ("protein", ("A",), "MKV"),
-                ("dna", ("B",), "ACGT"),
-                ("rna", ("C",), "ACGU"),
-                ("ligand", ("D",), ""),
-                ("ligand", ("E",), ""),
-            ],
-        ),
-        (
-            ">protein|name=a\nmkv\n>ligand|name=b\nCCO\n",
-            [("protein", ("A",), "MKV"), ("ligand", ("B",), "")],
-        ),
-        (">x some words\nMK\nV\n", [("protein", ("A",), "MKV")]),
-        (">dimer\nMKV:MKV:\nMKL\n", [("protein", (x,), s) for x, s in zip("ABC", ("MKV", "MKV", "MKL"))]),
-        (
-            ">4HHB_1|Chains A, C[auth X]|Hemoglobin|Homo sapiens (9606)\nVLS\n"
-            ">1BNA_1|Chain B|DNA (5'-D(*CP*GP*C)-3')|null\nCGC\n",
-            [("protein", ("A", "C"), "VLS"), ("dna", ("B",), "CGC")],
-        ),
-        (
-            ">1a_A mol:protein length:2  X\nAG\n>1a_B mol:na length:2\nGU\n>1a_C mol:na\nGT\n",
-            [("protein", ("A",), "AG"), ("rna", ("B",), "GU"), ("dna", ("C",), "GT")],
-        ),
-    ],
-)
-def test_fasta_is_read_in_the_forms_of_all_sources(tmp_path, text, entities):
-    path = tmp_path / "x.fasta.gz"
-    path.write_bytes(gzip.compress(text.replace("\n", "\r\n").encode()))
-    (found,) = read_inputs(path)
-    assert [(e.kind, e.chains, e.sequence) for e in found.entities] == entities
-    assert found.name == "x"
-
-
-def test_fasta_names_alignments_ligands_and_descriptions(tmp_path):
-    text = ">A|protein|a.a3m\nMKV\n>B|protein|empty\nMKV\n>C|ccd\natp\n>D|smiles\nCc1ccccc1\n"
-    (found,) = read_inputs(write(tmp_path / "x.fa", text))
-    assert [e.unpaired for e in found.entities] == [tmp_path / "a.a3m", "", None, None]
-    assert found.entities[2].codes == ("ATP",)
-    assert found.entities[3].smiles == "Cc1ccccc1"
-    assert found.entities[0].description == "A|protein|a.a3m"
-
-
 def changed(job, *path, to):
     job = json.loads(json.dumps(job))
     place = job
@@ -313,66 +268,161 @@ FIRST = ("sequences", 0, "protein")
         ("a.json", '{"name": 1, "name": 2}', "the key 'name' occurs twice"),
         ("a.json", "3", "a.json: is 3; expected keys and values"),
         ("a.json", "{}", "a.json: has no 'dialect', which is needed"),
-        ("a.json", changed(ALPHAFOLD3, "dialect", to="x"), "dialect: is 'x'; expected 'alphafold3'"),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "dialect", to="x"),
+            "dialect: is 'x'; expected 'alphafold3'",
+        ),
         ("a.json", changed(ALPHAFOLD3, "version", to=9), "version: is 9"),
         ("a.json", changed(ALPHAFOLD3, "sequences", to=[]), "a.json: holds no chain or ligand"),
         ("a.json", changed(ALPHAFOLD3, "modelSeed", to=[]), "'modelSeed' is unknown; known are"),
-        ("a.json", changed(ALPHAFOLD3, "modelSeeds", to=[1.5]), r"modelSeeds\[0\]: is 1.5; expected"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "id", to=None), r"sequences\[0\].protein: has no 'id'"),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "modelSeeds", to=[1.5]),
+            r"modelSeeds\[0\]: is 1.5; expected",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "id", to=None),
+            r"sequences\[0\].protein: has no 'id'",
+        ),
         ("a.json", changed(ALPHAFOLD3, *FIRST, "id", to=["A", "A"]), "chain 'A' occurs twice"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "sequence", to=""), "sequence: the sequence is empty"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "sequence", to="MK1"), "protein.sequence: '1' at position 3"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "sequence", to=["M"]), "sequence: is a list; expected text"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "sequnce", to="M"), "protein: 'sequnce' is unknown"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "unpairedMsa", to=""), "both 'unpairedMsa' and 'unpairedMsaPath'"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "modifications", 0, "ptmPosition", to=11), "'HY3' modifies residue 11 of chain 'A', which has 10"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "modifications", 0, "ptmPosition", to="x"), 'is "x"; expected an integer'),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "templates", 0, "queryIndices", to=[1]), "1 queryIndices and 2 templateIndices"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "templates", 0, "queryIndices", to=[-1, 1]), "negative index"),
-        ("a.json", changed(ALPHAFOLD3, *FIRST, "templates", 0, "mmcifPath", to=None), "needs either 'mmcif'"),
-        ("a.json", changed(ALPHAFOLD3, "sequences", 0, to={"peptide": {"id": "A"}}), "'peptide' is unknown"),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "sequence", to=""),
+            "sequence: the sequence is empty",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "sequence", to="MK1"),
+            "protein.sequence: '1' at position 3",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "sequence", to=["M"]),
+            "sequence: is a list; expected text",
+        ),
+        ("a.json", changed(ALPHAFOLD3, *FIRST, "seq", to="M"), "protein: 'seq' is unknown"),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "unpairedMsa", to=""),
+            "both 'unpairedMsa' and 'unpairedMsaPath'",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "modifications", 0, "ptmPosition", to=11),
+            "'HY3' modifies residue 11 of chain 'A', which has 10",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "modifications", 0, "ptmPosition", to="x"),
+            'is "x"; expected an integer',
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "templates", 0, "queryIndices", to=[1]),
+            "1 queryIndices and 2 templateIndices",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "templates", 0, "queryIndices", to=[-1, 1]),
+            "negative index",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, *FIRST, "templates", 0, "mmcifPath", to=None),
+            "needs either 'mmcif'",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "sequences", 0, to={"peptide": {"id": "A"}}),
+            "'peptide' is unknown",
+        ),
         ("a.json", changed(ALPHAFOLD3, "sequences", 0, to={}), r"sequences\[0\]: has 0 keys"),
-        ("a.json", changed(ALPHAFOLD3, "sequences", 4, "ligand", "smiles", to=None), "either 'ccdCodes' or"),
-        ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, 0, 0, to="Z"), "a bond names chain 'Z'"),
-        ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, 1, 1, to=3), "names position 3 of chain 'E', which has 2"),
-        ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, to=[["A", 1, "N"]]), "has 1 atoms; expected two"),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "sequences", 4, "ligand", "smiles", to=None),
+            "either 'ccdCodes' or",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "bondedAtomPairs", 0, 0, 0, to="Z"),
+            "a bond names chain 'Z'",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "bondedAtomPairs", 0, 1, 1, to=3),
+            "names position 3 of chain 'E', which has 2",
+        ),
+        (
+            "a.json",
+            changed(ALPHAFOLD3, "bondedAtomPairs", 0, to=[["A", 1, "N"]]),
+            "has 1 atoms; expected two",
+        ),
         ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, 0, to=["A", 1]), "is no atom"),
         ("a.json", changed(PROTENIX, 0, "sequences", 0, to={"chain": {}}), "'chain' is unknown"),
         ("a.json", changed(PROTENIX, 0, "sequences", 0, "proteinChain", "count", to=0), "count 0"),
-        ("a.json", changed(PROTENIX, 0, "sequences", 4, "ligand", "count", to=2), "has 1 ids and count 2"),
-        ("a.json", changed(PROTENIX, 0, "sequences", 4, "ligand", "ligand", to=""), "'ligand' is empty"),
-        ("a.json", changed(PROTENIX, 0, "covalent_bonds", 0, "entity2", to=5), "joins 2 copies with 1"),
-        ("a.json", changed(PROTENIX, 0, "covalent_bonds", 0, "entity2", to=9), "is 9; the entities are numbered"),
-        ("a.json", changed(PROTENIX, 0, "covalent_bonds", 1, "left_copy", to=3), "is 3; there are 2 copies"),
-        ("a.json", changed(PROTENIX, 1, "sequence", to=[]), r"a.json, \[1\]: 'sequence' is unknown"),
+        (
+            "a.json",
+            changed(PROTENIX, 0, "sequences", 4, "ligand", "count", to=2),
+            "has 1 ids and count 2",
+        ),
+        (
+            "a.json",
+            changed(PROTENIX, 0, "sequences", 4, "ligand", "ligand", to=""),
+            "'ligand' is empty",
+        ),
+        (
+            "a.json",
+            changed(PROTENIX, 0, "covalent_bonds", 0, "entity2", to=5),
+            "joins 2 copies with 1",
+        ),
+        (
+            "a.json",
+            changed(PROTENIX, 0, "covalent_bonds", 0, "entity2", to=9),
+            "is 9; the entities are numbered",
+        ),
+        (
+            "a.json",
+            changed(PROTENIX, 0, "covalent_bonds", 1, "left_copy", to=3),
+            "is 3; there are 2 copies",
+        ),
+        (
+            "a.json",
+            changed(PROTENIX, 1, "sequence", to=[]),
+            r"a.json, \[1\]: 'sequence' is unknown",
+        ),
         ("a.yaml", "", "a.yaml: is null; expected keys and values"),
         ("a.yaml", "sequences: [", "a.yaml, line 1, column 13: is no YAML"),
         ("a.yaml", BOLTZ[:-40] + "\n\t- x", "is no YAML"),
         ("a.yaml", "a: 1\na: 2\n", "the key 'a' occurs twice"),
         ("a.yaml", "version: 1\n", "a.yaml: has no 'sequences'"),
-        ("a.yaml", BOLTZ.replace("cyclic: true", "cyclic: maybe"), 'cyclic: is "maybe"; expected true'),
-        ("a.yaml", BOLTZ.replace("position: 1", "position: one"), 'position: is "one"; expected an int'),
+        (
+            "a.yaml",
+            BOLTZ.replace("cyclic: true", "cyclic: maybe"),
+            'cyclic: is "maybe"; expected true',
+        ),
+        (
+            "a.yaml",
+            BOLTZ.replace("position: 1", "position: one"),
+            'position: is "one"; expected an int',
+        ),
         ("a.yaml", BOLTZ.replace("pocket:", "cave:"), "'cave' is unknown; expected bond, pocket"),
         ("a.yaml", BOLTZ.replace("id: NO, ccd", "id: A, ccd"), "chain 'A' occurs twice"),
         ("a.yaml", BOLTZ.replace("ccd: 004", "ccd: ''"), "needs either 'ccd' or 'smiles'"),
-        ("a.yaml", BOLTZ.replace("chain_id: [A, B]", "chain_id: [A, C]"), "'C' is no chain of a protein"),
+        (
+            "a.yaml",
+            BOLTZ.replace("chain_id: [A, B]", "chain_id: [A, C]"),
+            "'C' is no chain of a protein",
+        ),
         ("a.yaml", BOLTZ.replace("[X, Y]", "[X, Y, Z]"), "names 2 chains and 3 of the template"),
         ("a.yaml", BOLTZ.replace("{cif: t.cif,", "{"), "needs either 'cif' or 'pdb'"),
-        ("a.fasta", "", "a.fasta: is empty"),
-        ("a.fasta", "MKV", "a.fasta, line 1: 'MKV' is no header"),
-        ("a.fasta", ">a\nMKV\n>b\n", r"a.fasta, line 3 \(record 'b'\): the sequence is empty"),
-        ("a.fasta", ">a\nMKV:\n", "the sequence is empty"),
-        ("a.fasta", ">a\nACGT\n", r"line 1 \(record 'a'\): its letters are those of nucleotides"),
-        ("a.fasta", ">a\nMK-V\n", "'-' at position 3 is no residue of protein"),
-        ("a.fasta", ">a|rna\nACGT1\n", "'1' at position 5 is no residue of rna"),
-        ("a.fasta", ">A|protein\nMK\n>A|protein\nMK\n", "chain 'A' occurs twice"),
-        ("a.fasta", ">A|ccd\n", "the ligand is empty"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tmp_path, name, value, sentence):
     with pytest.raises(DataError, match=sentence) as caught:
         read_inputs(write(tmp_path / name, value))
-    assert "\n" not in str(caught.value)
+    one_sentence(caught.value)
 
 
 NAMES = st.text("ABCDEFGH", min_size=1, max_size=3)
@@ -411,11 +461,4 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data, name):
     try:
         read_inputs(path)
     except DataError as error:
-        assert "\n" not in str(error)
-
-
-def test_chains_are_named_as_on_the_alphafold_server():
-    names = chain_names()
-    found = [next(names) for _ in range(26 + 26 * 26 + 1)]
-    assert (found[0], found[25], found[26], found[27], found[52]) == ("A", "Z", "AA", "BA", "AB")
-    assert len(set(found)) == len(found)
+        one_sentence(error)

@@ -29,7 +29,7 @@ def test_groups_of_chains_are_read(tmp_path):
 def test_a_chain_in_two_groups_is_named(tmp_path, text):
     path = tmp_path / "d.txt"
     path.write_text(text)
-    with pytest.raises(DataError, match="d.txt, line 2: chain '3lrm_B' is in line"):
+    with pytest.raises(DataError, match=r"d\.txt, line 2: chain '3lrm_B' is in line"):
         read_duplicate_chains(path)
 
 
@@ -54,7 +54,7 @@ def test_dates_are_read_from_all_caches(tmp_path):
     ("text", "sentence"),
     [
         ('{"3lrm": {}}', "entry '3lrm' has the release date null"),
-        ('{"3lrm": "soon"}', 'entry \'3lrm\' has the release date "soon"; expected YYYY-MM-DD'),
+        ('{"3lrm": "soon"}', "entry '3lrm' has the release date \"soon\"; expected YYYY-MM-DD"),
         ('{"a_A": "2010-06-30", "a_B": "2010-07-01"}', "'a_B' was released on 2010-07-01"),
         ('{"3lrm": ', "line 1, column 10: is no JSON"),
         ("[]", "holds no names"),
@@ -137,5 +137,5 @@ def test_what_is_not_in_a_database_is_named(database):
     opened = AlignmentDatabase(database[0])
     with pytest.raises(DataError, match="holds no chain '1abc_A'"):
         opened.files("1abc_A")
-    with pytest.raises(DataError, match="'6kwc_A' has no 'x.a3m', it has uniref90_hits.a3m, pdb70"):
+    with pytest.raises(DataError, match=r"'6kwc_A' has no 'x\.a3m', it has uniref90"):
         opened.read("6kwc_A", "x.a3m")

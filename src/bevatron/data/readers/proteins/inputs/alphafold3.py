@@ -110,13 +110,14 @@ def _template(part: Keyed, folder: Path) -> Template:
 
 
 def _bond(part: Keyed) -> tuple[AtomName, AtomName]:
-    atoms = [_atom(atom) for atom in part.items()]
+    atoms = [atom_name(atom) for atom in part.items()]
     if len(atoms) != 2:
         raise part.error(f"has {len(atoms)} atoms; expected two")
     return atoms[0], atoms[1]
 
 
-def _atom(part: Keyed) -> AtomName:
+def atom_name(part: Keyed) -> AtomName:
+    """Read an atom that is a list of chain, position and name; Boltz writes it so too."""
     fields = list(part.items())
     if len(fields) != 3:
         raise part.error("is no atom; expected a chain, a position from 1 and the atom's name")

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bevatron.data.readers.proteins.alphabet import POLYMERS
+from bevatron.data.readers.proteins.inputs.alphafold3 import atom_name
 from bevatron.data.readers.proteins.inputs.complexes import (
-    AtomName,
     Complex,
     Entity,
     Modification,
@@ -34,7 +34,7 @@ def read_boltz(job: Keyed, path: Path, stem: str) -> Complex:
         if kind not in _CONSTRAINTS:
             raise part.error(f"'{kind}' is unknown; expected {', '.join(_CONSTRAINTS)}")
         if kind == "bond":
-            bonds.append((_atom(given.at("atom1")), _atom(given.at("atom2"))))
+            bonds.append((atom_name(given.at("atom1")), atom_name(given.at("atom2"))))
             given.refuse_unknown()
         else:
             ignored.append(given.path)
@@ -80,13 +80,6 @@ def _alignment(given: Keyed, folder: Path) -> Path | str | None:
     if given.text("msa", "") == "empty":
         return ""
     return given.file_path("msa", folder)
-
-
-def _atom(place: Keyed) -> AtomName:
-    fields = list(place.items())
-    if len(fields) != 3:
-        raise place.error("is no atom; expected a chain, a position from 1 and the atom's name")
-    return AtomName(fields[0].text(), fields[1].integer(), fields[2].text())
 
 
 def _with_template(
