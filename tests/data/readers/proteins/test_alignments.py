@@ -40,6 +40,7 @@ def expect(alignment, kind, rows, inserted, names):
     first = {"protein": 0, "rna": 21, "dna": 26}[kind]
     codes = [[GAP if x == "-" else first + STANDARD[kind].index(x) for x in row] for row in rows]
     assert alignment.rows.dtype == np.int8
+    assert alignment.rows.flags.c_contiguous
     assert alignment.rows.tolist() == codes
     assert alignment.deletions.dtype == np.uint16
     assert alignment.deletions.tolist() == [[len(x) for x in row[:-1]] for row in inserted]
@@ -205,25 +206,33 @@ def test_names_in_other_encodings_and_ends_of_databases_do_no_harm():
         (b"", "a3m", "x: is empty"),
         (b"\n\n", "a3m", "x: is empty"),
         (b"#1\t1\n", "a3m", "x: holds only comments"),
-        (b"ACDE\n>q\nAC\n", "a3m", "x, line 1: 'ACDE' is no header"),
+        (b"ACDE\n>q\nAC\n", "a3m", "x, line 1: 'ACDE' is not a header"),
         (b">q\n", "a3m", r"x, line 1 \(record 'q'\): the first record is the query"),
         (b">q\nacde\n", "a3m", "no residue in upper case"),
         (b">q\nACDE\n>r\nAC-E\n>s\nACgD\n", "a3m", r"line 5 \(record 's'\): has 3 residues"),
         (b">q\nACDE\n>r\n", "a3m", r"line 3 \(record 'r'\): has 0 residues and gaps"),
         (b">q\nAC\nDE\n>r\nAC\n", "a3m", r"line 4 \(record 'r'\): has 2 residues"),
-        (b">q\nACDE\n>r\nAC1E\n", "a3m", r"line 3 \(record 'r'\): '1' is no residue of protein"),
-        (b">q\r\nACDE\r\n>r\r\nAC1E\r\n", "a3m", r"line 3 \(record 'r'\): '1' is no residue"),
-        (b">q\nACDE\n>r\nAC>E\n", "a3m", "'>' is no residue"),
-        (b">q\nACDE\n>r\nAC*E\n", "a3m", r"'\*' is no residue"),
-        (b">q\nAC\xc3\xa9E\n", "a3m", "is no residue"),
+        (
+            b">q\nACDE\n>r\nAC1E\n",
+            "a3m",
+            r"line 3 \(record 'r'\): '1' is neither a residue of protein",
+        ),
+        (
+            b">q\r\nACDE\r\n>r\r\nAC1E\r\n",
+            "a3m",
+            r"line 3 \(record 'r'\): '1' is neither a residue of protein",
+        ),
+        (b">q\nACDE\n>r\nAC>E\n", "a3m", "'>' is neither"),
+        (b">q\nACDE\n>r\nAC*E\n", "a3m", r"'\*' is neither a residue of protein"),
+        (b">q\nAC\xc3\xa9E\n", "a3m", "is neither a residue of protein nor a gap"),
         (">q\nACDE\n".encode("utf-16"), "a3m", "x: is written in UTF-16; save it in UTF-8"),
         (b">q\nAC\0>r\nAC\0", "a3m", "x, line 2: holds a NUL byte"),
         (b">q\nACDE\n>r\nACD\n", "fasta", r"line 3 \(record 'r'\): has 3 columns"),
         (b">q\n----\n>r\nACDE\n", "fasta", "the first row is the query and has no residue"),
         (b">q\n\n>r\n\n", "fasta", "no residue"),
-        (b">q\nAC1E\n", "fasta", "'1' is no residue"),
-        (b"", "stockholm", "x: is no Stockholm file; .* an empty file"),
-        (b">q\nAC\n", "stockholm", "x: is no Stockholm file; .*'>q'"),
+        (b">q\nAC1E\n", "fasta", "'1' is neither a residue of protein"),
+        (b"", "stockholm", "x: is not a Stockholm file; .* an empty file"),
+        (b">q\nAC\n", "stockholm", "x: is not a Stockholm file; .*'>q'"),
         (b"# STOCKHOLM 1.0\nq AC\n", "stockholm", "x: is cut off, its last line is not '//'"),
         (b"# STOCKHOLM 1.0\n//\n", "stockholm", "x: holds no row"),
         (b"# STOCKHOLM 1.0\nq AC\nr A\n//\n", "stockholm", "x, row 'r': has 1 columns"),
@@ -232,7 +241,11 @@ def test_names_in_other_encodings_and_ends_of_databases_do_no_harm():
         (b"# STOCKHOLM 1.0\nq A\n\nq C\ns A\n//\n", "stockholm", "line 5: .*no further row"),
         (b"# STOCKHOLM 1.0\nq A\nr A\n\nq C\n//\n", "stockholm", "row 'r': has 1 columns"),
         (b"# STOCKHOLM 1.0\nq A\n//\n# STOCKHOLM 1.0\n", "stockholm", "a second alignment"),
-        (b"# STOCKHOLM 1.0\nq A\nr 1\n//\n", "stockholm", "x, row 'r': '1' is no residue"),
+        (
+            b"# STOCKHOLM 1.0\nq A\nr 1\n//\n",
+            "stockholm",
+            "x, row 'r': '1' is neither a residue of protein",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_sentence(data, format_, sentence):
@@ -253,5 +266,5 @@ def test_the_format_is_found_by_the_name(tmp_path):
     path = tmp_path / "q.A3M.GZ"
     path.write_bytes(gzip.compress(b">q\nAC\n"))
     assert read_alignment(path).rows.tolist() == [[0, 4]]
-    with pytest.raises(DataError, match=r"q\.clustal: is no alignment by its name"):
+    with pytest.raises(DataError, match=r"q\.clustal: has no known alignment format"):
         read_alignment(tmp_path / "q.clustal")

@@ -263,13 +263,13 @@ RUN = HHR.format(name="q", listed=LISTED, hits=HIT)
         (M8.replace(b"3M", b"4M"), "m8", "range 1 to 3 has 3 residues, its alignment 4"),
         (M8.replace(b"3M", b"3Q"), "m8", "expected the 12"),
         (M8 + M8.replace(b"3M", b"3Q"), "m8", "x, line 2: cigar is '3Q'"),
-        (M8.replace(b"1e-9", b"high"), "m8", "evalue is 'high', no number"),
-        (M8.replace(b"\t1\t3", b"\tone\t3"), "m8", "qstart is 'one', no position"),
+        (M8.replace(b"1e-9", b"high"), "m8", "evalue is 'high', not a number"),
+        (M8.replace(b"\t1\t3", b"\tone\t3"), "m8", "qstart is 'one', not a position"),
         (M8.replace(b"\t1\t3", b"\t0\t3"), "m8", "range 0 to 3 of the query"),
         (M8.replace(b"\t1\t3", b"\t3\t1"), "m8", "range 3 to 1 of the query"),
         (b"query\ttarget\n", "m8", "x: has no column qstart or qend"),
         (M8.decode().encode("utf-16"), "m8", "x: is written in UTF-16"),
-        (b"<html>\n", "hhr", "x: is no result of HHsearch.*'<html>'"),
+        (b"<html>\n", "hhr", "x: is not a result of HHsearch.*'<html>'"),
         (RUN[: RUN.index(" No Hit")].encode(), "hhr", "x: is cut off"),
         (RUN[: RUN.index("No 1\n")].encode(), "hhr", "lists 1 hits of the query 'q' and aligns 0"),
         (RUN.replace("Probab=", "Pr=").encode(), "hhr", "x, hit 1 of 'q': has no name, values"),
@@ -295,7 +295,9 @@ def test_a_result_of_hhsearch_that_is_cut_off_is_refused(shared, share):
     # After the last row of the last target only predictions of its secondary structure follow.
     data = data[: data.rindex(b"  216 (256)")]
     for offset in range(0, 200, 23):
-        with pytest.raises(DataError, match=r"6KWC_1.hhr.*(cut off|damaged|no result|no number)"):
+        with pytest.raises(
+            DataError, match=r"6KWC_1.hhr.*(cut off|damaged|not a result|not a number)"
+        ):
             parse_hits(data[: int(len(data) * share) - offset], "6KWC_1.hhr", "hhr")
 
 
@@ -309,5 +311,5 @@ def test_any_bytes_are_read_or_refused(data, format_):
 
 
 def test_the_format_is_found_by_the_name(tmp_path):
-    with pytest.raises(DataError, match=r"hits\.txt: is no file of template hits by its name"):
+    with pytest.raises(DataError, match=r"hits\.txt: has no known format of template hits"):
         read_hits(tmp_path / "hits.txt")

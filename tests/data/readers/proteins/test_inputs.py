@@ -261,9 +261,9 @@ FIRST = ("sequences", 0, "protein")
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("a.txt", "", "a.txt: is no input of a prediction by its name"),
-        ("a.json", "", "a.json, line 1, column 1: is no JSON"),
-        ("a.json", json.dumps(ALPHAFOLD3)[:200], "a.json, line 1, column .*: is no JSON"),
+        ("a.txt", "", "a.txt: has no known format of prediction inputs"),
+        ("a.json", "", "a.json, line 1, column 1: is not valid JSON"),
+        ("a.json", json.dumps(ALPHAFOLD3)[:200], "a.json, line 1, column .*: is not valid JSON"),
         ("a.json", "[" * 100_000, "a.json: is nested too deeply"),
         ("a.json", '{"name": 1, "name": 2}', "the key 'name' occurs twice"),
         ("a.json", "3", "a.json: is 3; expected keys and values"),
@@ -359,7 +359,7 @@ FIRST = ("sequences", 0, "protein")
             changed(ALPHAFOLD3, "bondedAtomPairs", 0, to=[["A", 1, "N"]]),
             "has 1 atoms; expected two",
         ),
-        ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, 0, to=["A", 1]), "is no atom"),
+        ("a.json", changed(ALPHAFOLD3, "bondedAtomPairs", 0, 0, to=["A", 1]), "is not an atom"),
         ("a.json", changed(PROTENIX, 0, "sequences", 0, to={"chain": {}}), "'chain' is unknown"),
         ("a.json", changed(PROTENIX, 0, "sequences", 0, "proteinChain", "count", to=0), "count 0"),
         (
@@ -393,8 +393,8 @@ FIRST = ("sequences", 0, "protein")
             r"a.json, \[1\]: 'sequence' is unknown",
         ),
         ("a.yaml", "", "a.yaml: is null; expected keys and values"),
-        ("a.yaml", "sequences: [", "a.yaml, line 1, column 13: is no YAML"),
-        ("a.yaml", BOLTZ[:-40] + "\n\t- x", "is no YAML"),
+        ("a.yaml", "sequences: [", "a.yaml, line 1, column 13: is not valid YAML"),
+        ("a.yaml", BOLTZ[:-40] + "\n\t- x", "is not valid YAML"),
         ("a.yaml", "a: 1\na: 2\n", "the key 'a' occurs twice"),
         ("a.yaml", "version: 1\n", "a.yaml: has no 'sequences'"),
         (
@@ -413,7 +413,7 @@ FIRST = ("sequences", 0, "protein")
         (
             "a.yaml",
             BOLTZ.replace("chain_id: [A, B]", "chain_id: [A, C]"),
-            "'C' is no chain of a protein",
+            "'C' is not a protein chain",
         ),
         ("a.yaml", BOLTZ.replace("[X, Y]", "[X, Y, Z]"), "names 2 chains and 3 of the template"),
         ("a.yaml", BOLTZ.replace("{cif: t.cif,", "{"), "needs either 'cif' or 'pdb'"),

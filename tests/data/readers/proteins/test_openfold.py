@@ -56,7 +56,7 @@ def test_dates_are_read_from_all_caches(tmp_path):
         ('{"3lrm": {}}', "entry '3lrm' has the release date null"),
         ('{"3lrm": "soon"}', "entry '3lrm' has the release date \"soon\"; expected YYYY-MM-DD"),
         ('{"a_A": "2010-06-30", "a_B": "2010-07-01"}', "'a_B' was released on 2010-07-01"),
-        ('{"3lrm": ', "line 1, column 10: is no JSON"),
+        ('{"3lrm": ', "line 1, column 10: is not valid JSON"),
         ("[]", "holds no names"),
         ("[" * 100_000, "nested too deeply"),
     ],
@@ -131,6 +131,11 @@ def test_a_database_that_is_cut_off_is_named(database):
     path.write_text(json.dumps(index))
     with pytest.raises(DataError, match=r"alignment_db_1.db: .* 'a.a3m' of '2q2k_A' lies from -1"):
         AlignmentDatabase(path).read("2q2k_A", "a.a3m")
+
+
+def test_an_index_without_chains_is_empty(tmp_path):
+    (tmp_path / "alignment_db.index").write_text("{}")
+    assert AlignmentDatabase(tmp_path / "alignment_db.index").chains == ()
 
 
 def test_what_is_not_in_a_database_is_named(database):

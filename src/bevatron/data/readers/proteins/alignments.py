@@ -82,7 +82,8 @@ def read_alignment(path: str | Path, kind: Polymer = "protein") -> Alignment:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: is no alignment by its name; expected one of {', '.join(_FORMATS)}"
+            f"{path}: has no known alignment format; the name must end in one of "
+            f"{', '.join(_FORMATS)}"
         )
     return parse_alignment(read_whole(path), str(path), format_, kind)
 
@@ -187,7 +188,8 @@ def _align_columns(rows: list[bytes], names: list[str], where: Where, kind: Poly
     inserted = np.broadcast_to(~kept, table.shape)[kept | (table != GAP)]
     columns = np.flatnonzero(kept[:-1])
     deletions = _count_deletions(inserted, len(rows), len(columns))
-    return Alignment(table[:, columns].view(np.int8), deletions, tuple(names))
+    kept_rows = np.ascontiguousarray(table[:, columns]).view(np.int8)
+    return Alignment(kept_rows, deletions, tuple(names))
 
 
 def _explain_a3m(records: Records, kind: Polymer) -> DataError:
@@ -202,7 +204,7 @@ def _explain_a3m(records: Records, kind: Polymer) -> DataError:
         if not row.translate(None, _valid(kind)) and len(row) != len(rows[0]):
             return DataError(
                 f"{records.where(number)}: has {len(row)} residues and gaps without insertions, "
-                f"the query {len(rows[0])}; the file is cut off or no a3m"
+                f"the query {len(rows[0])}; the file is cut off or not an a3m"
             )
     return _explain_letter(rows, records.where, kind)
 
@@ -212,7 +214,7 @@ def _explain_letter(rows: list[bytes], where: Where, kind: Polymer) -> DataError
         wrong = row.upper().translate(None, _valid(kind))
         if wrong:
             found = wrong[:1].decode("latin-1")
-            return DataError(f"{where(number)}: '{found}' is no residue of {kind} or gap")
+            return DataError(f"{where(number)}: '{found}' is neither a residue of {kind} nor a gap")
     return DataError(f"{where(0)}: the query has no residue")
 
 

@@ -94,7 +94,7 @@ def _skip_comments(lines: list[bytes], name: str) -> int:
         if line.strip() and not line.startswith(b"#"):
             shown = line[:40].decode("utf-8", "replace").strip()
             raise DataError(
-                f"{name}, line {number + 1}: '{shown}' is no header; expected a line that begins "
-                "with '>'"
+                f"{name}, line {number + 1}: '{shown}' is not a header; expected a line that "
+                "begins with '>'"
             )
     raise DataError(f"{name}: holds only comments, no record that begins with '>'")

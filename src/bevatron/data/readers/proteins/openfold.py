@@ -5,6 +5,7 @@ docs/source/Aux_seq_files.md of OpenFold's repository has examples of all of the
 
 import datetime as dt
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def _json(data: bytes, name: str) -> dict[str, Any]:
         found = json.loads(as_text(data, name))
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{name}, line {error.lineno}, column {error.colno}: is no JSON ({error.msg}); it may "
-            "be cut off"
+            f"{name}, line {error.lineno}, column {error.colno}: is not valid JSON "
+            f"({error.msg}); it may be cut off"
         ) from None
     except RecursionError:
         raise DataError(f"{name}: is nested too deeply") from None
@@ -109,21 +110,21 @@ class AlignmentDatabase:
         self.path = Path(index)
         names: dict[str, int] = {}
         databases: dict[str, int] = {}
-        files: list[tuple[int, int, int, int]] = []
+        files = array("q")
         self._rows: dict[str, tuple[int, int]] = {}
         for chain, entry in _json(read_whole(index), str(index)).items():
-            first = len(files)
+            first = len(files) // 4
             try:
                 database = databases.setdefault(str(entry["db"]), len(databases))
                 for name, start, size in entry["files"]:
                     number = names.setdefault(str(name), len(names))
-                    files.append((database, number, int(start), int(size)))
-            except (TypeError, KeyError, ValueError):
+                    files.extend((database, number, int(start), int(size)))
+            except (TypeError, KeyError, ValueError, OverflowError):
                 raise DataError(
                     f"{self.path}: the entry of '{chain}' is damaged; expected 'db' and 'files' "
                     "with names, first bytes and sizes"
                 ) from None
-            self._rows[chain] = (first, len(files))
+            self._rows[chain] = (first, len(files) // 4)
         self._names, self._databases = tuple(names), tuple(databases)
         self._sizes = tuple(self._size(database) for database in databases)
         self._files = np.array(files, dtype=np.int64).reshape(-1, 4)

@@ -43,13 +43,15 @@ def parse_stockholm(data: bytes, name: str) -> Stockholm:
     Raises
     ------
     DataError
-        If it is no Stockholm file, is cut off, its blocks or rows do not fit together, or it holds
-        a second alignment.
+        If it is not a Stockholm file, is cut off, its blocks or rows do not fit together, or it
+        holds a second alignment.
     """
     lines = as_text(data, name).split("\n")
     if not lines[0].startswith("# STOCKHOLM"):
         what = f"'{lines[0][:40]}'" if data.strip() else "an empty file"
-        raise DataError(f"{name}: is no Stockholm file; expected '# STOCKHOLM 1.0', found {what}")
+        raise DataError(
+            f"{name}: is not a Stockholm file; expected '# STOCKHOLM 1.0', found {what}"
+        )
     found = Stockholm(name)
     blocks: list[list[str]] = [[]]
     for number, line in enumerate(lines[1:], start=2):

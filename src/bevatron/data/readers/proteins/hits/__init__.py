@@ -50,7 +50,7 @@ def read_hits(path: str | Path) -> TemplateHits:
     format_ = _FORMATS.get(format_suffix(path))
     if format_ is None:
         raise DataError(
-            f"{path}: is no file of template hits by its name; expected one of "
+            f"{path}: has no known format of template hits; the name must end in one of "
             f"{', '.join(_FORMATS)}"
         )
     return parse_hits(read_whole(path), str(path), format_)

@@ -32,7 +32,9 @@ def parse_hhr(data: bytes, name: str) -> list[Hit]:
         query = _QUERY.match(run)
         if query is None:
             shown = run.strip().split("\n")[0][:40]
-            raise DataError(f"{name}: is no result of HHsearch; expected 'Query', found '{shown}'")
+            raise DataError(
+                f"{name}: is not a result of HHsearch; expected 'Query', found '{shown}'"
+            )
         parts = _HIT.split(run)
         numbers, blocks = parts[1::2], parts[2::2]
         listed = len(_LISTED.findall(parts[0]))
@@ -87,4 +89,4 @@ def _number(values: dict[str, str], key: str, where: str) -> float:
     try:
         return float(values[key].rstrip("%"))
     except (KeyError, ValueError):
-        raise DataError(f"{where}: {key} is '{values.get(key, '')}', no number") from None
+        raise DataError(f"{where}: {key} is '{values.get(key, '')}', not a number") from None

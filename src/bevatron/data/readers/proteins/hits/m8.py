@@ -74,13 +74,13 @@ def _hit(row: dict[str, str], where: str) -> Hit:
         try:
             return float(row[column])
         except ValueError:
-            raise DataError(f"{where}: {column} is '{row[column][:40]}', no number") from None
+            raise DataError(f"{where}: {column} is '{row[column][:40]}', not a number") from None
 
     def position(column: str) -> int:
         try:
             return int(row[column])
         except ValueError:
-            raise DataError(f"{where}: {column} is '{row[column][:40]}', no position") from None
+            raise DataError(f"{where}: {column} is '{row[column][:40]}', not a position") from None
 
     query_range = position("qstart") - 1, position("qend")
     target_range = position("tstart") - 1, position("tend")

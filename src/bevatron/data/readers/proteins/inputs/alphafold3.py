@@ -120,7 +120,7 @@ def atom_name(part: Keyed) -> AtomName:
     """Read an atom that is a list of chain, position and name; Boltz writes it so too."""
     fields = list(part.items())
     if len(fields) != 3:
-        raise part.error("is no atom; expected a chain, a position from 1 and the atom's name")
+        raise part.error("is not an atom; expected a chain, a position from 1 and the atom's name")
     return AtomName(fields[0].text(), fields[1].integer(), fields[2].text())
 
 

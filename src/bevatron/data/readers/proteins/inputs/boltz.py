@@ -96,7 +96,7 @@ def _with_template(
     known = {chain for entity in entities for chain in entity.chains if entity.kind == "protein"}
     for chain in wanted:
         if chain not in known:
-            raise part.at("chain_id").error(f"'{chain}' is no chain of a protein")
+            raise part.at("chain_id").error(f"'{chain}' is not a protein chain")
     if chains and wanted and len(chains) != len(wanted):
         raise part.error(f"names {len(wanted)} chains and {len(chains)} of the template")
     found = []

@@ -171,7 +171,8 @@ def checked_sequence(kind: Polymer, text: str, where: str) -> str:
     if wrong := set(sequence) - set(LETTERS[kind]):
         letter = min(wrong)
         raise DataError(
-            f"{where}: '{letter}' at position {sequence.index(letter) + 1} is no residue of {kind}"
+            f"{where}: '{letter}' at position {sequence.index(letter) + 1} is not a residue of "
+            f"{kind}"
         )
     return sequence
 

@@ -15,7 +15,7 @@ from bevatron.errors import DataError
 class Keyed:
     """A value of a file and the path to it (``sequences[2].protein``).
 
-    What was never asked for is found by `unknown`, so that no misspelt key is dropped silently.
+    `refuse_unknown` names a key that was never asked for, so that no misspelt one is dropped.
     """
 
     file: str
@@ -132,7 +132,7 @@ def parse_json(text: str, name: str) -> Keyed:
     Raises
     ------
     DataError
-        Naming line and column of what is no JSON.
+        Naming line and column of what is not valid JSON.
     """
 
     def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def parse_json(text: str, name: str) -> Keyed:
         return Keyed(name, "", json.loads(text, object_pairs_hook=no_twins))
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{name}, line {error.lineno}, column {error.colno}: is no JSON ({error.msg})"
+            f"{name}, line {error.lineno}, column {error.colno}: is not valid JSON ({error.msg})"
         ) from None
     except (RecursionError, ValueError):
         raise DataError(f"{name}: is nested too deeply or holds too long a number") from None
@@ -187,14 +187,14 @@ def parse_yaml(text: str, name: str) -> Keyed:
     Raises
     ------
     DataError
-        Naming line and column of what is no YAML.
+        Naming line and column of what is not valid YAML.
     """
     try:
         return Keyed(name, "", yaml.load(text, _TextLoader))  # noqa: S506
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise DataError(f"{name}{place}: is no YAML ({error.problem})") from None
+        raise DataError(f"{name}{place}: is not valid YAML ({error.problem})") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = str(error).split("\n", maxsplit=1)[0] or "nested too deeply"
-        raise DataError(f"{name}: is no YAML ({reason})") from None
+        raise DataError(f"{name}: is not valid YAML ({reason})") from None
