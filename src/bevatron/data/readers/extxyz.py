@@ -6,20 +6,17 @@ one has to be decompressed up to the frame that is wanted; the reader keeps its 
 that reads ranges in ascending order decompresses the file once.
 """
 
-import bz2
-import gzip
-import lzma
 import os
-import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.compressed import DAMAGED, open_compressed
 from bevatron.data.readers.base import FileState, RawFrame, Signature, Survey, content_hash
 from bevatron.data.readers.elements import ATOMIC_NUMBERS, element_symbol
 from bevatron.data.readers.extxyz_frames import parse_comment, parse_frame
@@ -27,7 +24,6 @@ from bevatron.data.readers.label_values import numbers
 from bevatron.errors import DataError
 from bevatron.typing import IntArray
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BLOCK = 1 << 23
 _RANGE = 1 << 22
 
@@ -38,7 +34,7 @@ class ExtxyzFile:
     Parameters
     ----------
     path
-        The file; ``.gz``, ``.bz2`` and ``.xz`` are decompressed.
+        The file; gzip, bzip2 and xz are decompressed.
     watched
         Names, in lower case, whose values the survey compares with zero.
 
@@ -54,9 +50,9 @@ class ExtxyzFile:
         self._handle: tuple[int, BufferedIOBase] | None = None
         scan = _Scan(self.name, watched)
         try:
-            with _open(path) as stream:
+            with open_compressed(path) as stream:
                 scan.run(stream)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        except DAMAGED as error:
             raise DataError(f"{self.name}: cannot be read to its end ({error})") from None
         self._starts: IntArray = np.array(scan.starts, dtype=np.int64)
         self._stops: IntArray = np.array(scan.stops, dtype=np.int64)
@@ -80,7 +76,7 @@ class ExtxyzFile:
             try:
                 stream.seek(begin)
                 data = stream.read(int(self._stops[past - 1]) - begin)
-            except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            except DAMAGED as error:
                 raise DataError(f"{self.name}, frame {first}: cannot be read ({error})") from None
             for frame in range(first, past):
                 text = data[int(self._starts[frame]) - begin : int(self._stops[frame]) - begin]
@@ -94,12 +90,8 @@ class ExtxyzFile:
         # Forked processes share the position in an inherited file, so each opens its own.
         if self._handle is None or self._handle[0] != os.getpid():
             self._state.refuse_change()
-            self._handle = (os.getpid(), _open(self._state.path))
+            self._handle = (os.getpid(), open_compressed(self._state.path))
         return self._handle[1]
-
-
-def _open(path: Path) -> BufferedIOBase:
-    return cast("BufferedIOBase", _OPENERS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 class _Scan:

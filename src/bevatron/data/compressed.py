@@ -1,0 +1,114 @@
+"""Compressed files, recognised by their first bytes: gzip, bzip2, xz and Zstandard."""
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, cast
+
+from bevatron.errors import DataError
+
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What reading a stream of `open_compressed` raises if the file is cut off or damaged."""
+
+MAX_BYTES = 4 << 30
+"""How many bytes a compressed file may expand to before `read_whole` refuses it."""
+
+_BLOCK = 1 << 20
+_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
+
+
+def _open_zstd(path: Path) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+
+
+_OPENERS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstd,
+}
+
+
+def open_compressed(path: Path) -> BufferedIOBase:
+    """Open a file for reading as if it were not compressed.
+
+    A Zstandard stream cannot seek.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    """
+    with path.open("rb") as file:
+        start = file.read(6)
+    for magic, opener in _OPENERS.items():
+        if start.startswith(magic):
+            return cast("BufferedIOBase", opener(path))
+    return path.open("rb")
+
+
+def format_suffix(path: Path) -> str:
+    """Return the suffix of a name in lower case, that of a compression left out.
+
+    Examples
+    --------
+    >>> format_suffix(Path("hits.A3M.gz"))
+    '.a3m'
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a file that may be compressed.
+
+    Parameters
+    ----------
+    path
+        The file.
+    max_bytes
+        How many bytes it may hold, so that a few kilobytes of zeros cannot fill the memory.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, is damaged, or holds more than ``max_bytes``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.gz"
+    >>> _ = path.write_bytes(gzip.compress(b"ACDE"))
+    >>> read_whole(path)
+    b'ACDE'
+    """
+    path = Path(path)
+    try:
+        stream = open_compressed(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{path}: cannot be read ({reason}); check the path") from None
+    blocks, size = [], 0
+    with stream:
+        try:
+            while block := stream.read(_BLOCK):
+                blocks.append(block)
+                size += len(block)
+                if size > max_bytes:
+                    raise DataError(
+                        f"{path}: holds more than {max_bytes:,} bytes when decompressed, which is "
+                        "refused; decompress or split it yourself if it is what it should be"
+                    )
+        except DAMAGED as error:
+            raise DataError(
+                f"{path}: cannot be read to its end ({error}); copy or download it again"
+            ) from None
+    return b"".join(blocks)

@@ -1,0 +1,206 @@
+"""Template hits as flat arrays."""
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.readers.proteins.fasta import BLANKS
+from bevatron.errors import DataError
+from bevatron.typing import Array, BoolArray, IntArray
+
+GAPS = b"-."
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One hit, as the parsers give it; positions count from 0, ends are excluded.
+
+    Attributes
+    ----------
+    in_query, in_target : bool [columns]
+        Which columns of the alignment have a residue; empty if the file has no alignment.
+    """
+
+    query: str
+    target: str
+    query_range: tuple[int, int]
+    target_range: tuple[int, int]
+    in_query: BoolArray
+    in_target: BoolArray
+    description: str = ""
+    sequence: str = ""
+    target_length: int = 0
+    e_value: float = math.nan
+    probability: float = math.nan
+    sum_probability: float = math.nan
+    score: float = math.nan
+    identity: float = math.nan
+
+
+@dataclass(frozen=True)
+class TemplateHits:
+    """Hits of structures for the residues of a query.
+
+    Positions count from 0, ends of ranges are excluded. A number that the format does not have is
+    NaN, a length 0, a text empty.
+
+    Attributes
+    ----------
+    queries, targets : [hits]
+        Names; a target is ENTRY_CHAIN, in upper or lower case as in the file.
+    descriptions : [hits]
+        What the file says of the target.
+    sequences : [hits]
+        The target's aligned residues and those between them, in upper case, without gaps.
+    query_ranges, target_ranges : int32 [hits, 2]
+        Aligned part.
+    target_lengths : int32 [hits]
+        Residues of the whole target.
+    e_values : float64 [hits]
+    probabilities : float32 [hits]
+        Of being homologous, 0 to 1 (HH-suite).
+    sum_probabilities : float32 [hits]
+        Sum of the probabilities of all aligned pairs (HH-suite).
+    scores : float32 [hits]
+        Bits, or HH-suite's score.
+    identities : float32 [hits]
+        Share of identical residues, 0 to 1.
+    pairs : int32 [pairs, 2]
+        Aligned positions in query and target, hit after hit.
+    pair_ptr : int64 [hits + 1]
+        Where the pairs of each hit begin; a hit without alignment has none.
+    """
+
+    queries: tuple[str, ...]
+    targets: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    sequences: tuple[str, ...]
+    query_ranges: npt.NDArray[np.int32]
+    target_ranges: npt.NDArray[np.int32]
+    target_lengths: npt.NDArray[np.int32]
+    e_values: npt.NDArray[np.float64]
+    probabilities: npt.NDArray[np.float32]
+    sum_probabilities: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32]
+    identities: npt.NDArray[np.float32]
+    pairs: npt.NDArray[np.int32]
+    pair_ptr: IntArray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """PDB code of each target, in lower case: ``4hhb`` of 4HHB_A."""
+        return tuple(target.rpartition("_")[0].lower() or target.lower() for target in self.targets)
+
+    @property
+    def chains(self) -> tuple[str, ...]:
+        """Chain of each target: ``A`` of 4HHB_A; empty if the name has none."""
+        return tuple(target.rpartition("_")[2] if "_" in target else "" for target in self.targets)
+
+    def pairs_of(self, hit: int) -> npt.NDArray[np.int32]:
+        """Return the aligned positions of a hit, [pairs, 2]."""
+        return self.pairs[self.pair_ptr[hit] : self.pair_ptr[hit + 1]]
+
+    def released(self, dates: Mapping[str, dt.date]) -> Array:
+        """Look up when each target was released, datetime64[D] [hits]; NaT if unknown.
+
+        Parameters
+        ----------
+        dates
+            By PDB code in lower case; no file of hits has them, `openfold.read_release_dates` does.
+        """
+        found = [dates.get(entry) for entry in self.entries]
+        return np.array([date or "NaT" for date in found], dtype="datetime64[D]")
+
+
+def collect(hits: Sequence[Hit]) -> TemplateHits:
+    """Join hits into arrays."""
+    ranges = np.array([(*hit.query_range, *hit.target_range) for hit in hits], dtype=np.int32)
+    ranges = ranges.reshape(-1, 4)
+
+    def column(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.float32]:
+        return np.array([getattr(hit, name) for hit in hits], dtype=dtype)
+
+    pairs, pair_ptr = _pairs(hits, ranges)
+    return TemplateHits(
+        queries=tuple(hit.query for hit in hits),
+        targets=tuple(hit.target for hit in hits),
+        descriptions=tuple(hit.description for hit in hits),
+        sequences=tuple(hit.sequence for hit in hits),
+        query_ranges=ranges[:, :2],
+        target_ranges=ranges[:, 2:],
+        target_lengths=np.array([hit.target_length for hit in hits], dtype=np.int32),
+        e_values=np.array([hit.e_value for hit in hits], dtype=np.float64),
+        probabilities=column("probability", np.float32),
+        sum_probabilities=column("sum_probability", np.float32),
+        scores=column("score", np.float32),
+        identities=column("identity", np.float32),
+        pairs=pairs,
+        pair_ptr=pair_ptr,
+    )
+
+
+def _pairs(
+    hits: Sequence[Hit], ranges: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], IntArray]:
+    """Pair the residues of all alignments at once."""
+    lengths = np.array([len(hit.in_query) for hit in hits], dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    positions = []
+    both = np.ones(ends[-1], dtype=np.bool_)
+    for side, start in (("in_query", 0), ("in_target", 2)):
+        present = np.concatenate([[False], *(getattr(hit, side) for hit in hits)])
+        before = np.cumsum(present)
+        first = ranges[:, start] - before[ends[:-1]]
+        positions.append(before[1:] - 1 + np.repeat(first, lengths))
+        both &= present[1:]
+    pairs = np.stack(positions, axis=1)[both].astype(np.int32)
+    return pairs, np.concatenate([[0], np.cumsum(both)])[ends].astype(np.int64)
+
+
+def has_residue(row: bytes) -> BoolArray:
+    """Which columns of an aligned row hold a residue."""
+    letters = np.frombuffer(row, dtype=np.uint8)
+    return np.not_equal(letters, ord("-")) & np.not_equal(letters, ord("."))
+
+
+def residues(row: bytes) -> str:
+    """Residues of an aligned row, in upper case."""
+    return row.translate(None, GAPS + BLANKS).upper().decode("ascii", "replace")
+
+
+def checked(hit: Hit, where: str) -> Hit:
+    """Return the hit if its ranges and its alignment agree.
+
+    Raises
+    ------
+    DataError
+        Naming ``where`` and what does not fit.
+    """
+    sides = (
+        ("query", hit.query_range, hit.in_query),
+        ("target", hit.target_range, hit.in_target),
+    )
+    for side, (start, stop), present in sides:
+        if not 0 <= start < stop:
+            raise DataError(
+                f"{where}: the range {start + 1} to {stop} of the {side} is not of a protein; "
+                "expected 1 <= start <= end"
+            )
+        if len(present) and int(present.sum()) != stop - start:
+            raise DataError(
+                f"{where}: the {side}'s range {start + 1} to {stop} has {stop - start} residues, "
+                f"its alignment {int(present.sum())}; the file is cut off or damaged"
+            )
+    if len(hit.in_query) != len(hit.in_target):
+        raise DataError(
+            f"{where}: the aligned rows have {len(hit.in_query)} and {len(hit.in_target)} columns; "
+            "the file is cut off or damaged"
+        )
+    return hit

@@ -1,0 +1,71 @@
+"""Inputs of predictions: what a user wants folded, in the formats that users have.
+
+FASTA of chains; JSON of AlphaFold3, of the AlphaFold Server and of Protenix; YAML of Boltz.
+"""
+
+from pathlib import Path
+
+from bevatron.data.compressed import format_suffix, read_whole
+from bevatron.data.readers.proteins.fasta import as_text
+from bevatron.data.readers.proteins.inputs.complexes import (
+    AtomName,
+    Complex,
+    Entity,
+    Modification,
+    Template,
+)
+from bevatron.errors import DataError
+
+__all__ = ["AtomName", "Complex", "Entity", "Modification", "Template", "read_inputs"]
+
+_FASTA = {".fasta", ".fa", ".fas", ".faa", ".fna"}
+
+
+def read_inputs(path: str | Path) -> tuple[Complex, ...]:
+    r"""Read the complexes of a file; a list of jobs in JSON gives several, else there is one.
+
+    Parameters
+    ----------
+    path
+        .fasta, .fa, .fas, .faa or .fna (all records are chains of one complex), .json (AlphaFold3,
+        AlphaFold Server, Protenix), .yaml or .yml (Boltz), also compressed. Paths in it are
+        relative to its folder.
+
+    Raises
+    ------
+    DataError
+        Naming the file and the key or record of what is missing, unknown or contradicts itself.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "dimer.fasta"
+    >>> _ = path.write_text(">A|protein\nMKV\n>B|ccd\nATP\n")
+    >>> dimer = read_inputs(path)[0]
+    >>> [(entity.kind, entity.chains, entity.sequence) for entity in dimer.entities]
+    [('protein', ('A',), 'MKV'), ('ligand', ('B',), '')]
+    """
+    from bevatron.data.readers.proteins.inputs.alphafold3 import read_alphafold3
+    from bevatron.data.readers.proteins.inputs.boltz import read_boltz
+    from bevatron.data.readers.proteins.inputs.chains import read_chains
+    from bevatron.data.readers.proteins.inputs.keyed import parse_json, parse_yaml
+    from bevatron.data.readers.proteins.inputs.server import read_server
+
+    path = Path(path)
+    suffix = format_suffix(path)
+    if suffix not in _FASTA | {".json", ".yaml", ".yml"}:
+        raise DataError(
+            f"{path}: has no known format of prediction inputs; the name must end in "
+            ".fasta, .json or .yaml"
+        )
+    data, stem = read_whole(path), path.name[: path.name.lower().rindex(suffix)]
+    if suffix in _FASTA:
+        return (read_chains(data, path, stem),)
+    if suffix != ".json":
+        return (read_boltz(parse_yaml(as_text(data, str(path)), str(path)), path, stem),)
+    job = parse_json(as_text(data, str(path)), str(path))
+    if isinstance(job.value, list):
+        return tuple(read_server(part, path, stem) for part in job.items())
+    if job.text("dialect", "") == "alphafoldserver":
+        return (read_server(job, path, stem),)
+    return (read_alphafold3(job, path, stem),)
