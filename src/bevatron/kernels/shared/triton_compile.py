@@ -9,9 +9,12 @@ A forked process inherits the kernels, generated ones included, and asks nothing
 that dies or hangs costs time only: what it leaves out is compiled by the launch itself.
 """
 
+import gc
+import hashlib
 import json
 import logging
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +23,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler import make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITFunction
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""After which a wait is told of; kernels that are in the cache take less."""
+"""After which a wait is told of."""
 
 MOST_SECONDS = 300.0
 """After which the launches compile what is left."""
@@ -40,6 +46,11 @@ class Compilation:
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
     options: dict[str, Any]
+
+    @property
+    def source(self) -> Any:
+        """As `triton.compile` takes it."""
+        return self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
 
 
 def compile_ahead(
@@ -65,12 +76,13 @@ def compile_ahead(
     """
     if processes < 2:
         return 0
-    found = rehearse(work)
+    target = triton.runtime.driver.active.get_current_target()
+    found = [one for one in rehearse(work) if not _is_cached(one, target)]
     if len(found) < 2:
         return 0
     # The longest sources first: one of them may take as long as all others together.
     found.sort(key=lambda one: len(one.kernel.src), reverse=True)
-    return _compile_all(found, min(processes, len(found)), say)
+    return _compile_all(found, target, min(processes, len(found)), say)
 
 
 def rehearse(work: Callable[[], object]) -> list[Compilation]:
@@ -108,8 +120,18 @@ def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
         JITFunction.run, triton.knobs.runtime.jit_cache_hook = run, hook
 
 
-def _compile_all(found: Sequence[Compilation], processes: int, say: Callable[[str], None]) -> int:
-    target = triton.runtime.driver.active.get_current_target()
+def _is_cached(one: Compilation, target: Any) -> bool:
+    """Whether Triton has compiled it before; False is a safe answer."""
+    source, backend = one.source, make_backend(target)
+    options = backend.parse_options({**one.options, **source.parse_options()})
+    key = get_cache_key(source, backend, options, env_vars=get_cache_invalidating_env_vars())
+    folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return folder.get_group(f"{source.name[:150]}.json") is not None
+
+
+def _compile_all(
+    found: Sequence[Compilation], target: Any, processes: int, say: Callable[[str], None]
+) -> int:
     fork = multiprocessing.get_context("fork")
     following, compiled = fork.Value("i", 0), fork.Value("i", 0)
     started = [
@@ -117,8 +139,9 @@ def _compile_all(found: Sequence[Compilation], processes: int, say: Callable[[st
         for _ in range(processes)
     ]
     began = time.monotonic()
-    for process in started:
-        process.start()
+    with _no_garbage_collection():
+        for process in started:
+            process.start()
     _join(started, began + QUIET_SECONDS)
     if any(process.is_alive() for process in started):
         say(f"compiling {len(found)} kernels with {processes} processes, for later runs too")
@@ -127,6 +150,18 @@ def _compile_all(found: Sequence[Compilation], processes: int, say: Callable[[st
         process.kill()
         process.join()
     return int(compiled.value)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep forked processes from collecting what they inherit: freeing what is CUDA's aborts."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _join(processes: Sequence[Any], until: float) -> None:
@@ -144,7 +179,7 @@ def _compile_some(found: Sequence[Compilation], target: Any, following: Any, com
             number = following.value
             following.value += 1
         if number >= len(found):
-            return
+            os._exit(0)  # without any destructor
         if _is_new(found[number], target):
             with compiled.get_lock():
                 compiled.value += 1
@@ -155,8 +190,7 @@ def _is_new(one: Compilation, target: Any) -> bool:
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     try:
-        source = one.kernel.ASTSource(one.kernel, one.signature, one.constants, one.attributes)
-        triton.compile(source, target=target, options=one.options)
+        triton.compile(one.source, target=target, options=one.options)
     except Exception:
         log.debug("%s was not compiled ahead", one.kernel, exc_info=True)
     return hits == [False]
