@@ -67,6 +67,27 @@ def talk(folder: Path) -> int:
     return 0
 
 
+def meet_again(folder: Path) -> int:
+    """Open the process group three times, in a store that outlives them as that of torchrun does.
+
+    Rank 1 comes late, when rank 0 already looks for it.
+    """
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = None
+    if this_rank() == 0:
+        server = torch.distributed.TCPStore(*place, is_master=True, wait_for_workers=False)
+    sums = []
+    for number in range(3):
+        time.sleep(0.5 * this_rank() * number)
+        with open_mesh("cpu") as mesh:
+            sums.append(float(collectives.sum_over_ranks(torch.ones(1) * (number + 1), mesh)))
+    (folder / f"rank{this_rank()}.json").write_text(json.dumps(sums))
+    if server is not None:
+        time.sleep(1)  # until rank 1 has left the store
+    return 0
+
+
 def train(folder: Path) -> int:
     """Train; rank 0's weights must win."""
     run = make(folder)
@@ -203,6 +224,7 @@ MODES = {
     "clip": clip_from_buckets,
     "mace": lambda folder: attempt(mace(folder)),
     "talk": talk,
+    "meet-again": meet_again,
     "train": train,
     "gpus": train_on_gpus,
     "end": end,

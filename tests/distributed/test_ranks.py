@@ -124,6 +124,13 @@ def test_collectives_between_two_processes(tmp_path):
         }
 
 
+def test_ranks_that_met_before_meet_again(tmp_path):
+    done = start("meet-again", tmp_path, timeout=60)
+    assert done.codes == [0, 0], done.errors
+    for rank in range(2):
+        assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == [2.0, 4.0, 6.0]
+
+
 def test_ranks_agree_on_a_measured_capacity_and_keep_it(tmp_path):
     done = start("capacity", tmp_path)
     assert done.codes == [0, 0], done.errors

@@ -18,6 +18,8 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from bevatron.errors import BevatronError, ConfigError
 
@@ -176,8 +178,13 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
         return
     _set_rendezvous(os.environ)
     backend = "cpu:gloo,cuda:nccl" if mesh.device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_seconds)
     distributed.init_process_group(
-        backend, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_seconds)
+        backend,
+        store=_fresh_store(rank, world, timeout),
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
     )
     watch = _FailureWatch(mesh)
     try:
@@ -195,6 +202,22 @@ def open_mesh(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator
     distributed.barrier()
     watch.stop()
     distributed.destroy_process_group()
+
+
+_stores: list[Store] = []
+"""The store through which the ranks of this process's run meet, and its part for every opening."""
+
+
+def _fresh_store(rank: int, world: int, timeout: timedelta) -> Store:
+    """Return a part of the ranks' store that no earlier process group of this run has used.
+
+    A second group that finds the addresses of the first under its keys connects to nobody.
+    """
+    if not _stores:
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
+        _stores.append(store)
+    _stores.append(PrefixStore(f"bevatron-{len(_stores)}", _stores[0]))
+    return _stores[-1]
 
 
 def _set_rendezvous(environment: "os._Environ[str]") -> None:
