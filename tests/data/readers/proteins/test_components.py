@@ -56,7 +56,11 @@ def source(tmp_path):
 
 def test_a_component_has_its_atoms_bonds_and_coordinates(source):
     components = open_components(source)
-    assert (list(components), "ALA" in components, "XXX" in components) == (["ALA", "MG"], True, False)
+    assert (list(components), "ALA" in components, "XXX" in components) == (
+        ["ALA", "MG"],
+        True,
+        False,
+    )
     alanine = components["ALA"]
     assert (alanine.name, alanine.type, alanine.letter) == ("ALANINE", "L-PEPTIDE LINKING", "A")
     assert alanine.atoms.tolist() == ["N", "CA", "OXT", "HA"]
@@ -72,7 +76,7 @@ def test_a_component_has_its_atoms_bonds_and_coordinates(source):
     assert alanine.aromatic_bonds.tolist() == [False, True, False]
     magnesium = components["MG"]
     assert (magnesium.charges.tolist(), magnesium.bonds.shape) == ([2], (0, 2))
-    assert magnesium.parent == ""
+    assert magnesium.parent == "ALA"
 
 
 def test_the_index_is_kept_until_the_dictionary_changes(source):

@@ -59,7 +59,9 @@ def test_without_a_sequence_the_residues_are_those_observed():
 def test_models_are_counted_and_chosen():
     atoms = [line for line in PDB.splitlines(True) if line.startswith("ATOM")]
     moved = [line.replace("11.104", "19.104") for line in atoms]
-    text = "".join(["MODEL        1\n", *atoms, "ENDMDL\nMODEL        2\n", *moved, "ENDMDL\nEND\n"])
+    text = "".join(
+        ["MODEL        1\n", *atoms, "ENDMDL\nMODEL        2\n", *moved, "ENDMDL\nEND\n"]
+    )
     assert parse_structure(text.encode(), "a.pdb").models == (1, 2)
     second = parse_structure(text.encode(), "a.pdb", model=2)
     assert second.atoms.position[0, 0] == np.float32(19.104)

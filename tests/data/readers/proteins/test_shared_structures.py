@@ -28,7 +28,9 @@ def test_every_listed_chain_has_its_sequence_date_and_resolution(shared):
         modified += bool(differ)
         assert entry.methods == (row["method"],) or not row["method"]
         date = row["release_date"]
-        assert str(entry.released) == date or (entry.released is None and date in {"", "1900-01-01"})
+        assert str(entry.released) == date or (
+            entry.released is None and date in {"", "1900-01-01"}
+        )
         # The table takes another field where a file has two, and none for some.
         resolutions += entry.resolution == (float(row["resolution"]) if row["resolution"] else None)
         first, past = entry.chains.residue_ptr[chain : chain + 2]

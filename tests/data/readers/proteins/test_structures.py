@@ -181,7 +181,9 @@ def test_links_within_the_entry_are_kept_hydrogen_bonds_and_images_are_not(entry
 def test_links_named_by_author_are_found():
     text = TEXT.replace("ptnr1_label_asym_id", "ptnr1_auth_asym_id")
     text = text.replace("_struct_conn.ptnr1_label_seq_id", "_struct_conn.other")
-    text = text.replace("metalc A SER 3 OG", "metalc X HEM . FE").replace("1_555 10 C", "1_555 301 C")
+    text = text.replace("metalc A SER 3 OG", "metalc X HEM . FE").replace(
+        "1_555 10 C", "1_555 301 C"
+    )
     found = read(text)
     assert found.atoms.name[found.links.atoms[0]].tolist() == ["FE", "ZN"]
 
@@ -242,7 +244,10 @@ def test_a_structure_pickles(entry):
         (lambda t: HEAD, r"holds no atoms \(_atom_site\)"),
         (lambda t: t.replace("4 2 3 0.4", "nan 2 3 0.4"), r"atom OG of SER 10 in chain A .*row 3"),
         (lambda t: t.replace("4 2 3 0.4", "? 2 3 0.4"), "has the position"),
-        (lambda t: t.replace("4 2 3 0.4", "4x 2 3 0.4"), "Cartn_x of row 3 is '4x', expected a num"),
+        (
+            lambda t: t.replace("4 2 3 0.4", "4x 2 3 0.4"),
+            "Cartn_x of row 3 is '4x', expected a num",
+        ),
         (lambda t: t.replace("4 2 3 0.4", "1e39 2 3 0.4"), "has the position"),
         (lambda t: t.replace("A 1 4 .", "A 1 6 ."), r"has a residue 6 \(SER\).*ends at 5"),
         (lambda t: t.replace("? 11 X", "? 99999999999 X"), "expected a whole number of 32 bits"),
@@ -264,7 +269,9 @@ def test_bytes_that_are_no_text_are_one_sentence():
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_line_endings_case_of_tags_and_compression_do_not_matter(entry, tmp_path, ending):
     file = tmp_path / "a.cif.gz"
-    file.write_bytes(gzip.compress(TEXT.replace("_atom_site.", "_ATOM_SITE.").replace("\n", ending).encode()))
+    file.write_bytes(
+        gzip.compress(TEXT.replace("_atom_site.", "_ATOM_SITE.").replace("\n", ending).encode())
+    )
     found = read_structure(file)
     assert found.atoms.position.tolist() == entry.atoms.position.tolist()
     assert found.sequence(0) == entry.sequence(0)
@@ -297,7 +304,9 @@ def test_what_is_written_is_read(chains):
         for n, (code, atoms) in enumerate(chain, start=1):
             sequences.append(f"{c + 1} {n} {code}")
             for name, x in atoms.items():
-                rows.append(f"ATOM {name[0]} {name} . {code} {c}a {c + 1} {n} . {x} 0 0 1 5 ? {n} Q 1")
+                rows.append(
+                    f"ATOM {name[0]} {name} . {code} {c}a {c + 1} {n} . {x} 0 0 1 5 ? {n} Q 1"
+                )
     text = "data_x\nloop_ _entity_poly_seq.entity_id _entity_poly_seq.num _entity_poly_seq.mon_id\n"
     text += "\n".join(sequences) + "\n" + COLUMNS + "\n".join(rows) + "\n"
     kept = [(c, chain) for c, chain in enumerate(chains) if any(atoms for _, atoms in chain)]

@@ -1,4 +1,4 @@
-"""The atoms of one model: which locations and components are kept, and in which residue they are."""
+"""The atoms of one model: which locations and components are kept, sorted by residue."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -154,7 +154,7 @@ class _Rows:
 
 
 def _codes(texts: Strings) -> tuple[IntArray, list[str]]:
-    """Number distinct texts in order of appearance."""
+    """Give distinct texts codes in order of appearance."""
     table: dict[str, int] = {}
     listed = texts.tolist()
     codes = np.fromiter((table.setdefault(t, len(table)) for t in listed), np.int64, len(listed))
@@ -208,9 +208,7 @@ def _grouped(rows: _Rows) -> Sites:
     )
 
 
-def _one_location(
-    rows: _Rows, residue: IntArray, kept: IntArray, chosen: IntArray
-) -> IntArray:
+def _one_location(rows: _Rows, residue: IntArray, kept: IntArray, chosen: IntArray) -> IntArray:
     """Keep one row per residue and atom name, sorted by residue and row."""
     blank = np.array([not text for text in rows.alts])[rows.alt[kept]]
     other = ~(blank | (rows.alt[kept] == chosen[residue[kept]]))

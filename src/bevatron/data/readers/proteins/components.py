@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from bevatron.data.readers.base import content_hash
 from bevatron.data.readers.proteins.components_index import FORMAT, KEY, read_columns, write_index
-from bevatron.data.readers.proteins.structure import POLYMERS, Structure, Strings
+from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
 from bevatron.errors import DataError, require
 from bevatron.typing import BoolArray
 
@@ -34,7 +34,8 @@ class Component:
     code, name, type
         ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case).
     parent
-        Standard residue that it derives from (``MET``), empty if there is none.
+        Standard residue that it derives from (``MET``), the first of several (chromophores), empty
+        if there is none.
     letter
         One letter; empty if it has none.
     status

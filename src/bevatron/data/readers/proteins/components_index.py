@@ -89,7 +89,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
             while data := stream.read(_PIECE):
                 total += len(data)
                 if total > MAX_BYTES:
-                    raise DataError(f"{path}: holds more than {MAX_BYTES:,} bytes, which is refused")
+                    raise DataError(
+                        f"{path}: holds more than {MAX_BYTES:,} bytes, which is refused"
+                    )
                 kept += data
                 cut = kept.rfind(b"\ndata_") + 1
                 if cut > 0:
@@ -180,7 +182,7 @@ def _tidied(column: str, texts: list[str]) -> list[str]:
         return [text.upper() for text in texts]
     if column == "parent":
         # A fused residue such as a chromophore lists several.
-        return ["" if "," in text else text for text in texts]
+        return [text.split(",")[0].strip() for text in texts]
     return texts
 
 
@@ -238,8 +240,6 @@ def _floats(texts: list[str], default: float, name: str) -> npt.NDArray[np.float
         raise DataError(f"{name}: {error} in the dictionary; it is damaged") from None
 
 
-def _points(
-    atoms: Mapping[str, list[str]], kind: str, name: str
-) -> npt.NDArray[np.float32]:
+def _points(atoms: Mapping[str, list[str]], kind: str, name: str) -> npt.NDArray[np.float32]:
     axes = [_floats(atoms[f"{kind}_{axis}"], np.nan, name) for axis in "xyz"]
     return np.stack(axes, axis=1).astype(np.float32)

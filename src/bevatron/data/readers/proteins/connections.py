@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bevatron.data.readers.proteins.cif import Table, gemmi
+from bevatron.data.readers.proteins.cif import Table
 from bevatron.data.readers.proteins.structure import Assembly, Atoms, Chains, Links, Residues
 from bevatron.errors import DataError
 
@@ -72,7 +72,10 @@ class _Finder:
                 residue = self._index(chain, sequenced).get((int(key[0]), key[1]))
             except ValueError:
                 continue
-            if residue is None or self._residues.component[residue] != (code or author_code).upper():
+            if (
+                residue is None
+                or self._residues.component[residue] != (code or author_code).upper()
+            ):
                 continue
             return self._atom(residue, atom, alt)
         return None

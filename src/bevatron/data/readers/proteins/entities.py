@@ -77,7 +77,7 @@ class Entities:
         return found
 
     def author_numbers(self) -> dict[str, dict[int, tuple[int, str]]]:
-        """Author's number and insertion code by chain and place in the sequence."""
+        """Read author's numbers and insertion codes by chain and place in the sequence."""
         table = self._table("_pdbx_poly_seq_scheme")
         chains = table.texts("asym_id")
         numbers = table.integers("seq_id", len(chains), 0).tolist()
@@ -115,7 +115,11 @@ class Entities:
         """Kind of a chain: one of `structure.KINDS`."""
         codes = sites.component[rows].tolist()
         kind = self._types.get(entity, "").lower()
-        if kind == "polymer" or entity in self._poly or (not kind and (sites.number[rows] > 0).any()):
+        if (
+            kind == "polymer"
+            or entity in self._poly
+            or (not kind and (sites.number[rows] > 0).any())
+        ):
             return self._polymer(self._poly.get(entity, "").lower(), codes)
         if kind == "water" or set(codes) <= _WATERS:
             return "water"
@@ -194,4 +198,3 @@ def _residue_kind(code: str) -> str:
 @lru_cache(maxsize=1 << 16)
 def _is_sugar(code: str) -> bool:
     return gemmi().find_tabulated_residue(code).kind.name in {"PYR", "KET"}
-

@@ -153,11 +153,11 @@ def _completed(make: Callable[[], Any], name: str) -> Any:
         block = structure.make_mmcif_document().sole_block()
         if structure.resolution > 0 and not Table(block, "_refine", name).text("ls_d_res_high"):
             block.set_pair("_refine.ls_d_res_high", str(structure.resolution))
-        return block
     except UnicodeDecodeError:
         raise DataError(f"{name}: holds bytes that are not UTF-8; save the file as UTF-8") from None
     except (ValueError, RuntimeError, IndexError) as error:
         raise DataError(f"{name}: cannot be read ({error}); the file is damaged") from None
+    return block
 
 
 def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
@@ -166,7 +166,9 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
     authors = entities.author_numbers()
     columns: dict[str, list[Any]] = {k: [] for k in ("component", "kind", "number", "author")}
     insertions: list[str] = []
-    kinds, names, counts = [], [], []
+    kinds: list[str] = []
+    names: list[str] = []
+    counts: list[int] = []
     places = np.empty(len(sites.number), dtype=np.int64)
     for chain, label in enumerate(sites.labels):
         rows = slice(edges[chain], edges[chain + 1])
@@ -237,7 +239,7 @@ def _resolution(block: Any, name: str) -> float | None:
         values = table.floats(tag, len(table.texts(tag)))
         known = [v for v in values.tolist() if math.isfinite(v) and v > 0]
         if known:
-            return min(known)
+            return float(min(known))
     return None
 
 
