@@ -137,6 +137,7 @@ def test_what_is_written_is_read(tmp_path_factory, names):
 
 def test_a_dictionary_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("bevatron.data.readers.proteins.components_index._PIECE", 700)
+    monkeypatch.setattr("bevatron.data.compressed._BLOCK", 256)
     file = tmp_path / "c.cif"
     codes = [f"A{i}" for i in range(50)]
     file.write_text("".join(ALANINE.replace("ALA", code) for code in codes))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bevatron.data.readers.proteins.structures import read_structure
+from bevatron.errors import DataError
 
 pytestmark = pytest.mark.shared
 read = cache(read_structure)
@@ -105,6 +106,10 @@ def test_every_shared_entry_is_read(shared):
     files = [*data.glob("*/mmcif/*.gz"), *data.glob("complexes/prot_dna/*/*.pdb.gz")]
     files += data.glob("complexes/bm5/*/*.pdb.gz")
     for file in files:
+        if file.name == "1HMA.pdb.gz":  # cut off within its last model
+            with pytest.raises(DataError, match="line 23161: has no three numbers"):
+                read_structure(file)
+            continue
         entry = read_structure(file)
         assert len(entry.atoms.name) == entry.residues.atom_ptr[-1] > 0, file
         assert np.isfinite(entry.atoms.position).all()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bevatron.data.compressed import DAMAGED, MAX_BYTES, open_compressed
+from bevatron.data.compressed import read_blocks
 from bevatron.data.readers.elements import ATOMIC_NUMBERS
 from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
@@ -83,26 +83,21 @@ def read_columns(path: Path, *, binary: bool) -> Columns:
 
 def _pieces(path: Path) -> Iterator[bytes]:
     """Cut the text between data blocks, so that the parser need not hold all of it."""
-    kept, total = b"", 0
-    try:
-        with open_compressed(path) as stream:
-            while data := stream.read(_PIECE):
-                total += len(data)
-                if total > MAX_BYTES:
-                    raise DataError(
-                        f"{path}: holds more than {MAX_BYTES:,} bytes, which is refused"
-                    )
-                kept += data
-                cut = kept.rfind(b"\ndata_") + 1
-                if cut > 0:
-                    yield kept[:cut]
-                    kept = kept[cut:]
-    except DAMAGED as error:
-        raise DataError(
-            f"{path}: cannot be read to its end ({error}); copy or download it again"
-        ) from None
-    if kept.strip():
-        yield kept
+    parts: list[bytes] = []
+    size = 0
+    for part in read_blocks(path):
+        parts.append(part)
+        size += len(part)
+        if size < _PIECE:
+            continue
+        text = b"".join(parts)
+        cut = text.rfind(b"\ndata_") + 1
+        if cut > 0:
+            yield text[:cut]
+        parts, size = [text[cut:]], 0
+    rest = b"".join(parts)
+    if rest.strip():
+        yield rest
 
 
 def _add_block(columns: Columns, block: Any, name: str) -> None:
