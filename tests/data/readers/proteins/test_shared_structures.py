@@ -1,11 +1,13 @@
 """Real entries, compared with tables and features of other implementations."""
 
 import csv
+import json
 from functools import cache
 
 import numpy as np
 import pytest
 
+from bevatron.data.readers.proteins.structure import POLYMERS
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
 
@@ -93,11 +95,33 @@ def test_atoms_of_an_assembly_are_those_of_protenix(shared, name):
     assert len(dry.chains.label) == len(np.unique(golden["asym_id"]))
 
 
+def test_polymers_have_the_sequences_of_the_manifest(shared):
+    folder = shared / "data/complexes"
+    listed = json.loads((folder / "manifest.json").read_text())["structures"]
+    kinds = {"polypeptide(L)": "protein", "polydeoxyribonucleotide": "dna"}
+    kinds |= {"polyribonucleotide": "rna"}
+    for row in listed:
+        entry = read(folder / row["file"])
+        ours = {
+            (str(kind), len(entry.sequence(chain)))
+            for chain, kind in enumerate(entry.chains.kind)
+            if kind in POLYMERS
+        }
+        theirs = {(kinds[e["type"]], len(e["seq"])) for e in row["entities"] if e["type"] in kinds}
+        assert ours == theirs or not row["entities"], row["id"]
+        assert len(entry.models) == row["models"]
+
+
 def test_the_assembly_files_of_alphafold3_pytorch_are_parted_into_ligands(shared):
     entry = read(shared / "data/complexes/mmcif/721p.cif.gz")
     assert entry.chains.kind.tolist() == ["protein"] * 2 + ["ion", "ligand"] * 2
     assert entry.chains.entity.tolist() == ["4", "4", "MG", "GNP", "MG", "GNP"]
     assert [len(entry.sequence(chain)) for chain in range(3)] == [166, 166, 0]
+    # All polymers have entity 6 there.
+    entry = read(shared / "data/complexes/mmcif/7a4d.cif.gz")
+    assert [len(entry.sequence(chain)) for chain in range(6)] == [118, 117, 113, 112, 41, 41]
+    assert entry.chains.entity[:6].tolist() == ["6", "6.2", "6.3", "6.4", "6.5", "6.5"]
+    assert sorted(entry.links.kind.tolist()) == ["covale"] * 3 + ["disulf"] * 6
 
 
 @pytest.mark.slow

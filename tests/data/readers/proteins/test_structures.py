@@ -131,6 +131,27 @@ def test_residues_without_coordinates_are_there_with_author_numbers(entry):
     assert read(without).residues.author_number[0] == UNKNOWN_NUMBER
 
 
+def test_sequences_of_chains_apart_make_entities_apart():
+    one, other = (
+        "loop_ _pdbx_poly_seq_scheme.asym_id _pdbx_poly_seq_scheme.entity_id"
+        " _pdbx_poly_seq_scheme.seq_id _pdbx_poly_seq_scheme.mon_id\n",
+        "data_x\n",
+    )
+    rows = "A 1 1 GLY A 1 2 SER B 1 1 TRP C 1 1 GLY C 1 2 SER\n"
+    atoms = "".join(
+        f"ATOM C CA . {code} {chain} 1 1 . 0 0 {i} 1 9 ? 1 {chain} 1\n"
+        for i, (chain, code) in enumerate([("A", "GLY"), ("B", "TRP"), ("C", "GLY")])
+    )
+    found = read(other + one + rows + COLUMNS + atoms)
+    assert [found.sequence(chain) for chain in range(3)] == ["GS", "W", "GS"]
+    assert found.chains.entity.tolist() == ["1", "1.2", "1"]
+
+
+def test_an_ion_is_one_atom():
+    assert read(TEXT.replace("'Zn 2'", "'H2 N'")).chains.kind[2] == "ligand"
+    assert read(TEXT.replace("'Zn 2'", "?")).chains.kind[2] == "ion"
+
+
 def test_modified_residues_have_the_letter_of_their_parent(entry):
     assert entry.sequence(0) == "GMSSX"
     assert entry.residues.parent[:5].tolist() == ["GLY", "MET", "SER", "SER", ""]
@@ -249,7 +270,7 @@ def test_a_structure_pickles(entry):
             "Cartn_x of row 3 is '4x', expected a num",
         ),
         (lambda t: t.replace("4 2 3 0.4", "1e39 2 3 0.4"), "has the position"),
-        (lambda t: t.replace("A 1 4 .", "A 1 6 ."), r"has a residue 6 \(SER\).*ends at 5"),
+        (lambda t: t.replace("A 1 4 .", "A 1 6 ."), r"has a residue 6 \(SER\).* ends at 5"),
         (lambda t: t.replace("? 11 X", "? 99999999999 X"), "expected a whole number of 32 bits"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bevatron.data.readers.elements import ATOMIC_NUMBERS
 from bevatron.data.readers.proteins.atom_site import Sites
 from bevatron.data.readers.proteins.cif import Table, gemmi
 from bevatron.data.readers.proteins.structure import POLYMERS, UNKNOWN_NUMBER
@@ -20,6 +21,8 @@ _POLYMER_TYPES = {
     "polyribonucleotide": "rna",
     "polydeoxyribonucleotide/polyribonucleotide hybrid": "hybrid",
 }
+_SYMBOLS = {symbol.upper() for symbol in ATOMIC_NUMBERS}
+_ORGANIC = {1, 6, 7, 8, 15, 16}
 _WATERS = {"HOH", "DOD", "WAT"}
 _RESIDUE_KINDS = {"AA": "protein", "PAA": "protein", "MAA": "protein", "DNA": "dna", "RNA": "rna"}
 
@@ -56,25 +59,33 @@ class Entities:
             for key, value in zip(table.texts(code), table.texts(parent), strict=False):
                 if value:
                     self._parents[key.upper()] = value.upper()
-        self._sequences = self._read_sequences()
+        self._of_entity = self._read_sequences("_entity_poly_seq", "entity_id", "num")
+        self._of_chain = self._read_sequences("_pdbx_poly_seq_scheme", "asym_id", "seq_id")
+        self._distinct: dict[str, list[list[str]]] = {}
 
     def _table(self, category: str) -> Table:
         return Table(self._block, category, self._name)
 
-    def _read_sequences(self) -> dict[str, dict[int, str]]:
-        """Sequence of each entity, component by number; the first of several at one place."""
+    def _read_sequences(self, category: str, key: str, place: str) -> dict[str, dict[int, str]]:
+        """Read components by number, the first of several at one place."""
+        table = self._table(category)
+        keys = table.texts(key)
+        numbers = table.integers(place, len(keys), 0).tolist()
         found: dict[str, dict[int, str]] = {}
-        table = self._table("_entity_poly_seq")
-        keys, tag = table.texts("entity_id"), "num"
-        if not keys:
-            table = self._table("_pdbx_poly_seq_scheme")
-            chains, tag = table.texts("asym_id"), "seq_id"
-            entities = table.texts("entity_id", len(chains))
-            keys = [e or self.of_chain.get(c, "") for c, e in zip(chains, entities, strict=False)]
-        numbers = table.integers(tag, len(keys), 0).tolist()
-        for key, number, code in zip(keys, numbers, table.texts("mon_id"), strict=False):
-            found.setdefault(key, {}).setdefault(number, code.upper())
+        for owner, number, code in zip(keys, numbers, table.texts("mon_id"), strict=False):
+            found.setdefault(owner, {}).setdefault(number, code.upper())
         return found
+
+    def own_name(self, entity: str, codes: list[str]) -> str:
+        """Name the entity of a polymer after its sequence if the file gives it to other ones too.
+
+        Assembly files of alphafold3-pytorch give all polymers one entity: ``6``, ``6.2``, ``6.3``.
+        """
+        distinct = self._distinct.setdefault(entity, [])
+        if codes not in distinct:
+            distinct.append(codes)
+        place = distinct.index(codes)
+        return f"{entity}.{place + 1}" if place else entity
 
     def author_numbers(self) -> dict[str, dict[int, tuple[int, str]]]:
         """Read author's numbers and insertion codes by chain and place in the sequence."""
@@ -88,28 +99,32 @@ class Entities:
             found.setdefault(chain, {})[number] = (author, code)
         return found
 
-    def sequence(self, entity: str, sites: Sites, rows: slice) -> tuple[IntArray, list[str]]:
-        """Return numbers and components of a polymer, those seen in the chain where several are.
+    def sequence(
+        self, label: str, entity: str, sites: Sites, rows: slice
+    ) -> tuple[IntArray, list[str], str]:
+        """Return numbers and components of a polymer, and its entity.
+
+        Where several components share a place it is the one seen in the chain.
 
         Raises
         ------
         DataError
-            If the chain has a residue that its entity's sequence lacks.
+            If the chain has a residue that its sequence lacks.
         """
         seen = dict(zip(sites.number[rows].tolist(), sites.component[rows].tolist(), strict=True))
-        listed = self._sequences.get(entity)
+        listed = self._of_entity.get(entity) or self._of_chain.get(label)
         if listed is None:
-            return np.array(sorted(seen), dtype=np.int64), [seen[n] for n in sorted(seen)]
+            return np.array(sorted(seen), dtype=np.int64), [seen[n] for n in sorted(seen)], entity
         numbers = sorted(listed)
         outside = sorted(set(seen) - set(listed))
         if outside:
-            chain = sites.labels[int(sites.chain[rows.start])]
             raise DataError(
-                f"{self._name}: chain {chain} has a residue {outside[0]} ({seen[outside[0]]}), but "
-                f"the sequence of its entity {entity} ends at {numbers[-1]}; its numbering is "
-                "damaged"
+                f"{self._name}: chain {label} has a residue {outside[0]} ({seen[outside[0]]}), but "
+                f"its sequence (entity {entity}) ends at {numbers[-1]}; its numbering is damaged"
             )
-        return np.array(numbers, dtype=np.int64), [seen.get(n, listed[n]) for n in numbers]
+        if entity not in self._of_entity:
+            entity = self.own_name(entity, [listed[n] for n in numbers])
+        return np.array(numbers, dtype=np.int64), [seen.get(n, listed[n]) for n in numbers], entity
 
     def kind(self, entity: str, sites: Sites, rows: slice) -> str:
         """Kind of a chain: one of `structure.KINDS`."""
@@ -128,9 +143,14 @@ class Entities:
             return "glycan"
         if all(_is_sugar(code) for code in codes):
             return "glycan"
+        heads = sites.atom_ptr[rows.start : rows.stop]
         sizes = np.diff(sites.atom_ptr[rows.start : rows.stop + 1])
-        single = all(self._is_single(c, int(n)) for c, n in zip(codes, sizes, strict=True))
-        return "ion" if single else "ligand"
+        elements = sites.columns["element"][heads]
+        single = (
+            self._is_monatomic(code, int(size), int(element))
+            for code, size, element in zip(codes, sizes, elements, strict=True)
+        )
+        return "ion" if all(single) else "ligand"
 
     def _polymer(self, declared: str, codes: list[str]) -> str:
         if declared in _POLYMER_TYPES:
@@ -145,17 +165,13 @@ class Entities:
         most = known.most_common(1)
         return most[0][0] if most and most[0][1] * 2 >= len(codes) else "other"
 
-    def _is_single(self, code: str, atoms: int) -> bool:
+    def _is_monatomic(self, code: str, atoms: int, element: int) -> bool:
+        """Whether a component is one atom, by its formula (``Zn 2``, with a charge) if known."""
         formula = self._formulas.get(code)
         if not formula:
-            return atoms == 1
-        # "C6 H12 O6", with a charge at the end: "Zn 2".
-        heavy = [
-            int(part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") or 1)
-            for part in formula.split()
-            if part[0].isalpha() and part.rstrip("0123456789") not in {"H", "D"}
-        ]
-        return sum(heavy) == 1
+            return atoms == 1 and element not in _ORGANIC
+        symbols = [part for part in formula.split() if part[0].isalpha()]
+        return len(symbols) == 1 and symbols[0].upper() in _SYMBOLS
 
     def parent(self, code: str) -> str:
         """Return the standard residue that a component is or derives from, or nothing."""

@@ -175,7 +175,7 @@ def _tables(sites: Sites, entities: Entities) -> tuple[Residues, Chains, Any]:
         entity = sites.entities[chain] or entities.of_chain.get(label, "")
         kind = entities.kind(entity, sites, rows)
         if kind in POLYMERS and (sites.number[rows] > 0).all():
-            numbers, codes = entities.sequence(entity, sites, rows)
+            numbers, codes, entity = entities.sequence(label, entity, sites, rows)
             place = np.searchsorted(numbers, sites.number[rows])
         else:
             codes = sites.component[rows].tolist()
