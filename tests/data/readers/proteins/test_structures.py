@@ -175,6 +175,13 @@ def test_the_location_of_highest_occupancy_is_kept_whole_and_the_first_at_ties(e
     assert read(other).sequence(0) == "GMSTX"
 
 
+def test_atoms_of_two_locations_are_never_mixed_if_one_has_all():
+    mixed = TEXT.replace("4 3 3 0.4 9", "4 3 3 0.9 9").replace("5 3 3 0.6 9", "5 3 3 0.1 9")
+    found = read(mixed)
+    first, past = found.residues.atom_ptr[2:4]
+    assert found.atoms.altloc[first:past].tolist() == ["A", "A", ""]
+
+
 def test_an_atom_that_the_kept_location_lacks_comes_from_another():
     text = TEXT + "ATOM H HG A SER A 1 3 A 4 2 3 0.4 9 ? 10 X 1\n"
     found = read(text)
