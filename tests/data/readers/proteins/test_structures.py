@@ -132,17 +132,14 @@ def test_residues_without_coordinates_are_there_with_author_numbers(entry):
 
 
 def test_sequences_of_chains_apart_make_entities_apart():
-    one, other = (
-        "loop_ _pdbx_poly_seq_scheme.asym_id _pdbx_poly_seq_scheme.entity_id"
-        " _pdbx_poly_seq_scheme.seq_id _pdbx_poly_seq_scheme.mon_id\n",
-        "data_x\n",
-    )
+    tags = ("asym_id", "entity_id", "seq_id", "mon_id")
+    scheme = "data_x\nloop_ " + " ".join(f"_pdbx_poly_seq_scheme.{tag}" for tag in tags) + "\n"
     rows = "A 1 1 GLY A 1 2 SER B 1 1 TRP C 1 1 GLY C 1 2 SER\n"
     atoms = "".join(
         f"ATOM C CA . {code} {chain} 1 1 . 0 0 {i} 1 9 ? 1 {chain} 1\n"
         for i, (chain, code) in enumerate([("A", "GLY"), ("B", "TRP"), ("C", "GLY")])
     )
-    found = read(other + one + rows + COLUMNS + atoms)
+    found = read(scheme + rows + COLUMNS + atoms)
     assert [found.sequence(chain) for chain in range(3)] == ["GS", "W", "GS"]
     assert found.chains.entity.tolist() == ["1", "1.2", "1"]
 
