@@ -4,7 +4,7 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -90,25 +90,29 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     >>> read_whole(path)
     b'ACDE'
     """
+    return b"".join(read_blocks(path, max_bytes))
+
+
+def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
+    """Read what `read_whole` does block by block."""
     path = Path(path)
     try:
         stream = open_compressed(path)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{path}: cannot be read ({reason}); check the path") from None
-    blocks, size = [], 0
+    size = 0
     with stream:
         try:
             while block := stream.read(_BLOCK):
-                blocks.append(block)
                 size += len(block)
                 if size > max_bytes:
                     raise DataError(
                         f"{path}: holds more than {max_bytes:,} bytes when decompressed, which is "
                         "refused; decompress or split it yourself if it is what it should be"
                     )
+                yield block
         except DAMAGED as error:
             raise DataError(
                 f"{path}: cannot be read to its end ({error}); copy or download it again"
             ) from None
-    return b"".join(blocks)

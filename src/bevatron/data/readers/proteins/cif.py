@@ -1,0 +1,149 @@
+"""mmCIF text as tables whose columns are arrays."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.compressed import MAX_BYTES, read_whole
+from bevatron.errors import DataError, require
+
+_NOTHING = {"?", "."}
+_T = TypeVar("_T")
+
+
+def gemmi() -> Any:
+    """Import gemmi, which parses CIF and PDB."""
+    return require("gemmi", "proteins")
+
+
+def parse_cif(data: bytes, name: str) -> list[Any]:
+    """Parse mmCIF text into gemmi's data blocks.
+
+    Raises
+    ------
+    DataError
+        If it is no CIF, is cut off within a value or row, or names a tag twice.
+    """
+    try:
+        return list(gemmi().cif.read_string(data))
+    except (ValueError, RuntimeError) as error:
+        # "data:LINE:COLUMN(BYTE): what is wrong"; text after the first sentence repeats it.
+        place, _, reason = str(error).partition(": ")
+        numbers = place.split(" ")[0].split(":")
+        line = f", line {numbers[1]}" if len(numbers) > 1 else ""
+        reason = reason if line else str(error)
+        raise DataError(
+            f"{name}{line}: is no valid mmCIF ({reason}); the file is damaged or cut off, copy or "
+            "download it again"
+        ) from None
+
+
+def read_cif(path: str | Path, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """Read the data blocks of an mmCIF file, which may be compressed."""
+    return parse_cif(read_whole(path, max_bytes), str(path))
+
+
+class Table:
+    """One category of a data block; a category that is absent has no rows.
+
+    Parameters
+    ----------
+    block
+        gemmi's block.
+    category
+        ``_atom_site``.
+    name
+        The file, for messages.
+    """
+
+    def __init__(self, block: Any, category: str, name: str) -> None:
+        self._block, self._category, self._name = block, category, name
+
+    def __contains__(self, tag: str) -> bool:
+        return len(self._column(tag)) > 0
+
+    def texts(self, tag: str, length: int | None = None) -> list[str]:
+        """Read a column as text: without quotes, empty where the value is unknown or absent.
+
+        Parameters
+        ----------
+        tag
+            Its name in the category.
+        length
+            How many values to return, empty, if there is no such column.
+        """
+        column = self._column(tag)
+        if not column and length:
+            return [""] * length
+        as_string = gemmi().cif.as_string
+        return [*map(_Memory(as_string).__getitem__, column)]
+
+    def text(self, tag: str) -> str:
+        """Read the first value of a column; empty if there is none."""
+        values = self._column(tag)[:1]
+        return gemmi().cif.as_string(values[0]) if values else ""
+
+    def strings(self, tag: str, length: int | None = None) -> npt.NDArray[Any]:
+        """Read `texts` as an array of strings."""
+        return np.array(self.texts(tag, length), dtype=np.str_)
+
+    def floats(self, tag: str, length: int, default: float = np.nan) -> npt.NDArray[np.float64]:
+        """Read a column of numbers; ``default`` where a value is unknown or absent."""
+        return self._numbers(tag, np.full(length, default), _number)
+
+    def integers(self, tag: str, length: int, default: int) -> npt.NDArray[np.int32]:
+        """Read a column of whole numbers of 32 bits; ``default`` where unknown or absent."""
+        return self._numbers(tag, np.full(length, default, dtype=np.int32), int)
+
+    def _numbers(
+        self, tag: str, values: npt.NDArray[Any], convert: Callable[[str], float]
+    ) -> npt.NDArray[Any]:
+        column = self._column(tag)
+        if not column:
+            return values
+        if _NOTHING.isdisjoint(column):
+            try:
+                return np.array(column, dtype=values.dtype)
+            except (ValueError, OverflowError):
+                pass
+        memory = _Memory(convert)
+        for row, text in enumerate(column):
+            if text in _NOTHING:
+                continue
+            try:
+                values[row] = memory[text]
+            except (ValueError, OverflowError):
+                expected = "a number" if convert is _number else "a whole number of 32 bits"
+                raise DataError(
+                    f"{self._name}: {self._category}.{tag} of row {row + 1} is '{text}', expected "
+                    f"{expected}"
+                ) from None
+        return values
+
+    def _column(self, tag: str) -> list[str]:
+        try:
+            return list(self._block.find_values(f"{self._category}.{tag}"))
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{self._name}: {self._category}.{tag} holds bytes that are not UTF-8; save the "
+                "file as UTF-8"
+            ) from None
+
+
+def _number(text: str) -> float:
+    """Parse a number, which may end in its standard uncertainty: ``1.54(2)``."""
+    return float(text.partition("(")[0] if text.endswith(")") else text)
+
+
+class _Memory(dict[str, _T]):
+    """Values of a function, each computed once; columns repeat the same few texts."""
+
+    def __init__(self, function: Callable[[str], _T]) -> None:
+        self._function = function
+
+    def __missing__(self, text: str) -> _T:
+        value = self[text] = self._function(text)
+        return value

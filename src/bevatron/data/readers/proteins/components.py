@@ -1,0 +1,291 @@
+"""The chemical component dictionary (CCD) of the wwPDB: atoms and bonds of residues and ligands.
+
+The dictionary's text (``components.cif``, 400 MB) is read once into an Arrow file, which is opened
+memory-mapped: any number of processes share it, and only what is looked up is read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bevatron.data.readers.base import content_hash
+from bevatron.data.readers.proteins.components_index import FORMAT, KEY, read_columns, write_index
+from bevatron.data.readers.proteins.structure import POLYMERS, Strings, Structure
+from bevatron.errors import DataError, require
+from bevatron.typing import BoolArray
+
+INSTALLED = "biotite"
+"""Names the dictionary that the package biotite brings instead of a file."""
+
+_NUCLEIC = {"dna", "rna", "hybrid"}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A residue or ligand as an isolated molecule of n atoms and b bonds.
+
+    Attributes
+    ----------
+    code, name, type
+        ``MSE``, ``SELENOMETHIONINE``, ``L-PEPTIDE LINKING`` (upper case).
+    parent
+        Standard residue that it derives from (``MET``), the first of several (chromophores), empty
+        if there is none.
+    letter
+        One letter; empty if it has none.
+    status
+        ``REL`` (released), ``OBS`` (obsolete) and so on.
+    replaced_by
+        Code of what is to be used instead, empty if there is none.
+    atoms : str [n]
+        Names of the atoms, hydrogens included.
+    elements : uint8 [n]
+        Atomic numbers, 0 if unknown.
+    charges : int8 [n]
+        Formal charges.
+    leaving : bool [n]
+        Whether the atom goes when the component is bound to a neighbour (``OXT``).
+    aromatic : bool [n]
+    ideal, model : float32 [n, 3]
+        Computed coordinates and those of an entry, Å; NaN where there are none.
+    bonds : int32 [b, 2]
+        Bonded atoms.
+    orders : uint8 [b]
+        1, 2, 3, 4; 0 if the bond is delocalised.
+    aromatic_bonds : bool [b]
+    """
+
+    code: str
+    name: str
+    type: str
+    parent: str
+    letter: str
+    status: str
+    replaced_by: str
+    atoms: Strings
+    elements: npt.NDArray[np.uint8]
+    charges: npt.NDArray[np.int8]
+    leaving: BoolArray
+    aromatic: BoolArray
+    ideal: npt.NDArray[np.float32]
+    model: npt.NDArray[np.float32]
+    bonds: npt.NDArray[np.int32]
+    orders: npt.NDArray[np.uint8]
+    aromatic_bonds: BoolArray
+
+
+class Components:
+    """A dictionary of components in an index file, by code.
+
+    Pickles as the path of its index.
+
+    Parameters
+    ----------
+    index
+        What `open_components` made.
+
+    Raises
+    ------
+    DataError
+        If the file is no such index, or is damaged.
+    """
+
+    def __init__(self, index: str | Path) -> None:
+        self.path = Path(index)
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(index))).read_all()
+            metadata = table.schema.metadata or {}
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(
+                f"{index}: is no index of components, or it is damaged ({error}); remove it to "
+                "make it anew"
+            ) from None
+        if metadata.get(b"format") != FORMAT:
+            raise DataError(
+                f"{index}: is no index of components of this version; remove it to make it anew"
+            )
+        self.key = metadata[KEY].decode()
+        self._columns = {
+            name: table.column(name).chunk(0) for name in table.column_names if table.num_rows
+        }
+        codes = self._columns["code"].to_pylist() if table.num_rows else []
+        self._rows = {code: row for row, code in enumerate(codes)}
+
+    def __reduce__(self) -> tuple[type["Components"], tuple[Path]]:
+        return Components, (self.path,)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, code: object) -> bool:
+        return code in self._rows
+
+    def __getitem__(self, code: str) -> Component:
+        """Look a component up.
+
+        Raises
+        ------
+        DataError
+            If there is none of that code.
+        """
+        if code not in self._rows:
+            raise DataError(
+                f"{self.path}: has no component '{code}' among {len(self):,}; give a newer "
+                "components.cif"
+            )
+        row = self._rows[code]
+        texts = ("code", "name", "type", "parent", "letter", "status", "replaced_by")
+        return Component(
+            **{name: self._columns[name][row].as_py() for name in texts},
+            atoms=np.array(self._columns["atoms"][row].as_py(), dtype=np.str_),
+            elements=self._values("elements", row),
+            charges=self._values("charges", row),
+            leaving=self._values("leaving", row).view(np.bool_),
+            aromatic=self._values("aromatic", row).view(np.bool_),
+            ideal=self._values("ideal", row).reshape(-1, 3),
+            model=self._values("model", row).reshape(-1, 3),
+            bonds=self._values("bonds", row).reshape(-1, 2),
+            orders=self._values("orders", row),
+            aromatic_bonds=self._values("aromatic_bonds", row).view(np.bool_),
+        )
+
+    def _values(self, column: str, row: int) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self._columns[column][row].values.to_numpy(zero_copy_only=True)
+        return values
+
+
+def open_components(source: str | Path = INSTALLED, index: str | Path | None = None) -> Components:
+    """Open a dictionary of components; the first time, or if it has changed, it is indexed.
+
+    Parameters
+    ----------
+    source
+        ``components.cif`` of https://www.wwpdb.org/data/ccd or any file of components, also
+        compressed; or ``biotite``: the dictionary that this package brings.
+    index
+        Where the index is kept; None for beside the source, with ``.components.arrow`` appended.
+
+    Raises
+    ------
+    DataError
+        If the source is damaged, holds no components, or the index cannot be written.
+    MissingPackageError
+        If gemmi, or biotite where it is asked for, is not installed.
+    """
+    installed = str(source) == INSTALLED
+    path = _installed_file() if installed else Path(source)
+    place = Path(index) if index is not None else path.with_name(f"{path.name}.components.arrow")
+    try:
+        key = content_hash(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); check the path"
+        ) from None
+    if place.exists():
+        try:
+            found = Components(place)
+        except DataError:
+            pass
+        else:
+            if found.key == key:
+                return found
+    write_index(place, read_columns(path, binary=installed), key)
+    return Components(place)
+
+
+def _installed_file() -> Path:
+    package = require("biotite.structure.info", "ccd")
+    return Path(str(package.__file__)).parent / "components.bcif"
+
+
+@dataclass(frozen=True)
+class ExpectedAtoms:
+    """The X heavy atoms that the residues of a structure have, seen or not, sorted by residue.
+
+    Attributes
+    ----------
+    name : str [X]
+    element : uint8 [X]
+    residue : int32 [X]
+        Residue of the structure.
+    atom : int32 [X]
+        Atom of the structure; -1 if it was not observed.
+    """
+
+    name: Strings
+    element: npt.NDArray[np.uint8]
+    residue: npt.NDArray[np.int32]
+    atom: npt.NDArray[np.int32]
+
+    @property
+    def observed(self) -> BoolArray:
+        """Whether the atom has coordinates, [X]."""
+        return np.greater_equal(self.atom, 0)
+
+
+def expected_atoms(structure: Structure, components: Components) -> ExpectedAtoms:
+    """List the heavy atoms of every residue from the dictionary, and which were observed.
+
+    In the order of the dictionary. Atoms that leave on binding are expected of ligands without a
+    link, of the free ends of proteins (``OXT``) and nucleic acids (``OP3``), and where they were
+    observed. Observed atoms that a component lacks are left out, as are residues that the
+    dictionary lacks.
+    """
+    chains, residues, atoms = structure.chains, structure.residues, structure.atoms
+    kinds = chains.kind[residues.chain].tolist()
+    bonded = structure.links.atoms.ravel()
+    linked = set(atoms.residue[bonded].tolist())
+    sites = set(zip(atoms.residue[bonded].tolist(), atoms.name[bonded].tolist(), strict=True))
+    first, last = chains.residue_ptr[:-1].tolist(), (chains.residue_ptr[1:] - 1).tolist()
+    ends = {(r, "OXT") for r in last if kinds[r] == "protein" and (r, "C") not in sites}
+    ends |= {(r, "OP3") for r in first if kinds[r] in _NUCLEIC and (r, "P") not in sites}
+    names: list[str] = []
+    elements: list[int] = []
+    owners: list[int] = []
+    found: list[int] = []
+    heavy = _Heavy(components)
+    listed = atoms.name.tolist()
+    pointer = residues.atom_ptr.tolist()
+    for residue, code in enumerate(residues.component.tolist()):
+        if code not in components:
+            continue
+        seen = {listed[a]: a for a in range(pointer[residue], pointer[residue + 1])}
+        polymer = kinds[residue] in POLYMERS
+        free = not polymer and residue not in linked
+        for name, element, leaving in heavy[code]:
+            atom = seen.get(name, -1)
+            if leaving and atom < 0 and not free and (residue, name) not in ends:
+                continue
+            names.append(name)
+            elements.append(element)
+            owners.append(residue)
+            found.append(atom)
+    return ExpectedAtoms(
+        name=np.array(names, dtype=np.str_),
+        element=np.array(elements, dtype=np.uint8),
+        residue=np.array(owners, dtype=np.int32),
+        atom=np.array(found, dtype=np.int32),
+    )
+
+
+class _Heavy(dict[str, list[tuple[str, int, bool]]]):
+    """Heavy atoms by component: name, element, whether it leaves."""
+
+    def __init__(self, components: Components) -> None:
+        self._components = components
+
+    def __missing__(self, code: str) -> list[tuple[str, int, bool]]:
+        whole = self._components[code]
+        rows = zip(
+            whole.atoms.tolist(), whole.elements.tolist(), whole.leaving.tolist(), strict=True
+        )
+        self[code] = [row for row in rows if row[1] != 1]
+        return self[code]

@@ -1,0 +1,240 @@
+"""Components of a dictionary as the columns of an Arrow file, one row per component."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bevatron.data.compressed import read_blocks
+from bevatron.data.readers.elements import ATOMIC_NUMBERS
+from bevatron.data.readers.proteins.cif import Table, parse_cif
+from bevatron.errors import DataError, require
+from bevatron.files import atomic_write
+
+FORMAT = b"bevatron components 1"
+KEY = b"source"
+
+_COMPONENT = {
+    "code": "id",
+    "name": "name",
+    "type": "type",
+    "parent": "mon_nstd_parent_comp_id",
+    "letter": "one_letter_code",
+    "status": "pdbx_release_status",
+    "replaced_by": "pdbx_replaced_by",
+}
+_ATOM = {
+    "comp": "comp_id",
+    "name": "atom_id",
+    "element": "type_symbol",
+    "charge": "charge",
+    "leaving": "pdbx_leaving_atom_flag",
+    "aromatic": "pdbx_aromatic_flag",
+    **{f"ideal_{axis}": f"pdbx_model_Cartn_{axis}_ideal" for axis in "xyz"},
+    **{f"model_{axis}": f"model_Cartn_{axis}" for axis in "xyz"},
+}
+_BOND = {
+    "comp": "comp_id",
+    "first": "atom_id_1",
+    "second": "atom_id_2",
+    "order": "value_order",
+    "aromatic": "pdbx_aromatic_flag",
+}
+_CATEGORIES = {"_chem_comp": _COMPONENT, "_chem_comp_atom": _ATOM, "_chem_comp_bond": _BOND}
+_ORDERS = {"SING": 1, "DOUB": 2, "TRIP": 3, "QUAD": 4}
+_NUMBERS = {symbol.upper(): number for symbol, number in ATOMIC_NUMBERS.items()} | {"D": 1, "T": 1}
+_PIECE = 1 << 24
+Columns: TypeAlias = dict[str, dict[str, list[str]]]
+
+
+def read_columns(path: Path, *, binary: bool) -> Columns:
+    """Read the texts of all components by category and column.
+
+    Parameters
+    ----------
+    path
+        The dictionary.
+    binary
+        Whether it is BinaryCIF, which biotite reads.
+
+    Raises
+    ------
+    DataError
+        If it is damaged or holds no component.
+    """
+    columns: Columns = {
+        category: {name: [] for name in tags} for category, tags in _CATEGORIES.items()
+    }
+    if binary:
+        _add_binary(columns, path)
+    else:
+        for text in _pieces(path):
+            for block in parse_cif(text, str(path)):
+                _add_block(columns, block, str(path))
+    if not columns["_chem_comp"]["code"]:
+        raise DataError(
+            f"{path}: holds no component (_chem_comp.id); give components.cif of the wwPDB"
+        )
+    return columns
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Cut the text between data blocks, so that the parser need not hold all of it."""
+    parts: list[bytes] = []
+    size = 0
+    for part in read_blocks(path):
+        parts.append(part)
+        size += len(part)
+        if size < _PIECE:
+            continue
+        text = b"".join(parts)
+        cut = text.rfind(b"\ndata_") + 1
+        if cut > 0:
+            yield text[:cut]
+        parts, size = [text[cut:]], 0
+    rest = b"".join(parts)
+    if rest.strip():
+        yield rest
+
+
+def _add_block(columns: Columns, block: Any, name: str) -> None:
+    for category, tags in _CATEGORIES.items():
+        table = Table(block, category, name)
+        key = next(iter(tags.values()))
+        rows = len(table.texts(key))
+        for column, tag in tags.items():
+            columns[category][column] += table.texts(tag, rows)
+
+
+def _add_binary(columns: Columns, path: Path) -> None:
+    pdbx = require("biotite.structure.io.pdbx", "ccd")
+    block = next(iter(pdbx.BinaryCIFFile.read(path).values()))
+    for category, tags in _CATEGORIES.items():
+        found = block[category.removeprefix("_")]
+        for column, tag in tags.items():
+            if tag in found:
+                texts = found[tag].as_array(str, masked_value="").tolist()
+                columns[category][column] += ["" if t in {"?", "."} else t for t in texts]
+            else:
+                columns[category][column] += [""] * found.row_count
+
+
+def write_index(path: Path, columns: Columns, key: str) -> None:
+    """Write the index; it appears under its name only when complete.
+
+    Raises
+    ------
+    DataError
+        If a component is listed twice, a number is none, a bond names an atom that is not there, or
+        the file cannot be written.
+    """
+    name = str(path)
+    components, atoms, bonds = (columns[category] for category in _CATEGORIES)
+    rows: dict[str, int] = {}
+    for code in components["code"]:
+        if code in rows:
+            raise DataError(f"{name}: the dictionary lists the component '{code}' twice")
+        rows[code] = len(rows)
+    atom_order, atom_ptr = _grouped(atoms["comp"], rows)
+    bond_order, bond_ptr = _grouped(bonds["comp"], rows)
+    pairs = _pairs(atoms, bonds, atom_order, bond_order, atom_ptr, rows, name)
+
+    def texts(column: str) -> Any:
+        return pa.array(_tidied(column, components[column]), pa.string())
+
+    def per_atom(values: npt.NDArray[Any], width: int = 1) -> Any:
+        return _lists(atom_ptr * width, pa.array(values[atom_order].ravel()))
+
+    def per_bond(values: npt.NDArray[Any]) -> Any:
+        return _lists(bond_ptr, pa.array(values[bond_order]))
+
+    names = pa.array(atoms["name"], pa.string()).take(pa.array(atom_order))
+    table = pa.table(
+        {column: texts(column) for column in _COMPONENT}
+        | {
+            "atoms": _lists(atom_ptr, names),
+            "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
+            "charges": per_atom(_floats(atoms["charge"], 0, name).astype(np.int8)),
+            "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
+            "aromatic": per_atom(_mapped(atoms["aromatic"], {"Y": 1})),
+            "ideal": per_atom(_points(atoms, "ideal", name), 3),
+            "model": per_atom(_points(atoms, "model", name), 3),
+            "bonds": _lists(bond_ptr * 2, pa.array(pairs.ravel())),
+            "orders": per_bond(_mapped(bonds["order"], _ORDERS)),
+            "aromatic_bonds": per_bond(_mapped(bonds["aromatic"], {"Y": 1})),
+        },
+        metadata={b"format": FORMAT, KEY: key},
+    )
+    with atomic_write(path, DataError) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _tidied(column: str, texts: list[str]) -> list[str]:
+    if column == "type":
+        return [text.upper() for text in texts]
+    if column == "parent":
+        # A fused residue such as a chromophore lists several.
+        return [text.split(",")[0].strip() for text in texts]
+    return texts
+
+
+def _grouped(
+    codes: list[str], rows: Mapping[str, int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Sort by component: the order, and where each begins."""
+    row = np.fromiter((rows.get(code, -1) for code in codes), np.int64, len(codes))
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] >= 0]
+    return order, np.searchsorted(row[order], np.arange(len(rows) + 1)).astype(np.int64)
+
+
+def _pairs(
+    atoms: Mapping[str, list[str]],
+    bonds: Mapping[str, list[str]],
+    atom_order: npt.NDArray[np.int64],
+    bond_order: npt.NDArray[np.int64],
+    atom_ptr: npt.NDArray[np.int64],
+    rows: Mapping[str, int],
+    name: str,
+) -> npt.NDArray[np.int32]:
+    """Find the two atoms of each bond, sorted by component, int32 [bonds, 2]."""
+    place: dict[tuple[str, str], int] = {}
+    for sorted_row, i in enumerate(atom_order.tolist()):
+        code = atoms["comp"][i]
+        place[code, atoms["name"][i]] = sorted_row - int(atom_ptr[rows[code]])
+    pairs = np.empty((len(bond_order), 2), dtype=np.int32)
+    for row, i in enumerate(bond_order.tolist()):
+        code = bonds["comp"][i]
+        for side, column in enumerate(("first", "second")):
+            atom = bonds[column][i]
+            if (code, atom) not in place:
+                raise DataError(
+                    f"{name}: component '{code}' has a bond to '{atom}', which is none of its "
+                    "atoms; the dictionary is damaged"
+                )
+            pairs[row, side] = place[code, atom]
+    return pairs
+
+
+def _lists(offsets: npt.NDArray[np.int64], values: Any) -> Any:
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values)
+
+
+def _mapped(texts: list[str], values: Mapping[str, int]) -> npt.NDArray[np.uint8]:
+    known = {text: values.get(text.upper(), 0) for text in set(texts)}
+    return np.fromiter((known[text] for text in texts), np.uint8, len(texts))
+
+
+def _floats(texts: list[str], default: float, name: str) -> npt.NDArray[np.float64]:
+    try:
+        return np.fromiter((float(t) if t else default for t in texts), np.float64, len(texts))
+    except ValueError as error:
+        raise DataError(f"{name}: {error} in the dictionary; it is damaged") from None
+
+
+def _points(atoms: Mapping[str, list[str]], kind: str, name: str) -> npt.NDArray[np.float32]:
+    axes = [_floats(atoms[f"{kind}_{axis}"], np.nan, name) for axis in "xyz"]
+    return np.stack(axes, axis=1).astype(np.float32)

@@ -1,0 +1,344 @@
+"""What a structure file holds, as flat arrays: atoms, residues, chains, links, assemblies."""
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.errors import DataError
+from bevatron.typing import BoolArray, IntArray
+
+Strings: TypeAlias = npt.NDArray[Any]
+_Table = TypeVar("_Table", "Atoms", "Residues", "Chains")
+
+KINDS = ("protein", "dna", "rna", "hybrid", "other", "ligand", "ion", "glycan", "water")
+"""Kinds of chains; ``hybrid`` has DNA and RNA nucleotides, ``other`` is any other polymer."""
+
+POLYMERS = KINDS[:5]
+
+UNKNOWN_NUMBER = np.iinfo(np.int32).min
+"""Author's number of a residue that the file gives none to."""
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """The A atoms of a structure, sorted by residue.
+
+    Attributes
+    ----------
+    name : str [A]
+        ``CA``, ``O5'``; unique within a residue.
+    element : uint8 [A]
+        Atomic number; deuterium is 1, an unknown element 0.
+    position : float32 [A, 3]
+        Å.
+    b_factor : float32 [A]
+        Å^2; of a predicted structure its confidence. NaN if the file gives none.
+    occupancy : float32 [A]
+        1 if the file gives none.
+    charge : int8 [A]
+        Formal charge; 0 if the file gives none.
+    altloc : str [A]
+        Label of the alternative location that was kept, empty if there was one location.
+    residue : int32 [A]
+        Its residue.
+    """
+
+    name: Strings
+    element: npt.NDArray[np.uint8]
+    position: npt.NDArray[np.float32]
+    b_factor: npt.NDArray[np.float32]
+    occupancy: npt.NDArray[np.float32]
+    charge: npt.NDArray[np.int8]
+    altloc: Strings
+    residue: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Residues:
+    """The R residues of a structure, those without coordinates included, sorted by chain.
+
+    A ligand, an ion, a water and a sugar of a glycan is a residue too.
+
+    Attributes
+    ----------
+    component : str [R]
+        Code in the chemical component dictionary: ``ALA``, ``MSE``, ``HEM``.
+    parent : str [R]
+        Standard residue that a modified one derives from (``MET`` of ``MSE``), the component
+        itself if it is standard, empty if there is none.
+    letter : str [R]
+        One letter: that of the parent, ``X`` (protein) or ``N`` (nucleic acid) of a residue of a
+        polymer without one, empty outside polymers.
+    chain : int32 [R]
+        Its chain.
+    number : int32 [R]
+        Position in the sequence of its entity, from 1 (``label_seq_id``); outside polymers, or if
+        the file gives no sequence, the place within the chain.
+    author_number : int32 [R]
+        ``auth_seq_id``; `UNKNOWN_NUMBER` of a residue without coordinates that the file does not
+        number.
+    insertion : str [R]
+        Insertion code, empty if there is none.
+    atom_ptr : int64 [R + 1]
+        The atoms of residue r are ``atom_ptr[r]`` to ``atom_ptr[r + 1]``.
+    """
+
+    component: Strings
+    parent: Strings
+    letter: Strings
+    chain: npt.NDArray[np.int32]
+    number: npt.NDArray[np.int32]
+    author_number: npt.NDArray[np.int32]
+    insertion: Strings
+    atom_ptr: IntArray
+
+    @property
+    def observed(self) -> BoolArray:
+        """Whether the residue has an atom, [R]."""
+        return np.diff(self.atom_ptr) > 0
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The C chains of a structure: one per ``label_asym_id``.
+
+    Attributes
+    ----------
+    label : str [C]
+        ``label_asym_id``; unique. A copy made by an assembly's operator has ``-2`` and so on
+        appended. PDB files have none: ``Axp`` is the polymer of chain A, ``Ax1`` its first ligand.
+    author : str [C]
+        ``auth_asym_id``, the name of the chain in publications.
+    entity : str [C]
+        Chains of the same entity are copies of each other.
+    kind : str [C]
+        One of `KINDS`.
+    residue_ptr : int64 [C + 1]
+        The residues of chain c are ``residue_ptr[c]`` to ``residue_ptr[c + 1]``.
+    """
+
+    label: Strings
+    author: Strings
+    entity: Strings
+    kind: Strings
+    residue_ptr: IntArray
+
+
+@dataclass(frozen=True)
+class Links:
+    """The L bonds that the file lists (``struct_conn``: between residues, or to metals).
+
+    Hydrogen bonds, bonds to an image of the asymmetric unit and bonds of an alternative location
+    that was not kept are left out.
+
+    Attributes
+    ----------
+    atoms : int32 [L, 2]
+        The bonded atoms.
+    kind : str [L]
+        ``covale``, ``disulf``, ``metalc`` and so on.
+    """
+
+    atoms: npt.NDArray[np.int32]
+    kind: Strings
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A biological assembly: copies of chains under rigid motions, x' = R x + t.
+
+    Attributes
+    ----------
+    name
+        ``1``, ``2``, ``PAU``.
+    parts
+        Labels of chains, rotations R float64 [O, 3, 3] and translations t float64 [O, 3] in Å; each
+        of the O motions makes a copy of each of the chains.
+    """
+
+    name: str
+    parts: tuple[tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]], ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One model of an entry.
+
+    Attributes
+    ----------
+    name
+        ``1ABC``, or what the file calls itself.
+    methods
+        ``X-RAY DIFFRACTION``, ``SOLUTION NMR``; empty if unknown.
+    resolution
+        Å; None if the file gives none.
+    released, deposited
+        Dates; None if the file gives none.
+    model, models
+        Number of the model that was read, and of all models in the file.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    resolution: float | None
+    released: dt.date | None
+    deposited: dt.date | None
+    model: int
+    models: tuple[int, ...]
+    atoms: Atoms
+    residues: Residues
+    chains: Chains
+    links: Links
+    assemblies: tuple[Assembly, ...]
+
+    def sequence(self, chain: int) -> str:
+        """Return the sequence of a chain in one letter per residue, missing residues included."""
+        first, past = self.chains.residue_ptr[chain : chain + 2]
+        return "".join(self.residues.letter[first:past].tolist())
+
+    def take_chains(self, chains: Sequence[int] | IntArray) -> "Structure":
+        """Return the structure of some of the chains, in the order given; links among them stay.
+
+        Raises
+        ------
+        ValueError
+            If a chain is named twice.
+        """
+        wanted = np.asarray(chains, dtype=np.int64)
+        if len(np.unique(wanted)) != len(wanted):
+            raise ValueError("a chain is named twice")
+        residues, residue_ptr = _ranges(self.chains.residue_ptr, wanted)
+        return self._taken(wanted, residues, residue_ptr)
+
+    def take_atoms(self, keep: BoolArray) -> "Structure":
+        """Return the structure of some of the atoms; all residues stay.
+
+        Parameters
+        ----------
+        keep
+            One truth value per atom: ``structure.atoms.element != 1`` drops the hydrogens.
+        """
+        kept = np.flatnonzero(keep)
+        counts = np.bincount(self.atoms.residue[kept], minlength=len(self.residues.number))
+        residues = replace(self.residues, atom_ptr=_pointer(counts))
+        links = _renumbered(self.links, kept, len(keep))
+        return replace(self, atoms=_take(self.atoms, kept), residues=residues, links=links)
+
+    def assembly(self, name: str = "1") -> "Structure":
+        """Build a biological assembly.
+
+        Links stay within a copy: both atoms under the same operator.
+
+        Parameters
+        ----------
+        name
+            One of ``assemblies``; a file without any is its own assembly ``1``.
+
+        Raises
+        ------
+        DataError
+            If there is none of that name, or it has no chain.
+        """
+        if not self.assemblies and name == "1":
+            return self
+        known = {assembly.name: assembly for assembly in self.assemblies}
+        if name not in known:
+            listed = ", ".join(known) or "1"
+            raise DataError(f"{self.name}: has no assembly '{name}'; choose one of {listed}")
+        labels: dict[str, int] = {text: i for i, text in enumerate(self.chains.label.tolist())}
+        copies: list[tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
+        for chains, rotations, translations in known[name].parts:
+            wanted = sorted(labels[text] for text in chains if text in labels)
+            if wanted:
+                motions = zip(rotations, translations, strict=True)
+                copies += [(np.array(wanted), r, t) for r, t in motions]
+        if not copies:
+            raise DataError(f"{self.name}: no chain of assembly '{name}' has atoms")
+        return self._assembled(copies)
+
+    def _assembled(
+        self, copies: list[tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+    ) -> "Structure":
+        chains = np.concatenate([wanted for wanted, _, _ in copies])
+        residues, residue_ptr = _ranges(self.chains.residue_ptr, chains)
+        whole = self._taken(chains, residues, residue_ptr)
+        ends = np.cumsum([0] + [len(wanted) for wanted, _, _ in copies])
+        edges = whole.residues.atom_ptr[residue_ptr[ends]]
+        position = whole.atoms.position.astype(np.float64)
+        for copy, (_, rotation, translation) in enumerate(copies):
+            part = slice(edges[copy], edges[copy + 1])
+            position[part] = position[part] @ rotation.T + translation
+        links = []
+        for copy, (wanted, _, _) in enumerate(copies):
+            part_residues, _ = _ranges(self.chains.residue_ptr, wanted)
+            kept, _ = _ranges(self.residues.atom_ptr, part_residues)
+            found = _renumbered(self.links, kept, len(self.atoms.residue))
+            links.append(replace(found, atoms=found.atoms + np.int32(edges[copy])))
+        return replace(
+            whole,
+            atoms=replace(whole.atoms, position=position.astype(np.float32)),
+            chains=replace(whole.chains, label=_unique_labels(whole.chains.label)),
+            links=Links(
+                np.concatenate([found.atoms for found in links]),
+                np.concatenate([found.kind for found in links]),
+            ),
+            assemblies=(),
+        )
+
+    def _taken(self, chains: IntArray, residues: IntArray, residue_ptr: IntArray) -> "Structure":
+        atoms, atom_ptr = _ranges(self.residues.atom_ptr, residues)
+        chain = np.repeat(np.arange(len(chains), dtype=np.int32), np.diff(residue_ptr))
+        residue = np.repeat(np.arange(len(residues), dtype=np.int32), np.diff(atom_ptr))
+        unique = len(np.unique(chains)) == len(chains)
+        return replace(
+            self,
+            atoms=replace(_take(self.atoms, atoms), residue=residue),
+            residues=replace(_take(self.residues, residues), chain=chain, atom_ptr=atom_ptr),
+            chains=replace(_take(self.chains, chains), residue_ptr=residue_ptr),
+            links=_renumbered(self.links, atoms, len(self.atoms.residue)) if unique else self.links,
+        )
+
+
+def _take(table: _Table, rows: IntArray) -> _Table:
+    """Index every column that has a row per item; pointers are left to the caller."""
+    columns: dict[str, Any] = {
+        name: column[rows] for name, column in vars(table).items() if not name.endswith("_ptr")
+    }
+    return replace(table, **columns)
+
+
+def _pointer(counts: IntArray) -> IntArray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _ranges(pointer: IntArray, items: IntArray) -> tuple[IntArray, IntArray]:
+    """List what ``pointer`` gives to each item, and the pointer of the result."""
+    counts = np.diff(pointer)[items]
+    new = _pointer(counts)
+    return np.arange(new[-1]) + np.repeat(pointer[items] - new[:-1], counts), new
+
+
+def _renumbered(links: Links, kept: IntArray, atoms: int) -> Links:
+    """Keep the links whose atoms are both kept."""
+    place = np.full(atoms, -1, dtype=np.int32)
+    place[kept] = np.arange(len(kept), dtype=np.int32)
+    pairs = place[links.atoms]
+    whole = (pairs >= 0).all(axis=1)
+    return Links(pairs[whole], links.kind[whole])
+
+
+def _unique_labels(labels: Strings) -> Strings:
+    seen: dict[str, int] = {}
+    taken = set(labels.tolist())
+    new = []
+    for label in labels.tolist():
+        copy = seen.get(label, 0) + 1
+        while copy > 1 and f"{label}-{copy}" in taken:
+            copy += 1
+        seen[label] = copy
+        new.append(label if copy == 1 else f"{label}-{copy}")
+    return np.array(new, dtype=np.str_)
