@@ -34,6 +34,12 @@ samples and one of the last three:
 >>> _spread(np.array([0, 0, 1, 1, 2, 2]), 3, RandomStream(0, 0))
 array([1, 0, 2, 1, 0, 2])
 
+Both together give three batches of 48, 48 and 49, and others in the next epoch:
+
+>>> batch_of = deal(size, 3, RandomStream(0, 0))
+>>> [size[batch_of == batch].tolist() for batch in range(3)]
+[[2, 4, 31, 10, 1], [9, 2, 34, 3], [40, 1, 8]]
+
 A batch thus has samples of every size and, since samples of a file are adjacent, of every file:
 its gradient is closer to the full gradient than that of a random batch, and batches still differ
 between epochs. Only the last strata are dealt exactly.
@@ -53,24 +59,27 @@ from bevatron.data.packing.randomness import RandomStream, sorting_order
 from bevatron.data.packing.repair import fill_empty, move_overflow
 from bevatron.typing import FloatArray, IntArray
 
+# "The mix" is tools/paper_mix.py at a tenth of its size, 64 ranks, capacity 3072.
 _STRATUM_RATIO = 0.75
-"""Smallest over largest size of a stratum."""
+"""Smallest over largest size of a stratum: from 0.5 to 0.9, steps of the mix cost within 0.02 %."""
 _RANDOM_SHARE = 0.5
-"""Unevenness allowed after a stratum, as a share of what is still to be dealt to a batch."""
+"""Unevenness allowed, as a share of what a batch still gets: 0.25 to 0.9 level the mix alike."""
 _WINDOW_SHARE = 0.25
-"""Neighbouring samples of a stratum that may swap batches, as a share of the batches."""
+"""Neighbours that may swap batches, as a share of the batches: 0.05 levels the mix half as well,
+4 puts a quarter more of a file into one batch."""
 _SPARE = 0.003
-"""Share of the capacity left free in large problems, where one batch more costs nothing."""
+"""Share of the capacity left free from 1000 batches on: chosen, 0.3 % more batches at most."""
 _SMALL, _TRIES = 10_000, 12
-"""Up to _SMALL samples are dealt _TRIES times before a batch is added, which would cost more."""
+"""Up to _SMALL samples are dealt _TRIES times before a batch is added: chosen, 0.3 % fewer batches
+than with one try on uniform sizes, in some 30 ms."""
 _WORTH = 0.01
-"""Extra batches accepted, as a share, for balanced batches that differ every epoch."""
+"""Extra batches accepted, as a share, for balanced batches in new company: chosen, 1 % of time."""
 _GROWTH = 0.002
-"""Batches added after the first failure, as a share; twice as many after each further one."""
+"""Batches added after the first failure, as a share, then twice as many: chosen below _WORTH."""
 _FRACTION_BITS = 20
-"""."""
+"""Bits of a random fraction: 10 to 26 level the mix alike."""
 _LOAD_BITS = 26
-"""."""
+"""Bits of a load: 20 to 30 level the mix alike, and 26 leave 2^36 places within 63-bit keys."""
 
 
 def balanced(problem: Problem) -> tuple[IntArray, int]:
@@ -155,21 +164,14 @@ def deal(
     -------
     IntArray
         Batch of each sample, [n].
-
-    Examples
-    --------
-    >>> size = np.array([9, 2, 40, 4, 31, 1, 10, 2, 34, 8, 3, 1])
-    >>> batch_of = deal(size, 3, RandomStream(0, 0))
-    >>> batch_sums(size, batch_of, 3)
-    array([48, 48, 49])
     """
     size = _scaled(size, num_batches)
     excess = None if balance is None else _excess(balance, size)
     load, excess_load = np.zeros(num_batches, dtype=np.int64), np.zeros(num_batches)
     batch_of = np.empty(len(size), dtype=np.int64)
     to_come = int(size.sum())
-    for samples in _strata(size, num_batches):
-        sizes = size[samples]
+    for stratum in _strata(size, num_batches):
+        samples, sizes = stratum, size[stratum]
         to_come -= int(sizes.sum())
         slack = int(_RANDOM_SHARE * (to_come // num_batches))
         batches = _lowest_places(load, sizes, slack, stream)
@@ -188,7 +190,7 @@ def deal(
 
 
 def _scaled(size: IntArray, num_batches: int) -> IntArray:
-    """Scale sizes until a batch holds 2^26, so that sizes of zero get a small one that is whole."""
+    """Scale sizes until a batch holds about 2^26; even a sample of size zero gets a small one."""
     typical = max(int(size.sum()) // num_batches, int(size.max()), 1)
     shift = _LOAD_BITS - typical.bit_length()
     scaled = size << shift if shift >= 0 else size >> -shift

@@ -1,4 +1,4 @@
-"""Repairs of a packing: move overflowing samples, fill empty batches, split those that cost most."""
+"""Repairs of a packing: move overflowing samples, fill empty batches, split costly ones."""
 
 import numpy as np
 
@@ -42,9 +42,9 @@ def _do_not_fit(problem: Problem, batch_of: IntArray, over: BoolArray) -> IntArr
     share = _share(problem, members)
     members = members[sorting_order(int(share.max()) - share)]
     members = members[sorting_order(batch_of[members])]
-    owner = batch_of[members]
-    begins = np.flatnonzero(np.concatenate([[True], owner[1:] != owner[:-1]]))
-    lengths = np.diff(np.append(begins, len(owner)))
+    lengths = np.bincount(batch_of[members])
+    lengths = lengths[lengths > 0]
+    begins = np.cumsum(lengths) - lengths
     leave = np.zeros(len(members), dtype=bool)
     for units, limit in zip(problem.units, problem.limits, strict=True):
         total = np.cumsum(units[members])

@@ -4,7 +4,7 @@ A path is a prepared store or a file of structures; files are prepared on the fl
 of several heads are joined into one data set whose samples carry the index of their head.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,12 +72,17 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         """Reject fractions that leave nothing to train on."""
-        shares = (self.valid_fraction, self.test_fraction)
+        shares = self.fractions.values()
         if any(not 0 <= share < 1 for share in shares) or sum(shares) >= 1:
             raise ConfigError(
-                f"valid_fraction and test_fraction: expected shares that leave something to train "
-                f"on, got {shares[0]} and {shares[1]}"
+                "valid_fraction and test_fraction: expected shares that leave something to train "
+                f"on, got {self.valid_fraction} and {self.test_fraction}"
             )
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Fractions of ``train`` set aside, by role."""
+        return {"valid": self.valid_fraction, "test": self.test_fraction}
 
 
 @dataclass(frozen=True)
@@ -194,26 +199,17 @@ def load_structures(
     for name, source in sources.items():
         stores = _open(config, source, cutoff, (config.prepared or prepared) / name)
         if stage_to is not None:
-            stores = {
-                role: [Store.open(stage(store.path, stage_to)) for store in opened]
-                for role, opened in stores.items()
-            }
-        report += [*_found(stores.values()), *_in_two_roles(source)]
-        fractions = {"valid": source.valid_fraction, "test": source.test_fraction}
+            for opened in stores.values():
+                opened[:] = [Store.open(stage(store.path, stage_to)) for store in opened]
+        report += [*_found(stores), *_in_two_roles(source)]
         readers = [store.manifest["inputs"]["reader"] for store in stores["train"]]
-        origins.append([*readers, *fractions.values(), config.split_seed])
-        given = {
-            role: opened[0] if len(opened) == 1 else Concatenated(opened)
-            for role, opened in stores.items()
-            if opened
-        }
-        for role, dataset in divide(given, fractions, config.split_seed).items():
+        origins.append([*readers, *source.fractions.values(), config.split_seed])
+        for role, dataset in divide(stores, source.fractions, config.split_seed).items():
             parts[role][name] = dataset
-    several = len(heads) > 1 and not in_files
     joined = {
-        role: Concatenated(list(found.values()), [heads.index(name) for name in found])
-        if several
-        else next(iter(found.values()))
+        role: next(iter(found.values()))
+        if len(heads) == 1 or in_files
+        else Concatenated(list(found.values()), [heads.index(name) for name in found])
         for role, found in parts.items()
         if found
     }
@@ -264,24 +260,18 @@ def _heads_of(sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
 def _open(
     config: DataConfig, source: SourceConfig, cutoff: float, prepared: Path
 ) -> dict[str, list[Store]]:
-    """Open or prepare the stores of each role."""
+    """Open or prepare the stores of each role; a run's own folder holds what it needs, no more."""
+    workers, own = config.prepare_workers, config.prepared is None
+    folders = {role: prepared.with_name(f"{prepared.name}-{role}") for role in ROLES}
     return {
-        role: open_structures(
-            getattr(source, role),
-            cutoff,
-            source.labels,
-            prepared.with_name(f"{prepared.name}-{role}"),
-            config.prepare_workers,
-            # A run's own folder holds what this run needs, nothing else.
-            overwrite=config.prepared is None,
-        )
-        for role in ROLES
+        role: open_structures(getattr(source, role), cutoff, source.labels, folder, workers, own)
+        for role, folder in folders.items()
     }
 
 
-def _found(stores: Iterable[Sequence[Store]]) -> Iterator[str]:
+def _found(stores: Mapping[str, Sequence[Store]]) -> Iterator[str]:
     """Yield what the readers found, and structures to look at."""
-    for opened in stores:
+    for opened in stores.values():
         for store in opened:
             yield from store.manifest.get("report", ())
         for store in opened:

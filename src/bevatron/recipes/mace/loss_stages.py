@@ -12,13 +12,7 @@ from bevatron.train.settings import Settings
 
 
 def check_labels(loss: LossConfig, train: Dataset) -> None:
-    """Refuse a loss term whose label no structure has.
-
-    Raises
-    ------
-    DataError
-        Naming the weight to set to 0.
-    """
+    """Refuse a loss term whose label no structure has."""
     stages = {"loss.": loss.weights(0)}
     if loss.stage_two_start is not None:
         stages["loss.stage_two."] = loss.weights(loss.stage_two_start)
@@ -31,7 +25,7 @@ def check_labels(loss: LossConfig, train: Dataset) -> None:
                 "forces with data.labels.forces_key"
             )
         stress = max(weights["stress"], weights["virials"])
-        if stress > 0 and not _any_stress(train):
+        if stress > 0 and all(np.isnan(train[i]["stress"]).any() for i in range(len(train))):
             raise DataError(
                 f"the training data have no stress but {where}stress_weight or "
                 f"{where}virials_weight is {stress:g}; set it to 0, or name the stress with "
@@ -39,51 +33,37 @@ def check_labels(loss: LossConfig, train: Dataset) -> None:
             )
 
 
-def _any_stress(train: Dataset) -> bool:
-    """Whether any structure has a label for stress."""
-    return any(not np.isnan(train[i]["stress"]).any() for i in range(len(train)))
+def monitors(loss: LossConfig, valid: Dataset | None) -> tuple[str, str]:
+    """Name the errors by which the best epoch of each stage is chosen.
 
-
-def monitor(loss: LossConfig, valid: Dataset | None) -> str:
-    """Name the error by which the best epoch is chosen."""
+    That of the second stage is the energy's, where it stresses energies.
+    """
     forces = valid is not None and bool(valid.lengths("forces").any())
-    return "forces_rmse" if forces and loss.forces_weight > 0 else "energy_per_atom_rmse"
-
-
-def stage_two_monitor(loss: LossConfig, valid: Dataset | None) -> str:
-    """Name the error that decides in the second stage: energies, where it stresses them."""
-    start = loss.stage_two_start
-    first, second = loss.weights(0), loss.weights(0 if start is None else start)
+    of_first = "forces_rmse" if forces and loss.forces_weight > 0 else "energy_per_atom_rmse"
+    first, second = loss.weights(0), loss.weights(loss.stage_two_start or 0)
     stressed = second["energy"] * first["forces"] > first["energy"] * second["forces"]
-    return "energy_per_atom_rmse" if stressed else monitor(loss, valid)
+    return of_first, "energy_per_atom_rmse" if stressed else of_first
 
 
 def stage_two_notes(loss: LossConfig, settings: Settings) -> list[str]:
     """Say when stage two begins and with what; warn if it never does or has the larger rate."""
-    start, rate, first_rate = (
-        loss.stage_two_start,
-        settings.schedule.stage_two_lr,
-        settings.optim.lr,
-    )
+    start, epochs, lr = loss.stage_two_start, settings.train.epochs, settings.optim.lr
     if start is None:
         return []
-    if start >= settings.train.epochs:
-        line = (
-            f"warning: stage two begins with epoch {start + 1}, but train.epochs is "
-            f"{settings.train.epochs}: it is never reached"
-        )
-        return [line]
+    if start >= epochs:
+        begins = f"stage two begins with epoch {start + 1}, but train.epochs is {epochs}"
+        return [f"warning: {begins}: it is never reached"]
     weights = ", ".join(f"{term} {weight:g}" for term, weight in loss.weights(start).items())
-    line = (
-        f"stage two begins with epoch {start + 1}: loss weights {weights}; learning rate {rate:g}"
-    )
-    if rate <= first_rate:
-        return [line]
-    warning = (
-        f"warning: schedule.stage_two_lr is {rate:g}, above optim.lr "
-        f"({first_rate:g}): stage two is meant to have the smaller learning rate"
-    )
-    return [line, warning]
+    later = f"{settings.schedule.stage_two_lr:g}"
+    notes = [
+        f"stage two begins with epoch {start + 1}: loss weights {weights}; learning rate {later}"
+    ]
+    if settings.schedule.stage_two_lr > lr:
+        notes.append(
+            f"warning: schedule.stage_two_lr is {later}, above optim.lr ({lr:g}): stage two is "
+            "meant to have the smaller learning rate"
+        )
+    return notes
 
 
 def loss_identity(loss: LossConfig) -> dict[str, Any]:

@@ -37,9 +37,8 @@ from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_
 from bevatron.recipes.mace.loss_stages import (
     check_labels,
     loss_identity,
-    monitor,
+    monitors,
     named_weights,
-    stage_two_monitor,
     stage_two_notes,
 )
 from bevatron.recipes.mace.potential import trained_model
@@ -177,11 +176,8 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     data = dataclasses.replace(data, train=_without_isolated(data.train, found))
     task = MaceTask(config.staged_loss, model.config.heads)
     config, chosen = _with_capacity(config, model, task, data.train)
-    notes += [
-        *chosen,
-        *stage_two_notes(config.staged_loss, config.settings),
-        _in_short(model, data),
-    ]
+    notes += [*chosen, *stage_two_notes(config.staged_loss, config.settings)]
+    notes += [_in_short(model, data)]
     return _run(config, data, model, task, notes, resume)
 
 
@@ -235,7 +231,7 @@ def _run(
     resume: bool,
 ) -> Run:
     """Hand data, model and task to the trainer."""
-    loss = config.staged_loss
+    first, second = monitors(config.staged_loss, data.valid)
     return Run(
         model=model,
         task=task,
@@ -251,11 +247,11 @@ def _run(
             "data": {"structures": len(data.train), "fingerprint": data.fingerprint},
             # Which head is the default changes no number, and runs of 0.1 have none.
             "model": {k: v for k, v in to_dict(model.config).items() if k != "default_head"},
-            "loss": loss_identity(loss),
+            "loss": loss_identity(config.staged_loss),
             "frozen": list(config.finetune.frozen),
         },
-        monitor=monitor(loss, data.valid),
-        stage_two_monitor=stage_two_monitor(loss, data.valid),
+        monitor=first,
+        stage_two_monitor=second,
         shown_metrics=SHOWN_METRICS,
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
@@ -335,15 +331,12 @@ def _with_statistics(
         "shift": found.mean_shift if scaling == "rms_forces" else zeros,
     }
     given = {name: getattr(config, name) for name in from_data}
-    values = {
-        name: value if given[name] == getattr(plain, name) else given[name]
-        for name, value in from_data.items()
-    }
+    given = {name: value for name, value in given.items() if value != getattr(plain, name)}
     complete = config.with_data(
         atomic_numbers=found.atomic_numbers,
         atomic_energies=found.atomic_energies,
         heads=heads,
-        **values,
+        **(from_data | given),
     )
     return dataclasses.replace(complete, default_head=heads[0])
 

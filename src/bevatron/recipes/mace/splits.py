@@ -4,38 +4,29 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bevatron.data.dataset import Dataset, Subset, split
+from bevatron.data.dataset import Concatenated, Dataset, Subset, split
 from bevatron.errors import DataError
 from bevatron.models.mace.features import ISOLATED_GROUP
 from bevatron.typing import BoolArray, IntArray
 
 
 def divide(
-    given: Mapping[str, Dataset], fractions: Mapping[str, float], seed: int
+    given: Mapping[str, Sequence[Dataset]], fractions: Mapping[str, float], seed: int
 ) -> dict[str, Dataset]:
     """Split off the data of each role that has a fraction and none of its own.
 
     Isolated atoms stay in the training data, where they determine E0; so does what has an element
-    that would be missing there.
-
-    Parameters
-    ----------
-    given
-        Role -> data set; ``train`` is one of them.
-    fractions
-        Role -> fraction of ``train``.
-    seed
-        Of the split.
-
-    Raises
-    ------
-    DataError
-        If there are fewer structures than parts.
+    that would be missing there. Raises a DataError if there are fewer structures than parts.
     """
-    wanted = {role: share for role, share in fractions.items() if share and role not in given}
+    found: dict[str, Dataset] = {
+        role: datasets[0] if len(datasets) == 1 else Concatenated(datasets)
+        for role, datasets in given.items()
+        if datasets
+    }
+    wanted = {role: share for role, share in fractions.items() if share and role not in found}
     if not wanted:
-        return dict(given)
-    train = given["train"]
+        return found
+    train = found["train"]
     single = isolated_atoms(train)
     others = np.setdiff1d(np.arange(len(train)), single)
     if len(others) <= len(wanted):
@@ -46,7 +37,6 @@ def divide(
     parts = split(len(others), (1 - sum(wanted.values()), *wanted.values()), seed)
     kept, *aside = [others[part] for part in parts]
     kept = np.concatenate([kept, single])
-    found = dict(given)
     for role, chosen in zip(wanted, aside, strict=True):
         rare = _only_here(train, chosen, kept)
         kept = np.concatenate([kept, chosen[rare]])
@@ -63,13 +53,7 @@ def isolated_atoms(dataset: Dataset) -> IntArray:
 
 
 def check_elements(dataset: Dataset, atomic_numbers: Sequence[int], what: str) -> None:
-    """Reject structures with elements that the training data lack.
-
-    Raises
-    ------
-    DataError
-        Naming the first such structure.
-    """
+    """Reject structures with elements that the training data lack, naming the first."""
     known = set(atomic_numbers)
     for i in range(len(dataset)):
         unknown = set(dataset[i]["atomic_numbers"].tolist()) - known
