@@ -183,11 +183,10 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
 
 def _load(config: MaceRun, source: MACE | None) -> StructureData:
     """Read or prepare the data with the cutoff of the model."""
-    cutoff, kept = config.model.r_max, ()
     if source is not None:
         _check_architecture(config, source.config)
-        cutoff = source.config.r_max
-        kept = source.config.heads if config.finetune.keep_heads else ()
+    cutoff = config.model.r_max if source is None else source.config.r_max
+    kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
     prepared = config.output / "prepared"
     return load_structures(config.data, cutoff, prepared, kept, config.loader.stage_to)
 
