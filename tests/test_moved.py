@@ -61,6 +61,22 @@ def test_old_names_are_accepted_with_a_warning(operator):
         _ = module.nothing
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("prepare_structures", "stores.prepare_structures"),
+        ("prepare_files", "stores.prepare_files"),
+        ("isolated_atoms", "splits.isolated_atoms"),
+        ("check_elements", "splits.check_elements"),
+    ],
+)
+def test_what_left_the_data_of_mace_is_found_there(old, new):
+    from bevatron.recipes.mace import data
+
+    with pytest.warns(DeprecationWarning, match=rf"data\.{old} is deprecated; use .*mace\.{new}"):
+        assert getattr(data, old).__name__ == old
+
+
 def test_a_name_that_moved_to_another_module_is_found_there():
     from bevatron.data import dataset, loader
 

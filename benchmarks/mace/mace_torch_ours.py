@@ -23,7 +23,8 @@ from bevatron.data.dataset import Subset
 from bevatron.models.mace import LossConfig, MaceTask, from_mace_torch
 from bevatron.models.mace.features import statistics
 from bevatron.parallel.mesh import Mesh
-from bevatron.recipes.mace.data import batch_sizes, prepare_structures
+from bevatron.recipes.mace.data import batch_sizes
+from bevatron.recipes.mace.stores import prepare_structures
 from bevatron.train import fit
 from bevatron.train.evaluate import evaluate, in_eval_mode, make_loader
 from bevatron.train.optim import AveragedWeights, make_optimizer

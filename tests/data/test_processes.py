@@ -10,7 +10,7 @@ print("script runs")
 import os, signal
 from multiprocessing import forkserver
 from pathlib import Path
-from bevatron.recipes.mace.data import prepare_structures
+from bevatron.recipes.mace.stores import prepare_structures
 
 frame = "2\\nenergy={} Properties=species:S:1:pos:R:3\\nH 0 0 0\\nH 0 0 {}\\n"
 Path("two.xyz").write_text("".join(frame.format(-31.0 - i, 0.7 + 0.001 * i) for i in range(64)))

@@ -20,7 +20,7 @@ from bevatron.recipes.demo import WIDTH, claim
 from bevatron.recipes.gpspp import demo as gpspp_demo
 from bevatron.recipes.graph import demo as graph_demo
 from bevatron.recipes.mace import demo
-from bevatron.recipes.mace.data import prepare_structures
+from bevatron.recipes.mace.stores import prepare_structures
 
 TINY_GPSPP = {
     "num_layers": 1, "node_width": 16, "edge_width": 8, "global_width": 4, "num_heads": 2,

@@ -8,7 +8,7 @@ import pytest
 
 from bevatron.data.readers import LabelOptions
 from bevatron.recipes.mace.convert import from_mace_torch_file
-from bevatron.recipes.mace.data import prepare_structures
+from bevatron.recipes.mace.stores import prepare_structures
 
 CHECKPOINT = "real_mace_tutorial_solvent_f32"
 """A trained checkpoint of mace-torch: H, C, O; 16 scalar channels; cutoff 3 Å; GFN2-xTB."""

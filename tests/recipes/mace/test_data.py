@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bevatron.models.mace import LossConfig, MaceConfig
 from bevatron.recipes.mace.data import DataConfig, load_structures
+from bevatron.recipes.mace.run import MaceRun, build
 
 
 @pytest.fixture
@@ -66,6 +68,20 @@ def test_what_has_an_element_of_its_own_is_trained_on_whatever_the_seed(water, t
         for name, part in parts.items():
             elements = {z for i in range(len(part)) for z in part[i]["atomic_numbers"].tolist()}
             assert (7 in elements) == (name == "train")
+
+
+def test_isolated_atoms_give_e0_and_are_in_no_batch_and_no_report(water, tmp_path):
+    with water.open("a") as file:
+        for name, energy in (("H", -13.6), ("O", -432.1)):
+            file.write("1\nProperties=species:S:1:pos:R:3:forces:R:3 config_type=IsolatedAtom ")
+            file.write(f"energy={energy}\n{name} 0 0 0 0 0 0\n")
+    data = DataConfig(train=(water,), prepare_workers=1)
+    model = MaceConfig(num_channels=4, max_L=0, r_max=3.0)
+    weights = LossConfig(stress_weight=0.0)
+    run = build(MaceRun(output=tmp_path / "run", data=data, model=model, loss=weights))
+    assert run.model.config.atomic_energies == ((-13.6, -432.1),)
+    for part in (run.train, run.on_end.values[0].train):
+        assert part.lengths("atomic_numbers").tolist() == [3] * 9
 
 
 def test_other_labels_or_another_division_are_another_fingerprint(tmp_path):

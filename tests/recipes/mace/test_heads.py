@@ -14,10 +14,10 @@ from bevatron.errors import ConfigError, DataError
 from bevatron.models.mace import MACE, load_matching, load_model, save_model
 from bevatron.recipes.mace import potential
 from bevatron.recipes.mace.calculator import BevatronCalculator
-from bevatron.recipes.mace.data import prepare_structures
 from bevatron.recipes.mace.evaluate import evaluate_files
 from bevatron.recipes.mace.predict import predict_file, relax_file
 from bevatron.recipes.mace.run import MaceRun, build
+from bevatron.recipes.mace.stores import prepare_structures
 from bevatron.recipes.training import start
 
 SHIFTS = {"old": 0.0, "new": 1.0}

@@ -10,7 +10,8 @@ import pytest
 
 from bevatron.cli import main
 from bevatron.data.readers import LabelOptions
-from bevatron.recipes.mace.data import DataConfig, load_structures, prepare_structures
+from bevatron.recipes.mace.data import DataConfig, load_structures
+from bevatron.recipes.mace.stores import prepare_structures
 from bevatron.recipes.mace.suspects import robust_residuals, suspects
 
 DATA = files("bevatron.recipes") / "demo_data" / "structures.extxyz.gz"

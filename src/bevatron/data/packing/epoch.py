@@ -2,7 +2,6 @@
 
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -102,12 +101,14 @@ def pack(
         batch_of[inside], num_batches = _run(problem, algorithm, batch_size, order)
     batch_of[alone] = num_batches + np.arange(problem.reserved)
     num_batches += problem.reserved
-    cheapest = _fillers(batch_of, num_batches, num_ranks, balance_units)
-    samples = np.concatenate([np.arange(count), cheapest.samples])
-    batch_of = np.concatenate([batch_of, cheapest.batches])
+    num_batches = -(-num_batches // num_ranks) * num_ranks
+    empty = np.flatnonzero(np.bincount(batch_of, minlength=num_batches) == 0)
+    cheapest = np.resize(sorting_order(balance_units)[: len(empty)], len(empty))
+    samples = np.concatenate([np.arange(count), cheapest])
+    batch_of = np.concatenate([batch_of, empty])
     place = _places(batch_of, balance_units[samples], num_ranks, algorithm, stream)[batch_of]
     in_order = sorting_order(place)
-    repeated = in_order >= count if len(cheapest.samples) else None
+    repeated = in_order >= count if len(empty) else None
     total = int(place.max()) + 1
     return Plan(
         indices=samples[in_order],
@@ -120,23 +121,6 @@ def pack(
         used=table.sum(axis=0, dtype=np.float64),
         capacity=limits,
     )
-
-
-@dataclass(frozen=True)
-class _Fillers:
-    """Repeated samples and the batches they fill."""
-
-    samples: IntArray
-    batches: IntArray
-
-
-def _fillers(batch_of: IntArray, num_batches: int, num_ranks: int, balance: IntArray) -> _Fillers:
-    """Choose a cheap sample for each batch that is empty or missing on a rank."""
-    total = -(-num_batches // num_ranks) * num_ranks
-    empty = np.flatnonzero(np.bincount(batch_of, minlength=total) == 0)
-    if not len(empty):
-        return _Fillers(empty, empty)
-    return _Fillers(np.resize(sorting_order(balance)[: len(empty)], len(empty)), empty)
 
 
 def _places(

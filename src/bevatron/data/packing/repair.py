@@ -1,8 +1,8 @@
-"""Repairs of a packing: move overflowing samples, and split batches up to a given number."""
+"""Repairs of a packing: move overflowing samples, fill empty batches, split costly ones."""
 
 import numpy as np
 
-from bevatron.data.packing.costs import Problem
+from bevatron.data.packing.costs import Problem, count_up
 from bevatron.data.packing.randomness import sorting_order
 from bevatron.typing import BoolArray, IntArray
 
@@ -42,9 +42,9 @@ def _do_not_fit(problem: Problem, batch_of: IntArray, over: BoolArray) -> IntArr
     share = _share(problem, members)
     members = members[sorting_order(int(share.max()) - share)]
     members = members[sorting_order(batch_of[members])]
-    owner = batch_of[members]
-    begins = np.flatnonzero(np.concatenate([[True], owner[1:] != owner[:-1]]))
-    lengths = np.diff(np.append(begins, len(owner)))
+    lengths = np.bincount(batch_of[members])
+    lengths = lengths[lengths > 0]
+    begins = np.cumsum(lengths) - lengths
     leave = np.zeros(len(members), dtype=bool)
     for units, limit in zip(problem.units, problem.limits, strict=True):
         total = np.cumsum(units[members])
@@ -88,6 +88,24 @@ def _place(problem: Problem, batch_of: IntArray, moving: IntArray, room: IntArra
     return False
 
 
+def fill_empty(batch_of: IntArray, num_batches: int) -> IntArray:
+    """Move samples from the batches with the most samples into empty ones.
+
+    Needs at least as many samples as batches.
+    """
+    counts = np.bincount(batch_of, minlength=num_batches)
+    empty = np.flatnonzero(counts == 0)
+    if not len(empty):
+        return batch_of
+    place = np.empty_like(batch_of)
+    place[sorting_order(batch_of)] = count_up(counts)
+    # The first sample of a batch stays.
+    remaining = np.where(place > 0, counts[batch_of] - place, 0)
+    filled = batch_of.copy()
+    filled[sorting_order(int(remaining.max()) - remaining)[: len(empty)]] = empty
+    return filled
+
+
 def split_batches(
     batch_of: IntArray, num_batches: int, wanted: int, balance: IntArray
 ) -> tuple[IntArray, int]:
@@ -106,10 +124,7 @@ def split_batches(
         # Dealt alternately from the largest on, so that both batches cost about the same.
         members = members[np.argsort(-balance[members], kind="stable")]
         members = members[np.argsort(batch_of[members], kind="stable")]
-        owner = batch_of[members]
-        begins = np.flatnonzero(np.concatenate([[True], owner[1:] != owner[:-1]]))
-        place = np.arange(len(owner)) - np.repeat(begins, np.diff(np.append(begins, len(owner))))
-        odd = members[place % 2 == 1]
+        odd = members[count_up(np.bincount(batch_of[members])) % 2 == 1]
         batch_of[odd] = new_batch[batch_of[odd]]
         num_batches += len(chosen)
     return batch_of, num_batches

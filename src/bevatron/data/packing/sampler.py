@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 from torch.utils.data import Sampler
@@ -64,28 +65,21 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._iterated = False
         self._drop_repeats = drop_repeats
         self._planned: tuple[int, Plan] | None = None
-
-        def make(epoch: int) -> Plan:
-            return pack(
-                costs,
-                capacity,
-                self.num_ranks,
-                seed,
-                epoch,
-                algorithm,
-                balance=balance,
-                batch_size=batch_size,
-                oversized=oversized,
-                names=names,
-            )
-
-        self._make = make
+        self._make = partial(
+            pack,
+            *(costs, capacity, self.num_ranks, seed),
+            algorithm=algorithm,
+            balance=balance,
+            batch_size=batch_size,
+            oversized=oversized,
+            names=names,
+        )
 
     @property
     def plan(self) -> Plan:
         """The plan of the current epoch, for all ranks."""
         if self._planned is None or self._planned[0] != self.epoch:
-            self._planned = (self.epoch, self._make(self.epoch))
+            self._planned = (self.epoch, self._make(epoch=self.epoch))
         return self._planned[1]
 
     def set_epoch(self, epoch: int, start_step: int = 0) -> None:

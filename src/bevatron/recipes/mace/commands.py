@@ -48,7 +48,7 @@ def prepare(
     bevatron prepare water.extxyz.gz --out water-store --cutoff 5.0
     bevatron prepare mace data/ --out store --labels.energy-key my_energy
     """
-    from bevatron.recipes.mace.data import prepare_files
+    from bevatron.recipes.mace.stores import prepare_files
 
     say(*prepare_files(files, out, cutoff, labels, **vars(options)))
 

@@ -21,8 +21,9 @@ from bevatron.models.mace import MaceConfig, MaceTask, per_structure_errors
 from bevatron.output import print_table
 from bevatron.recipes.devices import announce
 from bevatron.recipes.finite import check_finite
-from bevatron.recipes.mace.data import batch_sizes, open_structures
+from bevatron.recipes.mace.data import batch_sizes
 from bevatron.recipes.mace.potential import Potential, head_of_unnamed, trained_model
+from bevatron.recipes.mace.stores import open_structures
 from bevatron.train.evaluate import predict
 from bevatron.train.settings import BatchConfig, LoaderConfig
 from bevatron.typing import Arrays, FloatArray, IntArray

@@ -14,7 +14,7 @@ import torch
 from bevatron.data.dataset import Dataset, Subset
 from bevatron.data.packing import Plan
 from bevatron.models.mace import load_model
-from bevatron.recipes.mace.data import StructureData, batch_sizes, isolated_atoms
+from bevatron.recipes.mace.data import StructureData, batch_sizes
 from bevatron.recipes.mace.evaluate import Evaluation, evaluate_dataset
 from bevatron.recipes.mace.potential import Potential
 from bevatron.recipes.mace.report_errors import headline, show_data, show_errors, show_parity
@@ -82,17 +82,16 @@ def report_of_run(
         chosen["test"] = data.test
     if data.valid is not None:
         chosen["validation"] = data.valid
-    # Isolated atoms only give E0.
-    trained = np.setdiff1d(np.arange(len(data.train)), isolated_atoms(data.train))
-    number = min(MOST_TRAINING_STRUCTURES, len(trained))
-    some = np.sort(np.random.default_rng(0).permutation(trained)[:number])
-    name = "training" if number == len(trained) else f"training ({number} of {len(trained)})"
+    total = len(data.train)
+    number = min(MOST_TRAINING_STRUCTURES, total)
+    some = np.sort(np.random.default_rng(0).permutation(total)[:number])
+    name = "training" if number == total else f"training ({number} of {total})"
     chosen[name] = Subset(data.train, some)
     capacity = max(batch.capacities(["atoms"]).get("atoms", 0), 512)
     evaluations = {
         name: evaluate_dataset(potential, dataset, capacity) for name, dataset in chosen.items()
     }
-    plan = first_epoch(batch_sizes(Subset(data.train, trained)), batch, history)
+    plan = first_epoch(batch_sizes(data.train), batch, history)
     notes = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]
     return write_report(
         folder,

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,10 +12,11 @@ import torch
 
 from bevatron.config import to_dict
 from bevatron.data.dataset import Dataset, Subset
-from bevatron.errors import ConfigError, DataError
+from bevatron.errors import ConfigError
 from bevatron.kernels import use
 from bevatron.models.mace import (
     MACE,
+    AtomicEnergies,
     LossConfig,
     MaceConfig,
     MaceTask,
@@ -29,11 +31,18 @@ from bevatron.recipes.mace.data import (
     DataConfig,
     StructureData,
     batch_sizes,
-    check_elements,
     load_structures,
 )
 from bevatron.recipes.mace.finetune import FinetuneConfig, FineTuning, transfer_table
+from bevatron.recipes.mace.loss_stages import (
+    check_labels,
+    loss_identity,
+    monitors,
+    named_weights,
+    stage_two_notes,
+)
 from bevatron.recipes.mace.potential import trained_model
+from bevatron.recipes.mace.splits import check_elements
 from bevatron.recipes.mace.step_cost import StepMeter
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.precision import dtype_of
@@ -152,40 +161,81 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
     """
     use(config.kernels)
     source = None if config.start_from is None else trained_model(config.start_from)
-    architecture = config.model if source is None else _of_source(config, source.config)
-    kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
-    prepared = config.output / "prepared"
-    stage_to = config.loader.stage_to
-    data = load_structures(config.data, architecture.r_max, prepared, kept, stage_to)
-    _check_labels(config, data)
-    asked = config.model.atomic_numbers if source is None else ()
-    start = None if source is None else FineTuning(source, config.finetune, config.data, data)
-    choices = dict(data.e0) if start is None else start.e0_choices()
-    found = statistics(data.train, heads=data.heads, e0=choices, elements=asked)
-    _check_elements(asked, found)
-    torch.manual_seed(config.train.seed)
-    e0, table = found.e0, []
-    if start is None:
-        complete = _with_statistics(architecture, config.scaling, found, data.heads)
-        model = MACE(complete, torch.float64)
+    data = _load(config, source)
+    check_labels(config.staged_loss, data.train)
+    if source is None:
+        model, found, notes = _new_model(config, data)
     else:
-        model, e0, rows = start.initialise(found)
-        table = [start.heads, *transfer_table(rows)]
-    origins = [f"E0 of head '{h}': {e.origin}" for h, e in zip(data.heads, e0, strict=True)]
-    notes = [*data.report, *origins, *_suspect_forces(data.train, found), *table]
-    for dataset, what in ((data.valid, "validation"), (data.test, "test")):
-        check_elements(dataset, model.config.atomic_numbers, what)
+        model, found, notes = _finetuned_model(config, data, source)
+    notes = [*data.report, *notes, *_suspect_forces(data.train, found)]
+    for part, what in ((data.valid, "validation"), (data.test, "test")):
+        if part is not None:
+            check_elements(part, model.config.atomic_numbers, what)
     model = model.to(dtype_of(config.train.dtype))
     freeze(model, config.finetune.frozen)
-    train = _without_isolated(data.train, found)
+    data = dataclasses.replace(data, train=_without_isolated(data.train, found))
     task = MaceTask(config.staged_loss, model.config.heads)
-    config = _with_capacity(config, model, task, train, notes)
-    notes += [*_stage_two_notes(config), _in_short(model, train, data)]
+    config, chosen = _with_capacity(config, model, task, data.train)
+    notes += [*chosen, *stage_two_notes(config.staged_loss, config.settings)]
+    notes += [_in_short(model, data)]
+    return _run(config, data, model, task, notes, resume)
+
+
+def _load(config: MaceRun, source: MACE | None) -> StructureData:
+    """Read or prepare the data with the cutoff of the model."""
+    if source is not None:
+        _check_architecture(config, source.config)
+    cutoff = config.model.r_max if source is None else source.config.r_max
+    kept = source.config.heads if source is not None and config.finetune.keep_heads else ()
+    prepared = config.output / "prepared"
+    return load_structures(config.data, cutoff, prepared, kept, config.loader.stage_to)
+
+
+def _new_model(config: MaceRun, data: StructureData) -> tuple[MACE, Statistics, list[str]]:
+    """Make a model with random weights for the elements, heads and scales of the data."""
+    asked = config.model.atomic_numbers
+    found = statistics(data.train, heads=data.heads, e0=dict(data.e0), elements=asked)
+    further = sorted(set(found.atomic_numbers) - set(asked))
+    if asked and further:
+        raise ConfigError(
+            f"model.atomic_numbers: the data hold also {further}; add them or leave the key out"
+        )
+    torch.manual_seed(config.train.seed)
+    complete = _with_statistics(config.model, config.scaling, found, data.heads)
+    return MACE(complete, torch.float64), found, _origins(data.heads, found.e0)
+
+
+def _finetuned_model(
+    config: MaceRun, data: StructureData, source: MACE
+) -> tuple[MACE, Statistics, list[str]]:
+    """Make a model with the weights of another for the elements and heads of the data."""
+    start = FineTuning(source, config.finetune, config.data, data)
+    found = statistics(data.train, heads=data.heads, e0=start.e0_choices())
+    torch.manual_seed(config.train.seed)
+    model, e0, rows = start.initialise(found)
+    return model, found, [*_origins(data.heads, e0), start.heads, *transfer_table(rows)]
+
+
+def _origins(heads: Sequence[str], e0: Sequence[AtomicEnergies]) -> list[str]:
+    """Say where E0 of each head comes from."""
+    return [f"E0 of head '{head}': {e.origin}" for head, e in zip(heads, e0, strict=True)]
+
+
+def _run(
+    config: MaceRun,
+    data: StructureData,
+    model: MACE,
+    task: MaceTask,
+    notes: list[str],
+    resume: bool,
+) -> Run:
+    """Hand data, model and task to the trainer."""
+    first, second = monitors(config.staged_loss, data.valid)
     return Run(
         model=model,
         task=task,
-        train=train,
-        sizes=batch_sizes(train),
+        train=data.train,
+        sizes=batch_sizes(data.train),
         valid=data.valid,
         valid_sizes=None if data.valid is None else batch_sizes(data.valid),
         folder=config.output,
@@ -193,14 +243,14 @@ def build(config: MaceRun, *, resume: bool = False) -> Run:
         config={"recipe": config.recipe, **_as_set(config)},
         identity={
             # First, so that changed data are reported as such and not as a changed E0.
-            "data": {"structures": len(train), "fingerprint": data.fingerprint},
+            "data": {"structures": len(data.train), "fingerprint": data.fingerprint},
             # Which head is the default changes no number, and runs of 0.1 have none.
             "model": {k: v for k, v in to_dict(model.config).items() if k != "default_head"},
-            "loss": _loss_identity(config.staged_loss),
+            "loss": loss_identity(config.staged_loss),
             "frozen": list(config.finetune.frozen),
         },
-        monitor=_monitor(config, data),
-        stage_two_monitor=_stage_two_monitor(config, data),
+        monitor=first,
+        stage_two_monitor=second,
         shown_metrics=SHOWN_METRICS,
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, model.config),
@@ -220,7 +270,7 @@ def _as_set(config: MaceRun) -> dict[str, Any]:
     }
     start = config.staged_loss.stage_two_start
     if start is not None:
-        values["loss"]["stage_two"] |= _named_weights(config.staged_loss, start)
+        values["loss"]["stage_two"] |= named_weights(config.staged_loss, start)
     return values
 
 
@@ -238,23 +288,23 @@ def _suspect_forces(train: Dataset, found: Statistics) -> list[str]:
     return [warning]
 
 
-def _in_short(model: MACE, train: Dataset, data: StructureData) -> str:
+def _in_short(model: MACE, data: StructureData) -> str:
     """Describe the sizes of data and model, and the units of errors, in one line."""
-    parts = (("train", train), ("valid", data.valid), ("test", data.test))
+    parts = (("train", data.train), ("valid", data.valid), ("test", data.test))
     counts = ", ".join(f"{name}: {len(part)} structures" for name, part in parts if part)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return f"{counts}; {parameters:,} parameters; errors in eV per atom, eV/Å and eV/Å³"
 
 
 def _with_capacity(
-    config: MaceRun, model: MACE, task: MaceTask, train: Dataset, notes: list[str]
-) -> MaceRun:
-    """Choose ``batch.capacity: auto``, once for the run's folder, and note why."""
+    config: MaceRun, model: MACE, task: MaceTask, train: Dataset
+) -> tuple[MaceRun, list[str]]:
+    """Choose ``batch.capacity: auto``, once for the run's folder, and say why."""
     batch = config.batch
     if batch.capacity != "auto":
-        return config
+        return config, []
     if batch.algorithm == "fixed_count":
-        return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=ON_CPU))
+        return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=ON_CPU)), []
 
     def meter(device: torch.device) -> StepMeter:
         dtype = dtype_of(config.train.dtype)
@@ -262,8 +312,7 @@ def _with_capacity(
 
     path = config.output / "capacity.json"
     capacity, note = capacity_of_run(path, config.train, meter, config.optim.accumulate)
-    notes.append(note)
-    return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity))
+    return dataclasses.replace(config, batch=dataclasses.replace(batch, capacity=capacity)), [note]
 
 
 def _with_statistics(
@@ -281,21 +330,18 @@ def _with_statistics(
         "shift": found.mean_shift if scaling == "rms_forces" else zeros,
     }
     given = {name: getattr(config, name) for name in from_data}
-    values = {
-        name: value if given[name] == getattr(plain, name) else given[name]
-        for name, value in from_data.items()
-    }
+    given = {name: value for name, value in given.items() if value != getattr(plain, name)}
     complete = config.with_data(
         atomic_numbers=found.atomic_numbers,
         atomic_energies=found.atomic_energies,
         heads=heads,
-        **values,
+        **(from_data | given),
     )
     return dataclasses.replace(complete, default_head=heads[0])
 
 
-def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
-    """Return the architecture of the model to start from; refuse changes to it."""
+def _check_architecture(config: MaceRun, architecture: MaceConfig) -> None:
+    """Refuse changes to the architecture of the model to start from."""
     plain, given, old = to_dict(MaceConfig()), to_dict(config.model), to_dict(architecture)
     for name, value in given.items():
         if value not in (plain[name], old[name]):
@@ -303,16 +349,6 @@ def _of_source(config: MaceRun, architecture: MaceConfig) -> MaceConfig:
                 f"model.{name}: is {value}, but that of {config.start_from} is {old[name]} and "
                 "cannot be changed; leave it (and preset) out"
             )
-    return architecture
-
-
-def _check_elements(asked: tuple[int, ...], found: Statistics) -> None:
-    """Refuse data with elements that model.atomic_numbers lacks."""
-    further = sorted(set(found.atomic_numbers) - set(asked))
-    if asked and further:
-        raise ConfigError(
-            f"model.atomic_numbers: the data hold also {further}; add them or leave the key out"
-        )
 
 
 def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
@@ -320,83 +356,3 @@ def _without_isolated(train: Dataset, found: Statistics) -> Dataset:
     if not found.isolated:
         return train
     return Subset(train, np.setdiff1d(np.arange(len(train)), np.array(found.isolated)))
-
-
-def _check_labels(config: MaceRun, data: StructureData) -> None:
-    """Refuse a loss term whose label no structure has."""
-    loss = config.staged_loss
-    stages = {"loss.": loss.weights(0)}
-    if loss.stage_two_start is not None:
-        stages["loss.stage_two."] = loss.weights(loss.stage_two_start)
-    forces = bool(data.train.lengths("forces").any())
-    for where, weights in stages.items():
-        if weights["forces"] > 0 and not forces:
-            raise DataError(
-                f"the training data have no forces but {where}forces_weight is "
-                f"{weights['forces']:g}; set it to 0 to train on energies alone, or name the "
-                "forces with data.labels.forces_key"
-            )
-        stress = max(weights["stress"], weights["virials"])
-        if stress > 0 and not _any_stress(data.train):
-            raise DataError(
-                f"the training data have no stress but {where}stress_weight or "
-                f"{where}virials_weight is {stress:g}; set it to 0, or name the stress with "
-                "data.labels.stress_key"
-            )
-
-
-def _any_stress(train: Dataset) -> bool:
-    """Whether any structure has a label for stress."""
-    return any(not np.isnan(train[i]["stress"]).any() for i in range(len(train)))
-
-
-def _monitor(config: MaceRun, data: StructureData) -> str:
-    """Name the error by which the best epoch is chosen."""
-    forces = data.valid is not None and bool(data.valid.lengths("forces").any())
-    return "forces_rmse" if forces and config.loss.forces_weight > 0 else "energy_per_atom_rmse"
-
-
-def _stage_two_monitor(config: MaceRun, data: StructureData) -> str:
-    """Name the error that decides in the second stage: energies, where it stresses them."""
-    loss, start = config.staged_loss, config.staged_loss.stage_two_start
-    first = loss.weights(0)
-    second = first if start is None else loss.weights(start)
-    stressed = second["energy"] * first["forces"] > first["energy"] * second["forces"]
-    return "energy_per_atom_rmse" if stressed else _monitor(config, data)
-
-
-def _stage_two_notes(config: MaceRun) -> list[str]:
-    """Say when stage two begins and with what; warn if it never does or has the larger rate."""
-    loss, schedule, start = config.staged_loss, config.schedule, config.staged_loss.stage_two_start
-    if start is None:
-        return []
-    if start >= config.train.epochs:
-        line = (
-            f"warning: stage two begins with epoch {start + 1}, but train.epochs is "
-            f"{config.train.epochs}: it is never reached"
-        )
-        return [line]
-    weights = ", ".join(f"{term} {weight:g}" for term, weight in loss.weights(start).items())
-    line = (
-        f"stage two begins with epoch {start + 1}: loss weights {weights}; learning rate "
-        f"{schedule.stage_two_lr:g}"
-    )
-    if schedule.stage_two_lr <= config.optim.lr:
-        return [line]
-    warning = (
-        f"warning: schedule.stage_two_lr is {schedule.stage_two_lr:g}, above optim.lr "
-        f"({config.optim.lr:g}): stage two is meant to have the smaller learning rate"
-    )
-    return [line, warning]
-
-
-def _loss_identity(loss: LossConfig) -> dict[str, Any]:
-    """Return the weights that a run is not resumed without, those of both stages written out."""
-    start = loss.stage_two_start
-    two = None if start is None else {"start_epoch": start, **_named_weights(loss, start)}
-    return {**to_dict(loss), "stage_two": two}
-
-
-def _named_weights(loss: LossConfig, epoch: int) -> dict[str, float]:
-    """Return the weights of an epoch by the names of their keys."""
-    return {f"{term}_weight": value for term, value in loss.weights(epoch).items()}

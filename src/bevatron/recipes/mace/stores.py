@@ -1,0 +1,149 @@
+"""Stores of structures: files prepared once, stores checked for the model's cutoff."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bevatron.config import to_dict
+from bevatron.data.neighbours import add_neighbours
+from bevatron.data.readers import LabelOptions, open_reader
+from bevatron.data.samples import STRUCTURE_FIELDS
+from bevatron.data.store.prepare import prepare
+from bevatron.data.store.store import MANIFEST, PREPARATION, Store
+from bevatron.data.summary.structures import summarise_structures
+from bevatron.errors import ConfigError, DataError
+from bevatron.models.mace import MaceConfig
+from bevatron.recipes.mace.suspects import suspects
+
+
+def open_structures(
+    paths: Sequence[str | Path],
+    cutoff: float,
+    labels: LabelOptions,
+    prepared: Path,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> list[Store]:
+    """Open stores and prepare files.
+
+    Parameters
+    ----------
+    paths
+        Stores and files of structures; the files become one store in ``prepared``.
+    cutoff
+        Of the neighbours, Å.
+    labels
+        Names of the labels in the files.
+    prepared
+        Folder of the prepared store; an existing one is used if its inputs are the same.
+    workers
+        Processes; None = all usable cores.
+    overwrite
+        Replace a store of other files or settings there.
+
+    Raises
+    ------
+    DataError
+        If a store was prepared with another cutoff, or a file cannot be trained on.
+    """
+    stores, files = [], []
+    for path in map(Path, paths):
+        if not any((path / name).exists() for name in (MANIFEST, PREPARATION)):
+            files.append(path)
+            continue
+        stores.append(Store.open(path))
+        found = stores[-1].manifest["settings"].get("cutoff")
+        if found != cutoff:
+            raise DataError(
+                f"{path}: prepared with a cutoff of {found} Å, the model needs {cutoff} Å; "
+                f"prepare it again with --cutoff {cutoff}"
+            )
+    if files:
+        own = prepare_structures(
+            files, prepared, cutoff, labels, workers=workers, overwrite=overwrite
+        )
+        stores.append(own)
+    return stores
+
+
+def prepare_structures(
+    files: Sequence[str | Path],
+    out: Path,
+    cutoff: float,
+    labels: LabelOptions | None = None,
+    *,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> Store:
+    """Check the labels of structures and find their neighbours once, in parallel, into a store.
+
+    Parameters
+    ----------
+    files
+        What the readers of structures read.
+    out
+        Folder of the store.
+    cutoff : Å
+        Of the neighbours.
+    labels
+        Names of the labels in the files.
+    samples_per_shard, workers, overwrite
+        As in `bevatron.data.store.prepare.prepare`.
+
+    Raises
+    ------
+    ConfigError
+        For a cutoff that is not a positive length.
+    DataError, StoreError
+        If a file holds what must not be trained on, or ``out`` holds something else.
+    """
+    if not cutoff > 0:
+        raise ConfigError(f"cutoff: expected a length above 0 Å, got {cutoff}")
+    reader = open_reader([Path(file) for file in files], labels or LabelOptions())
+    return prepare(
+        reader,
+        partial(add_neighbours, cutoff=cutoff),
+        out,
+        STRUCTURE_FIELDS,
+        {"cutoff": cutoff, "labels": to_dict(labels or LabelOptions())},
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        summarise=summarise_structures,
+        overwrite=overwrite,
+    )
+
+
+def prepare_files(
+    files: Sequence[Path],
+    out: Path,
+    cutoff: float | None,
+    labels: LabelOptions | None = None,
+    **options: Any,
+) -> list[str]:
+    """Prepare structures as ``bevatron prepare`` does; options are those of `prepare_structures`.
+
+    Returns
+    -------
+    Lines for the user: what was found, and how to train on it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no file or no cutoff.
+    """
+    if not files:
+        raise ConfigError("prepare: expected at least one file of structures or molecules")
+    if cutoff is None:
+        raise ConfigError(
+            "--cutoff: structures need the cutoff of their neighbours in Å, that of the model to "
+            f"be trained (model.r_max, {MaceConfig.r_max:g} unless a preset says otherwise)"
+        )
+    store = prepare_structures(files, out, cutoff, labels, **options)
+    return [
+        *store.manifest["report"],
+        *suspects(store),
+        f"{len(store)} structures are in {out}",
+        f"train with: bevatron train mace --data {out} --model.r-max {cutoff:g} --output RUN",
+    ]
