@@ -356,7 +356,7 @@ def molecules_per_step(number: int) -> int:
 
 
 def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int) -> list[str]:
-    """Warn of a run that has too few steps to learn much, unless the trainer does: of its epochs."""
+    """Warn of a run of too few steps to learn much; the trainer warns of too few in an epoch."""
     sizes = molecule_sizes(data.train)
     shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
     per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
