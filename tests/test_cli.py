@@ -354,7 +354,8 @@ def test_compare_shows_settings_that_differ_and_errors_side_by_side(shelf, again
 def test_compare_refuses_what_is_no_run(shelf, again, refused, tmp_path):
     run = shelf / "run"
     assert "two runs or more" in refused("compare", run)
-    assert "is given twice" in refused("compare", run, run)
+    other = run / ".." / "run"
+    assert refused("compare", other, run) == f"{other}: is given twice"
     said = refused("compare", run, shelf / "store")
     assert f"{shelf / 'store'}: holds no run, there is no metrics.jsonl in it" in said
     assert "ends in .html or .png" in refused("compare", run, again, "--out", tmp_path / "a.pdf")

@@ -216,6 +216,10 @@ MISTAKES = {
         "--cutoff: expected a number, got 'x'",
     ),
     "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
+    "nothing to start from": (
+        ["init", "water.yaml"],
+        r"no recipe 'water.yaml' \(known: [a-z, ]+\)$",
+    ),
     "no recipe": (["train"], r"needs a recipe \(gpspp, graph, mace\) or a YAML file"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),

@@ -29,6 +29,13 @@ def test_a_table_never_cuts_names_or_numbers(width, capsys):
         assert max(len(line.rstrip()) for line in said.splitlines()) <= width
 
 
+def test_cells_in_brackets_are_text_and_no_markup(capsys):
+    print_table(["", "[runs]/a"], [["data.train", "[water.extxyz]"], ["[b]:C:", "[/]"]], "[bold]")
+    said = capsys.readouterr().out
+    for text in ("[runs]/a", "[water.extxyz]", "[b]:C:", "[/]", "[bold]"):
+        assert text in said
+
+
 def test_a_quiet_command_keeps_its_notes(capsys):
     with quietly():
         say("a")

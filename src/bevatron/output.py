@@ -113,12 +113,14 @@ def print_table(
     shown = width or (Console().width if sys.stdout.isatty() else 120)
     frame = 2 * len(headers) + 1
     widths = _widths([headers, *rows], shown - frame)
-    for column, (header, wide) in enumerate(zip(headers, widths, strict=True)):
+    for column, (header, cells) in enumerate(zip(headers, widths, strict=True)):
         justify: Literal["left", "right"] = "right" if column else "left"
-        table.add_column(header, justify=justify, overflow="fold", width=wide)
+        table.add_column(header, justify=justify, overflow="fold", width=cells)
     for row in rows:
         table.add_row(*row)
-    Console(width=max(shown, sum(widths) + frame), highlight=False).print(table, crop=False)
+    wide = max(shown, sum(widths) + frame)
+    # Cells are text: rich would take a list in brackets for markup and drop it.
+    Console(width=wide, highlight=False, markup=False, emoji=False).print(table, crop=False)
 
 
 def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:

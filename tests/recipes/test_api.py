@@ -111,6 +111,8 @@ def test_what_a_potential_cannot_do_is_one_sentence(water, tmp_path):
         bv.evaluate([run, run], data)
     with pytest.raises(CheckpointError, match="there is no such run"):
         bv.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"model\.json: is a file, expected a run or a model"):
+        bv.load(run / "model.json")
     with pytest.raises(CheckpointError, match="got 3"):
         bv.predict(3, data)
     with pytest.raises(ConfigError, match="holds a run already"):

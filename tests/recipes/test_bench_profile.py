@@ -112,6 +112,14 @@ def test_a_yaml_file_without_a_run_leaves_only_the_profile(run, tmp_path):
     assert [path.name for path in (tmp_path / "later").iterdir()] == ["profile"]
 
 
+def test_batches_that_several_epochs_fill_better_are_enough_for_a_profile(run, tmp_path):
+    config = replace(configuration(str(run / "config.yaml")), output=tmp_path / "run")
+    atoms = int(build(config).sizes["atoms"].sum())
+    # An epoch fills little more than half of its two batches.
+    barely = replace(config, batch=replace(config.batch, capacity=atoms - 1))
+    assert profile(build(barely), steps=10, warm=1)["steps"] == 10
+
+
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         profile_folder(tmp_path)

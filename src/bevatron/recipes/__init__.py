@@ -31,7 +31,7 @@ def system(name: str) -> System:
     """
     if name not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))
-        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
+        raise ConfigError(f"there is no recipe '{name}' (known: {known})")
     found: System = importlib.import_module(SYSTEMS[name]).SYSTEM
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 from bevatron.errors import CheckpointError
 from bevatron.recipes import systems
 from bevatron.recipes.dispatch import system_of_kind
-from bevatron.recipes.kinds import kind_of_model
+from bevatron.recipes.kinds import kind_of_model, newest_model
 from bevatron.recipes.system import System
 from bevatron.recipes.training import Resume, begin, configuration
 from bevatron.train.loop import fit
@@ -142,6 +142,7 @@ def _system(model: Any) -> System:
     several = isinstance(model, Sequence) and not isinstance(model, str)
     one = model[0] if several and model else model
     if isinstance(one, str | Path):
+        newest_model(Path(one))  # raises for a file
         kind = kind_of_model([str(one)])
         found = system_of_kind(kind)
         if found is None:

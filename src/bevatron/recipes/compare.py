@@ -193,9 +193,9 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     if len(folders) < 2:
         raise ConfigError("compare: expected the folders of two runs or more")
     places = [folder.resolve() for folder in folders]
-    for place in places:
+    for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
-            raise ConfigError(f"{place}: is given twice")
+            raise ConfigError(f"{folder}: is given twice")
     names = short_names(places)
     return Comparison(
         [ComparedRun.of_folder(f, name) for f, name in zip(folders, names, strict=True)]

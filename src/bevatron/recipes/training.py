@@ -51,8 +51,8 @@ def configuration(
     elif Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
         values = load_yaml(Path(name))
     else:
-        recipe(name)  # raises, listing what is known
-        values = {}
+        known = ", ".join(sorted(SYSTEMS))
+        raise ConfigError(f"there is no recipe '{name}' (known: {known}) and no such YAML file")
     chosen = str(values.pop("recipe", None) or DEFAULT)
     if chosen not in SYSTEMS:
         known = ", ".join(sorted(SYSTEMS))

@@ -203,12 +203,16 @@ def figures(record: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> figures({"loss": 0.25, "lr": 0.01, "time": {"atoms_per_s": 1234.5, "wait_share": 0.02}})
-    'loss 0.25  lr 0.01  1234 atoms/s  wait 2 %'
+    >>> figures({"loss": 0.25, "lr": 0.01, "time": {"atoms_per_s": 12345.6, "wait_share": 0.02}})
+    'loss 0.25  lr 0.01  12,346 atoms/s  wait 2 %'
     """
     parts = [f"loss {record['loss']:.5g}", f"lr {record['lr']:.3g}"]
     rates = [(name, value) for name, value in record["time"].items() if name.endswith("_per_s")]
     # Of samples and of what they are measured in, which batches count first.
-    parts += [f"{value:.4g} {name.removesuffix('_per_s')}/s" for name, value in rates[:2]]
+    parts += [f"{_rate(value)} {name.removesuffix('_per_s')}/s" for name, value in rates[:2]]
     parts.append(f"wait {record['time'].get('wait_share', 0.0) * 100:.0f} %")
     return "  ".join(parts)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

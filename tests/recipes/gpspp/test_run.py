@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -290,13 +291,27 @@ def test_a_run_keeps_its_split_and_the_predictions_of_its_tests(trained, table, 
 def test_few_molecules_get_small_steps_and_few_steps_a_warning(tmp_path, table):
     made = build(size_only(tmp_path / "a", table, molecules=None))
     assert any("about 8 molecules, chosen for 22 training" in line for line in made.notes)
-    assert any("warning: 2 epochs of about 3 steps are 6 steps" in line for line in made.notes)
     capacity = made.settings.batch.capacity
     data = load_molecules(size_only(tmp_path / "b", table).data, tmp_path / "b")
     assert capacity == recipe.capacities(data, 8)
     one = BatchConfig(capacity={"atoms": 1})
     assert not recipe._few_steps(data, one, epochs=60, batches=1)
-    assert recipe._few_steps(data, one, epochs=60, batches=10)
+    (warning,) = recipe._few_steps(data, one, epochs=1, batches=1)
+    assert warning.startswith("warning: 1 epoch of about")
+
+
+def test_a_run_of_few_steps_has_one_warning_of_it(trained):
+    lines = (trained[0] / "log.txt").read_text().splitlines()
+    (warning,) = [line for line in lines if "few to learn from" in line or "once a step" in line]
+    assert "warning: an epoch has" in warning
+
+
+def test_only_a_new_model_of_the_default_size_is_too_large_for_a_cpu(tmp_path, table, trained):
+    new = size_only(tmp_path, table, model={})
+    data = load_molecules(new.data, tmp_path)
+    assert any("takes hours on a CPU" in line for line in recipe._complete(new, data)[1])
+    started = replace(new, start_from=trained[0])
+    assert not any("takes hours on a CPU" in line for line in recipe._complete(started, data)[1])
 
 
 def test_positions_are_validated_in_both_modes_unless_nothing_reads_them(tmp_path):

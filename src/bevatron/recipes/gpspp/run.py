@@ -36,6 +36,7 @@ from bevatron.recipes.gpspp.finetune import FinetuneConfig, started_from, traine
 from bevatron.recipes.gpspp.outcome import WriteOutcome
 from bevatron.recipes.gpspp.targets import TargetConfig, targets_of
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.train.loop import FEW_STEPS
 from bevatron.train.precision import dtype_of
 from bevatron.train.run import Run
 from bevatron.train.settings import (
@@ -50,6 +51,9 @@ REPORT = "bevatron.recipes.gpspp.report"
 
 SMALL_OPTIM = {"lr": 2e-3, "ema": 0.98}
 """Of gpspp-small: narrow layers bear a higher rate."""
+
+FEWEST_STEPS = 1000
+"""Runs with fewer are warned of."""
 
 ROOM = 1.03
 """Capacity of a batch over the needs of its average molecules: packing needs some slack."""
@@ -309,7 +313,10 @@ def _complete(config: GpsppRun, data: MoleculeData) -> tuple[Settings, list[str]
         listed = ", ".join(f"{n} {name}" for name, n in batch.capacities().items())
         chosen = "" if config.molecules else f", chosen for {len(data.train)} training molecules"
         notes.append(f"a batch holds at most {listed}: about {number} molecules{chosen}")
-    if not on_gpu and config.model == GPSPlusPlusConfig.preset(GpsppRun.preset):
+    ranks = ranks_from_environment(os.environ)[1]
+    notes += _few_steps(data, batch, train.epochs, ranks * settings.optim.accumulate)
+    plain = config.model == GPSPlusPlusConfig.preset(GpsppRun.preset)
+    if plain and config.start_from is None and not on_gpu:
         notes.append(
             f"{config.preset} takes hours on a CPU; --preset gpspp-small trains on thousands of "
             "molecules in minutes"
@@ -346,6 +353,21 @@ def molecules_per_step(number: int) -> int:
     [8, 32, 128, 256]
     """
     return int(np.clip(2 ** np.round(np.log2(max(number, 1)) / 2), 8, 256))
+
+
+def _few_steps(data: MoleculeData, batch: BatchConfig, epochs: int, batches: int) -> list[str]:
+    """Warn of a run of too few steps to learn much; the trainer warns of too few in an epoch."""
+    sizes = molecule_sizes(data.train)
+    shares = [sizes[name].sum() / most for name, most in batch.capacities(sizes).items()]
+    per_epoch = max(int(np.ceil(max(shares) / batches)), 1)
+    total = per_epoch * epochs
+    if not epochs or per_epoch < FEW_STEPS or total >= FEWEST_STEPS:
+        return []
+    warning = (
+        f"warning: {epochs} epoch{'s' if epochs > 1 else ''} of about {per_epoch} steps: few to "
+        "learn from; smaller steps (--molecules) or more epochs (--train.epochs) give more"
+    )
+    return [warning]
 
 
 def capacities(data: MoleculeData, molecules: int) -> dict[str, int]:

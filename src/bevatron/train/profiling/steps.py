@@ -149,24 +149,23 @@ def profile_steps(run: Run, steps: int = 50, warm: int = 10) -> Profile:
 
 def _repeated(run: Run, steps: int) -> Run:
     """Repeat the data until an epoch has that many steps; one unchanging batch stays one."""
-    if one_unchanging_batch(run):
+    if one_unchanging_batch(run) or not len(run.train):
         return run
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
-    epoch = plan_epoch(
-        run.sizes,
-        run.settings.batch,
-        mesh,
-        seed=run.settings.train.seed,
-        epoch=0,
-        describe=run.train.describe,
-    )
     batches = steps * run.settings.optim.accumulate
-    if not len(run.train) or epoch.num_batches >= batches:
-        return run
-    # One more, and a tenth: samples of several epochs fill batches better.
-    times = -(-batches * 11 // (10 * epoch.num_batches)) + 1
-    sizes = {name: np.tile(values, times) for name, values in run.sizes.items()}
-    return replace(run, train=Concatenated([run.train] * times), sizes=sizes)
+    repeated, times = run, 1
+    # Samples of several epochs fill batches better, so each repetition is planned.
+    while (planned := _number_of_batches(repeated, mesh)) < batches:
+        times = -(-times * batches // planned) + 1
+        sizes = {name: np.tile(values, times) for name, values in run.sizes.items()}
+        repeated = replace(run, train=Concatenated([run.train] * times), sizes=sizes)
+    return repeated
+
+
+def _number_of_batches(run: Run, mesh: Mesh) -> int:
+    batch, seed = run.settings.batch, run.settings.train.seed
+    plan = plan_epoch(run.sizes, batch, mesh, seed=seed, epoch=0, describe=run.train.describe)
+    return plan.num_batches
 
 
 class _Enough(Exception):  # noqa: N818  no error
