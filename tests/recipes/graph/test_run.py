@@ -234,9 +234,9 @@ def test_a_device_without_room_is_one_sentence(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("bevatron.recipes.graph.predict.NodeTask.predict", full)
     sentence = r"cpu ran out of memory at .*g\.npz, 90 vertices with 12 features; use float32, or"
     with pytest.raises(OutOfMemoryError, match=sentence):
-        predict_graph(run, file)
+        predict_graph(run, file, device="cpu")
     with pytest.raises(OutOfMemoryError, match=sentence):
-        evaluate_graphs(run, [file])
+        evaluate_graphs(run, [file], device="cpu")
     monkeypatch.setattr("bevatron.models.graph_attention.task.NodeTask.loss", full)
     made = build(config(tmp_path, write(tmp_path / "g.npz")))
     with pytest.raises(OutOfMemoryError, match="cpu ran out of memory at a single sample of 1 gra"):
@@ -248,7 +248,8 @@ def test_a_model_in_memory_reads_a_graph_as_it_is_given(trained):
     model = load_model(run)
     assert isinstance(model, NodeClassifier)
     graph = read_graph(file, GraphOptions(features="rows"))
-    same = predict_graph(model, graph)
+    same = predict_graph(model, graph, dtype="float64")
+    assert next(model.parameters()).dtype == torch.float32  # it is left as it was
     assert np.allclose(same.probabilities, predict_graph(run, file).probabilities)
 
 

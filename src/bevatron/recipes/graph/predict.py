@@ -1,5 +1,6 @@
 """Predictions of a trained node classifier for all vertices of a graph."""
 
+import copy
 import csv
 import io
 import json
@@ -208,7 +209,8 @@ def open_for(
     DataError
         If features or classes are not those of the model.
     """
-    module = model if isinstance(model, NodeClassifier) else load_model(model, dtype)
+    # A given model is copied: moving it would change it for the caller.
+    module = copy.deepcopy(model) if isinstance(model, NodeClassifier) else load_model(model, dtype)
     options = GraphOptions() if isinstance(model, NodeClassifier) else read_options(model)
     config, edges = module.config, None
     if mesh.world > 1:
