@@ -309,7 +309,7 @@ def test_what_a_command_prints_while_it_works_is_no_part_of_its_json(monkeypatch
     monkeypatch.setattr("bevatron.recipes.environment.describe_environment", describe)
     assert main(["env", "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out) == {"bevatron": [["version", "0"]]}
+    assert json.loads(said.out) == {"bevatron": {"version": "0"}}
     assert said.err == "progress\n"
 
 

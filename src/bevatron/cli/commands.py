@@ -1,5 +1,6 @@
 """The commands that belong to no single system: inspect, env, demo."""
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -118,10 +119,20 @@ def env() -> Result:
 
     def show() -> None:
         for title, rows in sections:
-            width = max((len(name) for name, _ in rows), default=0)
-            say(title, *(f"  {name:<{width}}  {value}" for name, value in rows))
+            width = min(max((len(name) for name, _ in rows), default=0), 26)
+            say(title)
+            for name, value in rows:
+                if len(name) > width:
+                    say(
+                        f"  {name}",
+                        *textwrap.wrap(
+                            value, 84, initial_indent=4 * " ", subsequent_indent=4 * " "
+                        ),
+                    )
+                else:
+                    say(f"  {name:<{width}}  {value}")
 
-    return Result({title: [list(row) for row in rows] for title, rows in sections}, show)
+    return Result({title: dict(rows) for title, rows in sections}, show)
 
 
 def demo(out: Out = Path("demo-run")) -> int:

@@ -42,8 +42,8 @@ def train(arguments: list[str]) -> int:
             "`bevatron train --help` says more"
         )
     if arguments[0] in {"-h", "--help", "--help-all"}:
-        say("usage: bevatron train RECIPE|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
-        say(f"recipes: {recipes}; `bevatron train RECIPE --help` shows the keys that matter")
+        say("usage: bevatron train SYSTEM|FILE.yaml [--data FILE...] [--output RUN] [--KEY VALUE]")
+        say(f"systems: {recipes}; `bevatron train SYSTEM --help` shows the keys that matter")
         return 0
     if asks_for_help(arguments[1:]):
         found = system(_system_of(arguments[0]))

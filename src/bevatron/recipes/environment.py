@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +39,6 @@ SETTINGS_VARIABLES = (
     *("BEVATRON_KERNELS", "BEVATRON_MODELS", "TRITON_INTERPRET", "TRITON_CACHE_DIR"),
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"),
 )
-
-_LINE = 84
-"""Characters of a line of operators."""
 
 
 def describe_environment() -> list[tuple[str, list[tuple[str, str]]]]:
@@ -151,8 +147,7 @@ def _operators() -> Iterator[tuple[str, str]]:
         )
     for choice, operators in by_choice.items():
         implementation, _, why = choice.partition(" ")
-        yield implementation, why
-        yield from (("", f"  {line}") for line in textwrap.wrap(", ".join(operators), _LINE))
+        yield f"{implementation} {why}".strip(), ", ".join(operators)
 
 
 def _variables() -> Iterator[tuple[str, str]]:

@@ -107,9 +107,9 @@ def test_molecules_outside_the_training_data_are_named_and_predicted(run, tmp_pa
     rows = list(csv.DictReader(out.open()))
     assert [row["reason"] for row in rows[:4]] == [
         "",
-        "outside the training data: no Br in them",
-        "outside the training data: no Cl, Br in them, at most 4 heavy atoms in them, 6 here",
-        "outside the training data: at least 3 heavy atoms in them, 1 here",
+        "outside the training data, which have no Br",
+        "outside the training data, which have no Cl, Br and at most 4 heavy atoms (6 here)",
+        "outside the training data, which have at least 3 heavy atoms (1 here)",
     ]
     assert all(float(row["predicted_gap"]) for row in rows[:4])
     assert rows[4]["reason"]
@@ -133,8 +133,8 @@ def test_an_ensemble_names_what_any_of_its_models_does_not_know():
     found = MoleculePredictor(models).predict(["CO", "CBr", "CCCCCC"])
     assert found.reason == [
         "",
-        "outside the training data: no Br in them",
-        "outside the training data: at most 5 heavy atoms in them, 6 here",
+        "outside the training data, which have no Br",
+        "outside the training data, which have at most 5 heavy atoms (6 here)",
     ]
     assert MoleculePredictor(model()).predict(["CBr"]).reason == [""]
 

@@ -55,12 +55,12 @@ def differences(dataset: Dataset, model: GPSPlusPlusConfig) -> list[str]:
 def _sentence(known: TrainedOn, elements: IntArray, size: int) -> str:
     parts = []
     if len(elements):
-        parts.append(f"no {', '.join(chemical_symbols[z] for z in elements)} in them")
+        parts.append(f"no {', '.join(chemical_symbols[z] for z in elements)}")
     if size > known.max_atoms:
-        parts.append(f"at most {known.max_atoms} heavy atoms in them, {size} here")
+        parts.append(f"at most {known.max_atoms} heavy atoms ({size} here)")
     if size < known.min_atoms:
-        parts.append(f"at least {known.min_atoms} heavy atoms in them, {size} here")
-    return f"outside the training data: {', '.join(parts)}"
+        parts.append(f"at least {known.min_atoms} heavy atoms ({size} here)")
+    return f"outside the training data, which have {' and '.join(parts)}"
 
 
 def _atomic_numbers(
