@@ -44,6 +44,8 @@ def main(how: str) -> None:
             add_one[(1,)](x, 16, BLOCK=16)
             double[(1,)](x, 16, BLOCK=16)
         double[(1,)](x, 16, BLOCK=32)
+        if how == "failing":
+            raise RuntimeError("no such thing")
 
     if how == "hanging":
         triton_compile.MOST_SECONDS = 3.0

@@ -50,3 +50,11 @@ def test_processes_that_hang_are_given_up(tmp_path):
     found = compile_ahead("hanging", tmp_path)
     assert found["compiled"] == 0
     assert found["lines"] == ["compiling 3 kernels with 2 processes, for later runs too"]
+
+
+def test_work_that_fails_is_left_to_fail_by_itself(tmp_path):
+    found = compile_ahead("failing", tmp_path)
+    assert found["compiled"] == 0
+    assert found["lines"] == [
+        "kernels are compiled one by one as they are launched (RuntimeError: no such thing)"
+    ]

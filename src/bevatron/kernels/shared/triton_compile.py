@@ -76,8 +76,13 @@ def compile_ahead(
     """
     if processes < 2:
         return 0
-    target = triton.runtime.driver.active.get_current_target()
-    found = [one for one in rehearse(work) if not _is_cached(one, target)]
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+        found = [one for one in rehearse(work) if not _is_cached(one, target)]
+    except Exception as error:  # noqa: BLE001  it only saves time: the work itself meets it again
+        why = f"{type(error).__name__}: {error}"
+        say(f"kernels are compiled one by one as they are launched ({why})")
+        return 0
     if len(found) < 2:
         return 0
     # The longest sources first: one of them may take as long as all others together.
