@@ -41,10 +41,12 @@ def canonical_order(colours: Colours, pairs: Colours, remote: IntArray) -> IntAr
 
     Examples
     --------
-    >>> carbon, oxygen = 6, 8
+    Ethanol, written from either end:
+
     >>> paths = np.abs(np.subtract.outer(np.arange(3), np.arange(3))).astype(np.uint64)
-    >>> forth = canonical_order(np.array([[6, 6, 8]], np.uint64), paths[None], np.zeros((1, 3)))
-    >>> back = canonical_order(np.array([[8, 6, 6]], np.uint64), paths[None], np.zeros((1, 3)))
+    >>> flat = np.zeros((1, 3), np.int64)
+    >>> forth = canonical_order(np.array([[6, 6, 8]], np.uint64), paths[None], flat)
+    >>> back = canonical_order(np.array([[8, 6, 6]], np.uint64), paths[None], flat)
     >>> (2 - back == forth).all()
     np.True_
     """
