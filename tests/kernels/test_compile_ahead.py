@@ -49,7 +49,7 @@ def test_nothing_is_rehearsed_where_one_process_would_compile(tmp_path):
 def test_processes_that_hang_are_given_up(tmp_path):
     found = compile_ahead("hanging", tmp_path)
     assert found["compiled"] == 0
-    assert found["lines"] == ["compiling 3 kernels with 2 processes, for later runs too"]
+    assert found["lines"] == ["compiling 3 kernels with 2 processes; later runs reuse them"]
 
 
 def test_work_that_fails_is_left_to_fail_by_itself(tmp_path):

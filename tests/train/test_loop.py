@@ -262,14 +262,14 @@ def test_an_epoch_of_few_steps_is_warned_of_once(tmp_path, capsys, size):
     batch = {"algorithm": "fixed_count", "size": size}
     run = tiny.make_run(tmp_path, count=30, batch=batch, train={"epochs": 2})
     fit(run)
-    warned = [line for line in capsys.readouterr().out.splitlines() if "warning: an epoch" in line]
+    warned = [line for line in capsys.readouterr().out.splitlines() if "steps per epoch" in line]
     if size == 1:
         assert not warned
     else:
         (warning,) = warned
         assert warning == (
-            "warning: an epoch has 15 steps, the run 30, and weights change once a step; more is "
-            "learned in more epochs or with a lower batch.size (now 2 samples)"
+            "warning: only 15 steps per epoch, 30 in all; lower batch.size (now 2 samples) or "
+            "train for more epochs"
         )
 
 

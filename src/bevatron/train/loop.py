@@ -219,9 +219,8 @@ class Trainer:
         if steps < FEW_STEPS and not one_unchanging_batch(run):
             total = steps * run.settings.train.epochs
             self.logger.console.say(
-                f"warning: an epoch has {steps} step{'s' if steps > 1 else ''}, the run {total}, "
-                "and weights change once a step; more is learned in more epochs or with a lower "
-                f"{size_of_batches(run)}"
+                f"warning: only {steps} step{'s' if steps > 1 else ''} per epoch, {total} in all; "
+                f"lower {size_of_batches(run)} or train for more epochs"
             )
 
     def _is_over(self) -> bool:

@@ -31,10 +31,10 @@ from triton.runtime.jit import JITFunction
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""After which a wait is told of."""
+"""Longer waits are logged."""
 
 MOST_SECONDS = 300.0
-"""After which the launches compile what is left."""
+"""Time limit; launches compile what is left."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _compile_all(
             process.start()
     _join(started, began + QUIET_SECONDS)
     if any(process.is_alive() for process in started):
-        say(f"compiling {len(found)} kernels with {processes} processes, for later runs too")
+        say(f"compiling {len(found)} kernels with {processes} processes; later runs reuse them")
     _join(started, began + MOST_SECONDS)
     for process in started:
         process.kill()
