@@ -166,7 +166,7 @@ class StoredAlignment:
         return len(self.profile)
 
     def read(
-        self, rows: Integers | slice, columns: IntArray
+        self, rows: Integers | slice, columns: Integers
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint8]]:
         """Read and verify rows at columns, both from 0 and in any order.
 

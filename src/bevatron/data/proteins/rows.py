@@ -57,8 +57,7 @@ def stack_rows(alignments: Sequence[StoredAlignment]) -> RowStack:
     """
     paired = _pair(alignments)[: MAX_PAIRED - 1]
     unpaired = [
-        np.setdiff1d(np.arange(1, alignment.num_rows), paired[:, place])
-        for place, alignment in enumerate(alignments)
+        _others(alignment.num_rows, paired[:, place]) for place, alignment in enumerate(alignments)
     ]
     most = _fair_share([len(rows) for rows in unpaired], MAX_ROWS - 1 - len(paired))
     parts = [np.zeros((1, len(alignments)), dtype=np.int32), paired]
@@ -95,6 +94,14 @@ def _pair(alignments: Sequence[StoredAlignment]) -> npt.NDArray[np.int32]:
     # The product of the numbers of rows, as a sum of logarithms.
     height = np.log(np.maximum(rows, 0) + 1.0).sum(axis=1)
     return rows[np.lexsort((height, -(rows >= 0).sum(axis=1)))]
+
+
+def _others(num_rows: int, paired: Array) -> IntArray:
+    """Rows of an alignment that are in no pair, without the query."""
+    free = np.ones(num_rows, dtype=np.bool_)
+    free[0] = False
+    free[paired[paired != NO_ROW]] = False
+    return np.flatnonzero(free)
 
 
 def _fair_share(lengths: Sequence[int], budget: int) -> int:
