@@ -178,6 +178,10 @@ class Ragged:
     extra: int = 0
 
 
+RaggedFields: TypeAlias = Mapping[str, Ragged | tuple[Ragged, ...]]
+"""Field of a batch -> the axis or the axes along which it is ragged."""
+
+
 @runtime_checkable
 class Paddable(Batch, Protocol):
     """A batch that can be padded to a shape: a frozen dataclass of tensors.
@@ -188,7 +192,7 @@ class Paddable(Batch, Protocol):
     """
 
     padding: ClassVar[PaddingRule]
-    ragged: ClassVar[Mapping[str, Ragged | tuple[Ragged, ...]]]
+    ragged: ClassVar[RaggedFields]
     """Every tensor of the batch by its field's name; of one ragged along two axes (rows and columns
     of an alignment) both, of one of fixed shape none, ``()``."""
 

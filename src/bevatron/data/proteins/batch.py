@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding.shape import Axis, BatchShape, PaddingRule, Ragged, Rows, ragged_axes
+from bevatron.data.padding.shape import (
+    Axis,
+    BatchShape,
+    PaddingRule,
+    RaggedFields,
+    Rows,
+    ragged_axes,
+)
 from bevatron.data.samples.flat import mover
 from bevatron.errors import DataError
 from bevatron.typing import Arrays, IntArray
@@ -39,7 +46,7 @@ class ProteinBatch:
     indices: IntArray
 
     padding: ClassVar[PaddingRule]
-    ragged: ClassVar[Mapping[str, Ragged | tuple[Ragged, ...]]]
+    ragged: ClassVar[RaggedFields]
 
     @property
     def sample_indices(self) -> IntArray:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from bevatron.data.compressed import format_suffix
+from bevatron.data.readers.base import content_hash
 from bevatron.errors import DataError
-from bevatron.files import content_hash
 from bevatron.typing import Arrays
 
 _STRUCTURES = {".cif", ".mmcif", ".pdb", ".ent"}
@@ -66,7 +67,9 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
                 others += 1
             else:
                 found[kind].add(path)
-    return ProteinFiles(**{name: tuple(sorted(each)) for name, each in found.items()}, others=others)
+    return ProteinFiles(
+        **{name: tuple(sorted(each)) for name, each in found.items()}, others=others
+    )
 
 
 def is_protein_file(path: Path) -> bool:
@@ -115,8 +118,9 @@ class StructureFiles:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all files."""
-        return content_hash(*self.paths)
+        """Hash of the names and contents of all files."""
+        contents = [f"{path} {content_hash(path)}" for path in self.paths]
+        return xxhash.xxh3_128_hexdigest("\n".join(contents).encode())
 
     @property
     def num_samples(self) -> int:
