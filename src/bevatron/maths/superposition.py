@@ -81,9 +81,7 @@ def superposed(
 
 def _horn_matrix(covariance: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch 4 4"]:
     """Build the matrix whose largest eigenvector is the best quaternion: Horn's equation 46."""
-    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (
-        row.unbind(-1) for row in covariance.unbind(-2)
-    )
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in covariance.unbind(-2))
     rows = (
         (xx + yy + zz, yz - zy, zx - xz, xy - yx),
         (yz - zy, xx - yy - zz, xy + yx, zx + xz),
