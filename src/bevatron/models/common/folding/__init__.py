@@ -1,0 +1,1 @@
+"""Equations that AlphaFold2 and AlphaFold3 share."""
