@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from bevatron.data.compressed import format_suffix
+from bevatron.data.compressed import format_suffix, read_blocks
 from bevatron.data.readers.base import content_hash
 from bevatron.errors import DataError
 from bevatron.typing import Arrays
@@ -97,6 +97,20 @@ def _kind(path: Path) -> str | None:
     if suffix in _HITS or any(part in path.name for part in _HITS_IN_NAME):
         return "hits"
     return "alignments" if suffix in _ALIGNMENTS else None
+
+
+def is_rna(alignment: Path) -> bool:
+    """Whether the query of an alignment is RNA: its letters are those of RNA, U among them."""
+    letters: set[str] = set()
+    for line in next(read_blocks(alignment), b"").decode("ascii", "replace").splitlines():
+        if line.startswith((">", "#", "//")) or not line.strip():
+            if letters:
+                break
+            continue
+        letters |= set(line.split()[-1].upper())
+        if format_suffix(alignment) != ".a3m":
+            break  # of a Stockholm file the first row: what follows are other names
+    return "U" in letters and letters <= set("ACGUN-.")
 
 
 class StructureFiles:
