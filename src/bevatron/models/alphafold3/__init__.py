@@ -1,0 +1,1 @@
+"""AlphaFold3: trunk, diffusion module, confidence head and losses."""
