@@ -8,7 +8,6 @@ Legend: M copies, A atoms, W windows of Q = 32 queries and K = 128 keys, C chann
 a pair, H heads.
 """
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -57,9 +56,10 @@ class WindowAttention(nn.Module):
         """Return the update, to be added to a; masked atoms are no keys."""
         layers, (M, A) = self.attention, a.shape[-3:-1]
         a = self.norm(a, c)
-        q, gate = joined(queries_of(a), layers.query, layers.gate)
-        kv = keys_of(torch.cat(joined(self.key_norm(a, c), layers.key, layers.value), -1))
-        q, gate, k, v = (self._in_windows(x) for x in (q, gate, *kv.chunk(2, -1)))
+        rows = queries_of(joined(a, layers.query, layers.gate))
+        around = keys_of(joined(self.key_norm(a, c), layers.key, layers.value))
+        parts = (*rows.chunk(2, -1), *around.chunk(2, -1))
+        q, gate, k, v = (self._in_windows(x) for x in parts)
         bias = self.bias(p)
         keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
         attended = pair_attention(

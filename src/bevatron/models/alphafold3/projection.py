@@ -56,14 +56,11 @@ class Projection(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def joined(
-    x: Float[Tensor, "*rows C"], *layers: Projection
-) -> tuple[Float[Tensor, "*rows _"], ...]:
-    """Apply several layers to the same rows in one matmul; the results are views of one tensor."""
+def joined(x: Float[Tensor, "*rows C"], *layers: Projection) -> Float[Tensor, "*rows _"]:
+    """Apply several layers to the same rows in one matmul; results are side by side."""
     weight = torch.cat([layer.weight for layer in layers])
-    widths = [layer.out_features for layer in layers]
-    y = F.linear(x, weight.to(x.dtype), joined_bias(x, *layers))
-    return tuple(torch.split(y, widths, -1))
+    y: Tensor = F.linear(x, weight.to(x.dtype), joined_bias(x, *layers))
+    return y
 
 
 def joined_bias(x: Tensor, *layers: Projection) -> Tensor | None:
