@@ -1,4 +1,4 @@
-"""The page of a structure is whole: it carries its script and its structure, and asks for nothing."""
+"""A page of a structure is whole: it carries its script and data, and asks for nothing."""
 
 import json
 import re

@@ -1,7 +1,7 @@
 """A report in one HTML file: text, tables and figures, readable offline and for years.
 
 Figures are embedded as PNG and the style sheet is in the file, so that it can be copied, mailed and
-archived alone; nothing is loaded from elsewhere, and no script runs but that of a structure to turn.
+archived alone; nothing is loaded from elsewhere, and no script runs but the viewer of a structure.
 """
 
 import base64
