@@ -129,7 +129,9 @@ class AlignmentReader:
                 except DataError as error:
                     if self.strict:
                         raise
-                    reasons.append(f"{self.sources[number]}\t{_reason(error, self.sources[number])}")
+                    reasons.append(
+                        f"{self.sources[number]}\t{_reason(error, self.sources[number])}"
+                    )
             if not parts:
                 parts.append(_alone(query))
                 numbers.append(group[0][0])
