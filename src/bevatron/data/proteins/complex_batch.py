@@ -16,7 +16,7 @@ NO_PAIR = -1
 _TOKEN_FIELDS = (
     "restype", "residue_index", "token_index", "asym_id", "entity_id", "sym_id", "molecule_type",
     "token_mask", "profile", "deletion_mean", "centre_atom", "representative_atom", "frame_atoms",
-    "has_frame",
+    "has_frame", "molecule",
 )  # fmt: skip
 _ATOM_FIELDS = (
     "ref_pos", "ref_charge", "ref_mask", "ref_element", "ref_atom_name_chars", "ref_space_uid",
@@ -26,19 +26,18 @@ _TEMPLATE_FIELDS = (
     "template_restype", "template_pseudo_beta", "template_pseudo_beta_mask", "template_backbone",
     "template_backbone_mask",
 )  # fmt: skip
-_ALIGNMENT_FIELDS = (
-    "msa", "deletion", "msa_mask",
-)  # fmt: skip
-_PAIR_FIELDS = (
-    "token_bonds", "polymer_ligand_bonds",
-)  # fmt: skip
+_ALIGNMENT_FIELDS = ("msa", "deletion", "msa_mask")
+_PAIR_FIELDS = ("token_bonds", "polymer_ligand_bonds")
+_MOLECULE_FIELDS = ("molecule_entity", "molecule_copies", "molecule_copy")
+_COPY_FIELDS = ("copy_position", "copy_resolved")
 
 
 @dataclass(frozen=True)
 class ComplexBatch(ProteinBatch):
-    """A crop of N tokens and A atoms, S rows of an alignment, T templates.
+    """A crop of N tokens and A atoms, S rows of an alignment, T templates, M molecules.
 
-    Names are those of AlphaFold3's supplement, table 5.
+    Names are those of AlphaFold3's supplement, table 5. A molecule is a chain, or several that are
+    bonded to each other; molecules of one entity are copies of each other.
 
     Attributes
     ----------
@@ -65,6 +64,15 @@ class ComplexBatch(ProteinBatch):
     centre_atom, representative_atom : [N] int64; frame_atoms : [N, 3] int64; has_frame : [N] bool
     polymer_ligand_bonds : [P, 2] int64, atoms; `NO_PAIR` in padding
     resolution : [] Å, NaN if unknown
+    molecule : [N] int64, of each token
+    molecule_entity : [M] int64, equal for copies of each other
+    molecule_copies : [M] int64, copies in the whole assembly; 0 in padding
+    molecule_copy : [M] int64, which of them the molecule is
+    copy_position : [K, A, 3] Å, of each atom the position in copy k of its entity
+    copy_resolved : [K, A] bool
+    permutation_ptr : [U + 1] int64, of each residue where its entries in permutation_atoms begin
+    permutation_atoms : int64, of a residue of n atoms [permutations, n]: places in the residue that
+        its atoms may be taken from, row after row, the identity first; none if there is no other
     """
 
     restype: Tensor
@@ -102,18 +110,31 @@ class ComplexBatch(ProteinBatch):
     has_frame: Tensor
     polymer_ligand_bonds: Tensor
     resolution: Tensor
+    molecule: Tensor
+    molecule_entity: Tensor
+    molecule_copies: Tensor
+    molecule_copy: Tensor
+    copy_position: Tensor
+    copy_resolved: Tensor
+    permutation_ptr: Tensor
+    permutation_atoms: Tensor
 
     padding: ClassVar[PaddingRule] = rule(
         Axis("tokens", 16), Axis("atoms", 128), Axis("rows", 16),
         Axis("token_bonds", 64, counts_work=False),
         Axis("polymer_ligand_bonds", 64, counts_work=False),
+        Axis("molecules", 4, counts_work=False), Axis("copies", 2, counts_work=False),
+        Axis("residues", 16, counts_work=False), Axis("permutation_atoms", 64, counts_work=False),
     )  # fmt: skip
     ragged: ClassVar[RaggedFields] = {
         **{name: Ragged("tokens") for name in _TOKEN_FIELDS},
         **{name: Ragged("atoms") for name in _ATOM_FIELDS},
         **{name: (Ragged("rows"), Ragged("tokens", 1)) for name in _ALIGNMENT_FIELDS},
         **{name: (Ragged("tokens", 1),) for name in _TEMPLATE_FIELDS},
-        **{name: Ragged(name) for name in _PAIR_FIELDS},
+        **{name: Ragged(name) for name in (*_PAIR_FIELDS, "permutation_atoms")},
+        **{name: Ragged("molecules") for name in _MOLECULE_FIELDS},
+        **{name: (Ragged("copies"), Ragged("atoms", 1)) for name in _COPY_FIELDS},
+        "permutation_ptr": Ragged("residues", extra=1),
         **dict.fromkeys(("seed", "weight", "resolution"), ()),
     }
 
@@ -124,6 +145,7 @@ class ComplexBatch(ProteinBatch):
         """
         return {
             "atom_to_token": shape.tokens - 1,
+            "permutation_ptr": self.permutation_atoms.shape[0],
             **dict.fromkeys(_PAIR_FIELDS, NO_PAIR),
         }
 
