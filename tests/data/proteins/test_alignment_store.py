@@ -304,3 +304,20 @@ def test_real_alignments_are_stored_whole(shared, tmp_path):
         kept = np.sort(first)
         joined = np.concatenate([rows for rows, _ in alignments[place].stream(1000)])
         np.testing.assert_array_equal(joined, whole.rows[kept])
+
+
+def test_a_damaged_file_is_left_out_and_told_of(folder, tmp_path):
+    good = write_a3m(tmp_path / "good.a3m", ["ACD", "A-D"])
+    longer = write_a3m(tmp_path / "longer.a3m", ["ACD", "AACD"])
+    alone = write_a3m(tmp_path / "alone.a3m", ["WY", "WYY"])
+    empty = tmp_path / "empty.a3m"
+    empty.write_text("")
+    paths = [longer, good, alone, empty]
+    with pytest.raises(DataError, match=r"empty\.a3m"):
+        AlignmentReader(paths)
+    reader = AlignmentReader(paths, strict=False)
+    assert [file for file, _ in reader.rejects] == [str(empty)]
+    made = prepare_alignments(reader, tmp_path / "store", workers=0)
+    assert [made[i].num_rows for i in range(2)] == [2, 1]
+    assert [file for file, _ in made.rejects()] == [str(longer), str(alone)]
+    assert all("row" in reason or "record" in reason for _, reason in made.rejects())

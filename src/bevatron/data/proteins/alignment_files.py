@@ -14,7 +14,7 @@ import xxhash
 
 from bevatron.data.compressed import format_suffix, read_blocks
 from bevatron.data.readers.base import FileState, state_and_hash
-from bevatron.data.readers.proteins.alignments import parse_alignment, read_alignment
+from bevatron.data.readers.proteins.alignments import Alignment, parse_alignment, read_alignment
 from bevatron.data.readers.proteins.alphabet import Polymer
 from bevatron.data.readers.proteins.names import parse_names
 from bevatron.errors import DataError
@@ -62,6 +62,8 @@ class AlignmentReader:
     ----------
     proteins, rnas
         Files as `read_alignment` takes them, better databases first.
+    strict
+        A damaged file is an error; else it is left out.
 
     Attributes
     ----------
@@ -71,14 +73,24 @@ class AlignmentReader:
         Hash of their content.
     num_samples
         Number of distinct sequences, in the order of their first files.
+    rejects
+        (file, reason) of the files that do not even begin with a query.
 
     Raises
     ------
     DataError
-        If a file cannot be read or does not begin with a query.
+        With ``strict`` if a file cannot be read or does not begin with a query.
     """
 
-    def __init__(self, proteins: Sequence[str | Path], rnas: Sequence[str | Path] = ()) -> None:
+    def __init__(
+        self,
+        proteins: Sequence[str | Path],
+        rnas: Sequence[str | Path] = (),
+        *,
+        strict: bool = True,
+    ) -> None:
+        self.strict = strict
+        self.rejects: list[tuple[str, str]] = []
         files: list[tuple[Path, Polymer]] = [(Path(path), "protein") for path in proteins]
         files += [(Path(path), "rna") for path in rnas]
         self.sources = [str(path) for path, _ in files]
@@ -92,29 +104,58 @@ class AlignmentReader:
             whole.update(f"{content} {kind}\n".encode())
             if (content, kind) not in known:
                 known.add((content, kind))
-                self._groups.setdefault(_query(path, kind), []).append((number, kind))
-        self._order = list(self._groups.values())
+                try:
+                    self._groups.setdefault(_query(path, kind), []).append((number, kind))
+                except DataError as error:
+                    if strict:
+                        raise
+                    self.rejects.append((str(path), _reason(error, path)))
+        self._order = list(self._groups.items())
         self.fingerprint = whole.hexdigest()
         self.num_samples = len(self._order)
 
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
-        """Yield ``rows``, ``deletions``, ``species``, ``files``, ``file_rows`` of each sequence."""
-        for group in self._order[start:stop]:
-            parts = []
+        """Yield ``rows``, ``deletions``, ``species``, ``files``, ``file_rows`` of each sequence.
+
+        ``reason`` names the damaged files among them; if all are, the query is the only row.
+        """
+        for query, group in self._order[start:stop]:
+            parts, numbers, reasons = [], [], []
             for number, kind in group:
                 self._states[number].refuse_change()
-                parts.append(read_alignment(self.sources[number], kind))
+                try:
+                    parts.append(read_alignment(self.sources[number], kind))
+                    numbers.append(number)
+                except DataError as error:
+                    if self.strict:
+                        raise
+                    reasons.append(
+                        f"{self.sources[number]}\t{_reason(error, self.sources[number])}"
+                    )
+            if not parts:
+                parts.append(_alone(query))
+                numbers.append(group[0][0])
             yield {
                 "rows": np.concatenate([part.rows for part in parts]),
                 "deletions": np.concatenate([part.deletions for part in parts]),
                 "species": np.concatenate([species_of(part.names) for part in parts]),
-                "files": np.array([number for number, _ in group], dtype=np.int32),
+                "files": np.array(numbers, dtype=np.int32),
                 "file_rows": np.array([len(part.rows) for part in parts], dtype=np.int32),
+                "reason": np.frombuffer("\n".join(reasons).encode(), dtype=np.uint8),
             }
 
     def describe(self, index: int) -> str:
         """Return the files of a sequence."""
-        return ", ".join(self.sources[number] for number, _ in self._order[index])
+        return ", ".join(self.sources[number] for number, _ in self._order[index][1])
+
+
+def _alone(query: bytes) -> Alignment:
+    rows = np.frombuffer(query, dtype=np.int8)[None]
+    return Alignment(rows, np.zeros(rows.shape, dtype=np.uint16), ("query",))
+
+
+def _reason(error: DataError, path: str | Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
 
 
 def _query(path: Path, kind: Polymer) -> bytes:

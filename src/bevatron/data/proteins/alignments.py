@@ -43,6 +43,7 @@ ALIGNMENT_FIELDS = (
     Field("deletion_mean", "float32", (), True, "[L] mean deletions before a column, of all rows"),
     Field("species", "int32", (), True, "ascending, see species_number; may repeat"),
     Field("species_row", "int32", (), True, "row of that species, most similar to the query first"),
+    Field("reason", "uint8", (), True, "lines 'file TAB reason' of damaged files, left out"),
     Field("cells", "uint8", (), True, "block columns by rows by (residues, deletions)", True),
     Field("block_checksums", "uint64", (), True, "xxh3_64 of each block, as in cells", True),
 )
@@ -91,6 +92,7 @@ def merge_alignment(raw: Arrays) -> Arrays:
         "deletion_mean": deletions.mean(axis=0, dtype=np.float64).astype(np.float32),
         "species": species,
         "species_row": species_row,
+        "reason": np.asarray(raw.get("reason", np.zeros(0)), dtype=np.uint8),
         "cells": cells,
         "block_checksums": checksums,
     }
@@ -243,6 +245,15 @@ class Alignments:
 
     def __len__(self) -> int:
         return len(self.store)
+
+    def rejects(self) -> list[tuple[str, str]]:
+        """List (file, reason) of the damaged files that were left out."""
+        texts = [
+            self.store[int(row)]["reason"].tobytes().decode()
+            for row in np.flatnonzero(self.store.lengths("reason"))
+        ]
+        lines = [line.partition("\t") for text in texts for line in text.splitlines()]
+        return [(file, reason) for file, _, reason in lines]
 
     def find(self, classes: npt.NDArray[np.int8]) -> int | None:
         """Return the index of the alignment of a sequence, [L] classes of the alphabet."""
