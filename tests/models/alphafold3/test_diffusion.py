@@ -26,8 +26,8 @@ COPIES = 3
 
 @pytest.fixture
 def module():
-    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1, checkpointed=False)
-    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=False)
+    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1)
+    tokens = TokenTransformerConfig(16, 2, 1)
     module = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS).double()
     random_complex.randomise(module)
     return module
@@ -131,8 +131,8 @@ def test_pairs_of_the_trunk_are_not_repeated_for_copies(module, batch, trunk):
 
 def test_a_new_module_denoises_without_the_trunk(batch, trunk):
     """Gates are almost closed at first and what trunk and noise add is zero."""
-    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1, checkpointed=False)
-    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=False)
+    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1)
+    tokens = TokenTransformerConfig(16, 2, 1)
     new = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS).double()
     x, sigma = noisy(38)
     other = [2 * given for given in trunk]

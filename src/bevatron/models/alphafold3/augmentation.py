@@ -1,0 +1,65 @@
+"""Random rigid motions of structures (AlphaFold3, algorithm 19).
+
+Legend: M copies, A atoms. Coordinates in Å.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class Move(NamedTuple):
+    """A random rigid motion of every copy.
+
+    Attributes
+    ----------
+    rotation
+        Uniform; multiplies columns.
+    translation
+        Standard normal, Å.
+    """
+
+    rotation: Float[Tensor, "*batch M 3 3"]
+    translation: Float[Tensor, "*batch M 1 3"]
+
+
+def draw_moves(
+    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Move:
+    """Draw rigid motions [..., M] on the generator's device.
+
+    A rotation is that of a quaternion of four normal numbers.
+    """
+    numbers = torch.randn((*shape, 7), generator=generator, device=generator.device, dtype=dtype)
+    w, x, y, z = (numbers[..., :4] / numbers[..., :4].norm(dim=-1, keepdim=True)).unbind(-1)
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    rotation = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    return Move(rotation, numbers[..., None, 4:])
+
+
+def centre_and_move(
+    x: Float[Tensor, "*batch _ A 3"], move: Move, mask: Bool[Tensor, "*batch A"]
+) -> Float[Tensor, "*batch M A 3"]:
+    """Move copies to the mean of their atoms, rotate and translate them.
+
+    Parameters
+    ----------
+    x
+        Coordinates, of M copies or of one for all.
+    move
+        A motion for every copy.
+    mask
+        Which atoms the mean is taken over; the others are set to 0.
+    """
+    keep = mask[..., None, :, None].to(x.dtype)
+    count = keep.sum(-2, keepdim=True).clamp(min=1)
+    centre = (x * keep).sum(-2, keepdim=True) / count
+    # Sums of three products, not a matmul, which may round its inputs to TF32 or bfloat16.
+    turned = ((x - centre)[..., None, :] * move.rotation[..., None, :, :]).sum(-1)
+    return (turned + move.translation) * keep
