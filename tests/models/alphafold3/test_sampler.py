@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bevatron.models.alphafold3 import augmentation, edm, noising, sampler
+from bevatron.models.alphafold3.losses.diffusion import noise_weight
 from bevatron.testing import assert_close
 
 golden_modules = importlib.import_module("golden_modules")
@@ -24,7 +25,7 @@ def test_noise_levels_and_factors(shared):
         "c_out": factors.out,
         "c_in": factors.in_,
         "c_noise": factors.noise,
-        "loss_weight": edm.loss_weight(sigma),
+        "loss_weight": noise_weight(sigma),
         "schedule_200": edm.schedule(200, dtype=torch.float64),
         "schedule_20": edm.schedule(20, dtype=torch.float64),
         "training_sigma": edm.training_sigma(tensor(golden["in__normal"])),

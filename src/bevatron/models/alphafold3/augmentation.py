@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bevatron.maths.rigid import normalise_quaternion, rotation_of_quaternion
+
 
 class Move(NamedTuple):
     """A random rigid motion of every copy.
@@ -33,13 +35,7 @@ def draw_moves(
     A rotation is that of a quaternion of four normal numbers.
     """
     numbers = torch.randn((*shape, 7), generator=generator, device=generator.device, dtype=dtype)
-    w, x, y, z = (numbers[..., :4] / numbers[..., :4].norm(dim=-1, keepdim=True)).unbind(-1)
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    rotation = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    rotation = rotation_of_quaternion(normalise_quaternion(numbers[..., :4]))
     return Move(rotation, numbers[..., None, 4:])
 
 
