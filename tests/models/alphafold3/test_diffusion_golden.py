@@ -20,6 +20,7 @@ from bevatron.models.alphafold3.diffusion import DiffusionModule
 from bevatron.models.alphafold3.diffusion_transformer import (
     ConditionedAttention,
     DiffusionTransformer,
+    biases_of,
 )
 from bevatron.models.common.folding import Checkpointing
 
@@ -60,7 +61,8 @@ def test_attention_with_pair_bias(shared, batched):
     module = load(ConditionedAttention(21, 24, 16, 3), golden)
     a, s, z = inputs(golden, "a", "s", "z")
     mask = torch.ones(17, dtype=torch.bool)
-    given = [x[None] for x in (a, s, z, mask)] if batched else [a, s, z, mask]
+    (bias,) = biases_of(z, [module.bias])
+    given = [x[None] for x in (a, s, bias, mask)] if batched else [a, s, bias, mask]
     check(golden, module, {"y": module(*given)}, a=a, s=s, z=z)
 
 
@@ -70,7 +72,7 @@ def test_diffusion_transformer(shared, policy):
     module = load(DiffusionTransformer(21, 24, 16, 3, 2, policy), golden)
     a, s, z = inputs(golden, "a", "s", "z")
     mask = torch.ones(17, dtype=torch.bool)
-    check(golden, module, {"y": module(a, s, z, mask)}, a=a, s=s, z=z)
+    check(golden, module, {"y": module(a, s, module.biases(z), mask)}, a=a, s=s, z=z)
 
 
 def test_noise_embedding(shared):

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from bevatron.kernels import pair_attention
 from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of, rows_of
-from bevatron.models.alphafold3.diffusion_transformer import ConditionedBias, DiffusionBlock
+from bevatron.models.alphafold3.diffusion_transformer import (
+    ConditionedBias,
+    DiffusionBlock,
+    biases_of,
+)
 from bevatron.models.common.folding import Checkpointing, Linear, run_stack
 
 
@@ -53,22 +57,24 @@ class WindowAttention(nn.Module):
         self,
         a: Float[Tensor, "*batch M A C"],
         c: Float[Tensor, "*batch _ A C"],
-        p: Float[Tensor, "*batch W Q K P"],
+        bias: Float[Tensor, "*batch W H Q K"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
-        """Return the update, to be added to a; masked atoms are no keys."""
+        """Return the update, to be added to a; masked atoms are no keys.
+
+        ``bias`` is that of every window's pairs, of `biases_of`.
+        """
         M, A = a.shape[-3:-1]
         a = self.norm(a, c)
         rows = queries_of(_joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
         around = keys_of(_joined(self.key_norm(a, c), self.k.weight, self.v.weight))
         parts = (*rows.chunk(2, -1), *around.chunk(2, -1))
         q, gate, k, v = (self._in_windows(x) for x in parts)
-        bias = self.bias(p)
         keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
         attended = pair_attention(
             q, k, v, bias.reshape(-1, 1, *bias.shape[-3:]), keep, gate=gate, layout="BSNHD"
         )
-        windows = attended.reshape(*p.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
+        windows = attended.reshape(*bias.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
         update: Tensor = self.out(rows_of(windows.flatten(-2), A))
         output_gate: Tensor = self.output_gate(c).sigmoid()
         return output_gate * update
@@ -119,7 +125,11 @@ class AtomTransformer(nn.Module):
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
         """Update atoms; c may have one copy for all."""
-        blocks = [partial(block, s=c, z=p, mask=mask) for block in self.blocks]
+        biases = biases_of(p, [block.get_submodule("attention.bias") for block in self.blocks])
+        blocks = [
+            partial(block, s=c, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, biases, strict=True)
+        ]
         return run_stack(self.checkpointing, blocks, q)
 
 

@@ -28,8 +28,8 @@ class Shared(NamedTuple):
     ----------
     singles
         The condition of tokens before the noise level is added.
-    pairs
-        The conditioned pairs.
+    biases
+        What the conditioned pairs add in the attention of each block of the token transformer.
     atoms
         Conditions and pairs of atoms.
     mask
@@ -37,7 +37,7 @@ class Shared(NamedTuple):
     """
 
     singles: Float[Tensor, "*batch N C"]
-    pairs: Float[Tensor, "*batch N N P"]
+    biases: list[Float[Tensor, "*batch H N N"]]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
 
@@ -93,7 +93,7 @@ class DiffusionModule(nn.Module):
         pairs = self.conditioning.pairs(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
-        return Shared(singles, pairs, atoms, batch["token_mask"])
+        return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
 
     def forward(
         self,
@@ -117,6 +117,6 @@ class DiffusionModule(nn.Module):
         s = self.conditioning.at_noise(shared.singles, factors.noise)
         a, q = self.encoder(shared.atoms, in_ * x)
         a = a + layer_norm_linear(s, *self.single_norm.parts, self.single.weight)
-        a = self.transformer(a, s, shared.pairs, shared.mask)
+        a = self.transformer(a, s, shared.biases, shared.mask)
         update: Tensor = self.decoder(self.token_norm(a), q, shared.atoms)
         return skip * x + out * update.to(x.dtype)

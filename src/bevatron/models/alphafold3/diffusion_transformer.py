@@ -1,13 +1,16 @@
 """The transformer over tokens of the diffusion module (AlphaFold3, algorithms 23 and 24).
 
-Noisy copies of one structure share the pair z: a bias is computed once per block and the copies are
-the rows of the attention operator, which sums the bias's gradient over them.
+Noisy copies of one structure share the pair z: biases are computed once for all of them and the
+copies are the rows of the attention operator, which sums a bias's gradient over them.
 
 Legend: M copies, N tokens, C channels of a token, D of its condition, P of a pair, H heads.
 """
 
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import cast
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -24,17 +27,36 @@ from bevatron.models.common.folding import (
 
 
 class ConditionedBias(nn.Module):
-    """A bias per head from the pair, ``W LayerNorm(z)``, the norm without a bias."""
+    """Weights of a bias per head from the pair, ``W LayerNorm(z)``, the norm without a bias."""
 
     def __init__(self, pair_width: int, num_heads: int) -> None:
         super().__init__()
         self.norm = LayerNorm(pair_width, bias=False)
         self.linear = Linear(pair_width, num_heads, bias=False)
 
-    def forward(self, z: Float[Tensor, "*pairs Q K P"]) -> Float[Tensor, "*pairs H Q K"]:
-        """Map pairs of queries and keys to one number per head."""
-        per_head: Tensor = layer_norm_linear(z, *self.norm.parts, self.linear.weight)
-        return per_head.movedim(-1, -3)
+    @property
+    def weight(self) -> Float[Tensor, "H P"]:
+        """Of the layer for rows that are normalised but not scaled."""
+        return self.linear.weight * self.norm.weight
+
+
+def biases_of(
+    z: Float[Tensor, "*pairs Q K P"], layers: Iterable[nn.Module]
+) -> list[Float[Tensor, "*pairs H Q K"]]:
+    """Compute the biases of all blocks of a stack, reading the pair once.
+
+    A norm's weight is multiplied into the layer behind it: blocks differ in the matmul alone.
+
+    Parameters
+    ----------
+    z
+        The pair.
+    layers
+        Each block's `ConditionedBias`, all with the same number of heads.
+    """
+    weights = [cast("ConditionedBias", layer).weight for layer in layers]
+    biases = layer_norm_linear(z, None, None, torch.cat(weights)).chunk(len(weights), -1)
+    return [bias.movedim(-1, -3) for bias in biases]
 
 
 class ConditionedAttention(nn.Module):
@@ -68,18 +90,21 @@ class ConditionedAttention(nn.Module):
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        z: Float[Tensor, "*batch N N P"],
+        bias: Float[Tensor, "*batch H N N"],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Return the update, to be added to a; masked tokens are no keys."""
+        """Return the update, to be added to a; masked tokens are no keys.
+
+        ``bias`` is b(z), of `biases_of`.
+        """
         keys = mask[..., None, :].expand(a.shape[:-1])
-        update: Tensor = self.attention(self.norm(a, s), self.bias(z), keys)
+        update: Tensor = self.attention(self.norm(a, s), bias, keys)
         gate: Tensor = self.output_gate(s).sigmoid()
         return gate * update
 
 
 class DiffusionBlock(nn.Module):
-    """``a += attention(a, s, z)``, then ``a += transition(a, s)``: of tokens or of atoms."""
+    """``a += attention(a, s, bias)``, then ``a += transition(a, s)``: of tokens or of atoms."""
 
     def __init__(
         self, attention: nn.Module, transition: ConditionedTransition, checkpointing: Checkpointing
@@ -89,10 +114,10 @@ class DiffusionBlock(nn.Module):
         self.transition = transition
         self.checkpointing = checkpointing
 
-    def forward(self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
         """Update rows."""
         policy = self.checkpointing
-        a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, z, mask)
+        a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, bias, mask)
         update: Tensor = checkpointed(policy, "transition", self.transition)(a, s)
         return a + update
 
@@ -133,13 +158,20 @@ class DiffusionTransformer(nn.Module):
             for _ in range(num_blocks)
         )
 
+    def biases(self, z: Float[Tensor, "*batch N N P"]) -> list[Float[Tensor, "*batch H N N"]]:
+        """Compute the biases of all blocks, which all copies and noise levels share."""
+        return biases_of(z, [block.get_submodule("attention.bias") for block in self.blocks])
+
     def forward(
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        z: Float[Tensor, "*batch N N P"],
+        biases: Sequence[Float[Tensor, "*batch H N N"]],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Update tokens of all copies."""
-        blocks = [partial(block, s=s, z=z, mask=mask) for block in self.blocks]
+        """Update tokens of all copies, with what `biases` gives; padded tokens are masked."""
+        blocks = [
+            partial(block, s=s, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, biases, strict=True)
+        ]
         return run_stack(self.checkpointing, blocks, a)
