@@ -7,10 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bevatron.maths.superposition import superposed
+from bevatron.models.alphafold3.edm import SIGMA_DATA
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
-
-SIGMA_DATA = 16.0
-"""Å."""
 
 KIND_WEIGHTS = (1.0, 6.0, 6.0, 11.0)
 """Of an atom by ``molecule_type``: protein, RNA, DNA, ligand."""
