@@ -1,0 +1,1 @@
+"""Features of proteins, nucleic acids and ligands, from structures to batches."""
