@@ -9,20 +9,8 @@ from torch import Tensor
 from bevatron.maths.superposition import superposed
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
 
-SIGMA_DATA = 16.0
-"""Å."""
-
 KIND_WEIGHTS = (1.0, 6.0, 6.0, 11.0)
 """Of an atom by ``molecule_type``: protein, RNA, DNA, ligand."""
-
-
-def noise_weight(sigma: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    r"""Weight of a copy by its noise: :math:`(s^2 + s_d^2) / (s\,s_d)^2` with s_d = 16 Å.
-
-    The supplement's equation 6 prints a sum in the denominator, which every implementation reads
-    as the product: only so is the loss of all noise levels of one size (Karras et al., 2022).
-    """
-    return (sigma.square() + SIGMA_DATA**2) / (sigma * SIGMA_DATA).square()
 
 
 def atom_weights(
