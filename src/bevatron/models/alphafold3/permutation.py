@@ -5,8 +5,8 @@ bonds: section 4.2 of the AlphaFold3 supplement. It is done once a step, on the 
 mini-rollout, before any loss. Nothing here asks the device for a number.
 
 A **molecule** is a chain, or several joined by covalent bonds; molecules of one entity are copies
-of each other. A sample brings, for its A cropped atoms, N tokens and M molecules of which something is
-in the crop:
+of each other. A sample brings, for its A cropped atoms, N tokens and M molecules of which
+something is in the crop:
 
 ========================  =================================================================
 ``molecule``              int64 [N]: the molecule of a token, 0 to M - 1
