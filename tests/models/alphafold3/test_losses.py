@@ -222,3 +222,13 @@ def test_narrow_outputs_give_losses_of_single_precision(golden, batch, outputs, 
         assert term.sum.dtype == torch.float32
         tight = 2e-5 if dtype == torch.float32 or name not in losses.CONFIDENCES else 2e-2
         assert_close(term.sum.double().detach(), wide[name].sum.detach(), tight, name)
+
+
+@pytest.mark.shared
+def test_the_loss_never_waits_for_the_device(batch, outputs):
+    """Tensors without data: asking one for a number is an error."""
+    batch = {name: value.to("meta") for name, value in batch.items()}
+    outputs = {name: value.detach().to("meta").requires_grad_() for name, value in outputs.items()}
+    terms = losses.total_loss(outputs, batch, ALL)
+    sum(term.sum for term in terms.values()).backward()
+    assert outputs["denoised"].grad.shape == outputs["denoised"].shape

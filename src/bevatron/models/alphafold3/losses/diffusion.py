@@ -9,9 +9,6 @@ from torch import Tensor
 from bevatron.maths.superposition import superposed
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
 
-KIND_WEIGHTS = (1.0, 6.0, 6.0, 11.0)
-"""Of an atom by ``molecule_type``: protein, RNA, DNA, ligand."""
-
 
 def atom_weights(
     molecule_type: Int[Tensor, "*batch N"],
@@ -20,9 +17,9 @@ def atom_weights(
     dtype: torch.dtype,
 ) -> Float[Tensor, "*batch A"]:
     r"""Weights of atoms: 1 + 5 RNA + 5 DNA + 10 ligand, 0 where not resolved (equation 4)."""
-    of_kind = torch.tensor(KIND_WEIGHTS, dtype=dtype, device=molecule_type.device)
     kind = molecule_type.take_along_dim(atom_to_token, -1)
-    return of_kind[kind] * resolved
+    nucleic, ligand = (kind == 1) | (kind == 2), kind == 3
+    return (1 + 5 * nucleic.to(dtype) + 10 * ligand.to(dtype)) * resolved
 
 
 def aligned_squared_error(
