@@ -5,6 +5,7 @@ the mask.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -80,9 +81,7 @@ def nearest_centres(rows: Rows, centres: Sequence[Rows]) -> IntArray:
     joined = np.concatenate(centres)
     ends = np.cumsum([0] + [len(group) for group in centres])
     agreement = _agreement(rows, joined)
-    return np.stack(
-        [agreement[:, a:b].argmax(axis=1) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    )
+    return np.stack([agreement[:, a:b].argmax(axis=1) for a, b in pairwise(ends)])
 
 
 def _agreement(rows: Rows, centres: Rows) -> npt.NDArray[np.int16]:
