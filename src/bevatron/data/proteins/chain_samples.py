@@ -7,7 +7,7 @@ them on the device.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -276,7 +276,7 @@ def templates_of_sample(
 ) -> dict[str, Array]:
     """Cut templates, in the order given."""
     length, shape = len(entry["aatype"]), (sizes.templates, sizes.residues)
-    blank = {
+    blank: dict[str, npt.NDArray[Any]] = {
         "template_aatype": np.zeros(shape, dtype=np.int8),
         "template_positions": np.zeros((*shape, 4, 3), dtype=np.float32),
         "template_atom_mask": np.zeros((*shape, 4), dtype=bool),
