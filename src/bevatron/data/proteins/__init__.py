@@ -1,1 +1,1 @@
-"""Features of proteins: what the models of structures are given, from what the readers yield."""
+"""Features of proteins, nucleic acids and ligands, from structures to batches."""
