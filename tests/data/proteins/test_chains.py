@@ -16,7 +16,9 @@ def entry(shared, chain):
     code, author = chain.split("_")
     structure = read_structure(shared / f"data/proteins/mmcif/{code}.cif.gz")
     proteins = structure.chains.kind == "protein"
-    return chain_entry(structure, int(np.flatnonzero(proteins & (structure.chains.author == author))[0]))
+    return chain_entry(
+        structure, int(np.flatnonzero(proteins & (structure.chains.author == author))[0])
+    )
 
 
 @pytest.mark.parametrize("chain", CHAINS)

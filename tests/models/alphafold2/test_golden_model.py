@@ -13,6 +13,7 @@ from bevatron.models.alphafold2.config import (
     TriangleConfig,
 )
 from bevatron.models.alphafold2.convert import from_openfold
+from bevatron.models.alphafold2.model import cycles_of
 
 TRIANGLES = TriangleConfig(hidden=10, num_heads=2, head_width=6, transition_factor=2, dropout=0)
 TINY = AlphaFold2Config(

@@ -72,9 +72,7 @@ def torsions(
     psi, others = sin_cos[..., 2:3, :], sin_cos[..., 3:, :]
     sin_cos = torch.cat([sin_cos[..., :2, :], -psi, others], dim=-2)
     chi_mask = of_residues("CHI_MASK", known_type) * chi_resolved.prod(-1)
-    return Torsions(
-        sin_cos, exchanged(sin_cos, known_type), torch.cat([mask, chi_mask], dim=-1)
-    )
+    return Torsions(sin_cos, exchanged(sin_cos, known_type), torch.cat([mask, chi_mask], dim=-1))
 
 
 def exchanged(

@@ -1,7 +1,8 @@
 """Sizes of an AlphaFold2, frozen and checked, and the published ones by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.hyper_parameters import check_ranges, preset_values
@@ -209,7 +210,7 @@ class AlphaFold2Config:
 
 _small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)
 
-PRESETS = {
+PRESETS: Mapping[str, Mapping[str, Any]] = {
     "alphafold2": {},
     "alphafold2-ptm": {"aligned_error": True},
     "small": {

@@ -81,7 +81,7 @@ def template_angle_features(
     alternative: Float[Tensor, "*templates N 7 2"],
     mask: Float[Tensor, "*templates N 7"],
 ) -> Float[Tensor, "*templates N 57"]:
-    """Join one-hot types (22), torsions (14), torsions after renaming (14), which of them exist (7)."""
+    """Join one-hot types (22), torsions (14), the same after renaming (14), which exist (7)."""
     types = F.one_hot(aatype, RESIDUE_CLASSES).to(mask.dtype)
     return torch.cat([types, angles.flatten(-2), alternative.flatten(-2), mask], dim=-1)
 

@@ -160,9 +160,7 @@ class AlphaFold2(nn.Module):
         z = self.extra_msa_stack(e, z, features["extra_msa_mask"] > 0, pair_mask, drops)
         m, z, s = self.evoformer(m, z, msa_mask, pair_mask, drops)
         with _full_precision(z):
-            structure = self.structure_module(
-                wide(s), wide(z), features["aatype"], seq_mask, drops
-            )
+            structure = self.structure_module(wide(s), wide(z), features["aatype"], seq_mask, drops)
         final = atom14_to_atom37(structure["positions"][-1], features["aatype"])
         found = {"msa": m[..., :rows, :, :], "pair": z, "single": s}
         return {**found, **structure, "final_atom_positions": final}

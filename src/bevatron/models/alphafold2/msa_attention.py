@@ -65,7 +65,9 @@ class MSAColumnGlobalAttention(nn.Module):
     ) -> Float[Tensor, "*batch S N E"]:
         """Return the update of m."""
         return global_attention(
-            *(m, mask, self.norm.weight, self.norm.bias),
+            m,
+            mask,
+            *self.norm.parts,  # type: ignore[arg-type]  # it has a bias
             *(self.q.weight, self.k.weight, self.v.weight),
             *(self.gate.weight, self.gate.bias, self.out.weight, self.out.bias),
             mask_eps=COUNT_EPS,

@@ -83,7 +83,8 @@ class InvariantPointAttention(nn.Module):
         logits = logits + sqrt(1 / 3) * self.bias(z)
         logits = logits - 0.5 * gamma * gaps.square().sum((-1, -2))
         both = mask[..., :, None, None] & mask[..., None, :, None]
-        return (logits - MASKED * ~both).softmax(-2)
+        weights: Tensor = (logits - MASKED * ~both).softmax(-2)
+        return weights
 
     def _points(self, projected: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H P 3"]:
         """Take a projection, all x before all y before all z, as points of the world."""
