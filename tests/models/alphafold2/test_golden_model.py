@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from reference_arrays import close
 
 from bevatron.models.alphafold2 import heads
 from bevatron.models.alphafold2.config import (
@@ -13,7 +14,9 @@ from bevatron.models.alphafold2.config import (
     TriangleConfig,
 )
 from bevatron.models.alphafold2.convert import from_openfold
+from bevatron.models.alphafold2.losses import LossWeights, loss_terms
 from bevatron.models.alphafold2.model import cycles_of
+from bevatron.models.alphafold2.openfold_layout import openfold_name
 
 TRIANGLES = TriangleConfig(hidden=10, num_heads=2, head_width=6, transition_factor=2, dropout=0)
 TINY = AlphaFold2Config(
@@ -45,6 +48,8 @@ TINY = AlphaFold2Config(
     lddt_width=16,
     aligned_error=True,
 )
+
+ALL_LOSSES = LossWeights(experimentally_resolved=0.01, violation=1.0, tm=0.1)
 
 
 @pytest.fixture
@@ -81,3 +86,27 @@ def test_all_outputs_are_those_of_openfold(golden, model, cycles):
         error = (result - reference).abs().max()
         assert error <= tolerance * reference.abs().max(), name
     assert len(references) == 20
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_all_gradients_of_the_loss_are_those_of_openfold(golden, model, cycles):
+    file, features = golden(f"full_model_rec{cycles}"), golden("full_model_batch")
+    found = model(cycles_of(batch_of(golden, cycles)))
+    last = {name: features[name][..., -1] for name in features.arrays}
+    terms = loss_terms(found, last, ALL_LOSSES)
+    # The reference takes the root of the length in float32.
+    root = torch.tensor(21.0)
+    loss = sum(terms.values()) * (root.sqrt().double() / root.double().sqrt())
+    close(loss, file["out__loss__loss"], "loss")
+    loss.backward()
+
+    gradients = {openfold_name(name): p.grad for name, p in model.named_parameters()}
+    norms = dict(zip(file.arrays["gw_names"], file["gw_norm"], strict=True))
+    assert gradients.keys() == norms.keys()
+    largest = max(norms.values())
+    for name, norm in norms.items():
+        # A matrix that is found by two equal ways has a gradient that is rounding alone.
+        close(gradients[name].norm(), norm, name, floor=1e-3 * largest)
+    for name, reference in file.part("gw__").items():
+        tolerance = 1e-7 if file.arrays[f"gw__{name}"].dtype == np.float32 else 1e-9
+        close(gradients[name], reference, name, tolerance, floor=1e-3 * largest)
