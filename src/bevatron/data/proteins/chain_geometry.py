@@ -1,4 +1,4 @@
-"""Reference of a chain in the forms that AlphaFold2's losses take, from its atoms, on any device."""
+"""Reference of a chain in the forms that the losses of AlphaFold2 take, on any device."""
 
 from jaxtyping import Float, Int
 from torch import Tensor

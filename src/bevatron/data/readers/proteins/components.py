@@ -7,7 +7,7 @@ memory-mapped: any number of processes share it, and only what is looked up is r
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,16 @@ class Component:
     bonds: npt.NDArray[np.int32]
     orders: npt.NDArray[np.uint8]
     aromatic_bonds: BoolArray
+
+
+class Dictionary(Protocol):
+    """Components by code: `Components`, or several dictionaries as one."""
+
+    def __contains__(self, code: object) -> bool:
+        """Whether there is a component of that code."""
+
+    def __getitem__(self, code: str) -> Component:
+        """Look a component up."""
 
 
 class Components:
@@ -231,7 +241,7 @@ class ExpectedAtoms:
         return np.greater_equal(self.atom, 0)
 
 
-def expected_atoms(structure: Structure, components: Components) -> ExpectedAtoms:
+def expected_atoms(structure: Structure, components: Dictionary) -> ExpectedAtoms:
     """List the heavy atoms of every residue from the dictionary, and which were observed.
 
     In the order of the dictionary. Atoms that leave on binding are expected of ligands without a
@@ -279,7 +289,7 @@ def expected_atoms(structure: Structure, components: Components) -> ExpectedAtom
 class _Heavy(dict[str, list[tuple[str, int, bool]]]):
     """Heavy atoms by component: name, element, whether it leaves."""
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: Dictionary) -> None:
         self._components = components
 
     def __missing__(self, code: str) -> list[tuple[str, int, bool]]:
