@@ -29,14 +29,14 @@ def check(module, file, shared, run, **options):
 
 
 def test_attention_pair_bias(shared):
-    module = AttentionPairBias(24, 16, 4)
+    module = AttentionPairBias(24, 16, 4, 6)
     check(module, "attention_pair_bias_single", shared, lambda m, x: {"y": m(x["a"], x["z"])})
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_pairformer_block(policy, shared):
     pair = PairConfig(hidden=12, num_heads=2, head_width=6, transition=2)
-    module = PairformerBlock(24, 16, PairformerConfig(1, 3, 4, pair), policy)
+    module = PairformerBlock(24, 16, PairformerConfig(1, 3, 8, 4, pair), policy)
 
     def run(module, x):
         s, z = module((x["s"], x["z"]), pair_mask=x["pair_mask"].bool())
@@ -47,7 +47,7 @@ def test_pairformer_block(policy, shared):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_pairformer(policy, shared):
-    module = Pairformer(24, 16, PairformerConfig(num_blocks=2, num_heads=3), policy)
+    module = Pairformer(24, 16, PairformerConfig(num_blocks=2, num_heads=3, head_width=8), policy)
     check(
         module,
         "pairformer_stack2_nomask",

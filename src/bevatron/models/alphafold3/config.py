@@ -79,11 +79,6 @@ class AlphaFold3Config:
                 f"widths.inputs: expected more than the {TOKEN_FEATURES} features of a token, got "
                 f"{self.widths.inputs}"
             )
-        if self.widths.single % self.pairformer.num_heads:
-            raise ConfigError(
-                f"pairformer.num_heads: {self.pairformer.num_heads} heads do not divide "
-                f"widths.single {self.widths.single}"
-            )
         if self.cycles < 1:
             raise ConfigError(f"cycles: expected 1 or more, got {self.cycles}")
 
@@ -113,14 +108,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "alphafold3": {},
     "megafold": {
         "msa": MsaConfig(head_width=32, transition=2, pair=_HALF_PAIR),
-        "pairformer": PairformerConfig(transition=2, pair=_HALF_PAIR),
+        "pairformer": PairformerConfig(head_width=64, transition=2, pair=_HALF_PAIR),
     },
     "small": {
         "widths": TrunkWidths(inputs=TOKEN_FEATURES + 64, single=64, pair=32),
         "atoms": _SMALL_ATOMS,
         "templates": TemplateConfig(num_blocks=1, width=32, pair=_SMALL_PAIR),
         "msa": MsaConfig(num_blocks=2, width=32, outer_width=8, num_heads=4, pair=_SMALL_PAIR),
-        "pairformer": PairformerConfig(num_blocks=4, num_heads=4, transition=2, pair=_SMALL_PAIR),
+        "pairformer": PairformerConfig(4, 4, 16, 2, _SMALL_PAIR),
         "diffusion": DiffusionConfig(
             encoder=_SMALL_ATOMS,
             transformer=TokenTransformerConfig(width=64, num_heads=4, num_blocks=4),

@@ -103,8 +103,8 @@ class PairformerConfig:
     ----------
     num_blocks
         Blocks.
-    num_heads
-        Of the attention among tokens; they share the channels of the single representation.
+    num_heads, head_width
+        Of the attention among tokens.
     transition
         Hidden channels over channels, of the single representation.
     pair
@@ -113,12 +113,12 @@ class PairformerConfig:
 
     num_blocks: int = 48
     num_heads: int = 16
+    head_width: int = 24
     transition: int = 4
     pair: PairConfig = field(default_factory=PairConfig)
 
     def __post_init__(self) -> None:
-        sizes = (("num_blocks", 0, 1024), ("num_heads", 1, 65536), ("transition", 1, 64))
-        check_ranges(self, sizes)
+        check_ranges(self, [*_SIZES, ("num_blocks", 0, 1024), ("transition", 1, 64)])
 
 
 _SIZES = (("num_heads", 1, 65536), ("head_width", 1, 65536))

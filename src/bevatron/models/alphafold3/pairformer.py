@@ -27,13 +27,13 @@ class AttentionPairBias(nn.Module):
     ----------
     width, pair_width
         Channels of the single and of the pair representation.
-    num_heads
-        They share the channels.
+    num_heads, head_width
+        Of the attention.
     """
 
-    def __init__(self, width: int, pair_width: int, num_heads: int) -> None:
+    def __init__(self, width: int, pair_width: int, num_heads: int, head_width: int) -> None:
         super().__init__()
-        self.attention = GatedAttention(width, num_heads, width // num_heads, q_bias=True)
+        self.attention = GatedAttention(width, num_heads, head_width, q_bias=True)
         self.bias = PairBias(pair_width, num_heads)
 
     def forward(
@@ -57,7 +57,7 @@ class PairformerBlock(nn.Module):
         super().__init__()
         self.checkpointing = checkpointing
         self.pair = PairBlock(pair_width, config.pair)
-        self.attention = AttentionPairBias(width, pair_width, config.num_heads)
+        self.attention = AttentionPairBias(width, pair_width, config.num_heads, config.head_width)
         self.transition = Transition(width, config.transition)
 
     def forward(
