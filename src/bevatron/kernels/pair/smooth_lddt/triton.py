@@ -7,7 +7,7 @@ from bevatron.kernels.pair.smooth_lddt.triton_kernels import rows_kernel
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide
 
-BLOCK, BLOCK_M = 32, 64
+BLOCK, BLOCK_M = 32, 32
 """Atoms of a block of pairs, which is all that a program holds."""
 
 

@@ -22,10 +22,9 @@ def rows_kernel(
     r_at = Radius + copy // copies * atoms
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < atoms
-    # [BLOCK]
     x0, x1, x2 = load_points(x_at, row, inside)
     y0, y1, y2 = load_points(y_at, row, inside)
-    r = tl.load(r_at + row, mask=inside, other=0.0).to(tl.float32)
+    r = tl.load(r_at + row, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
     score = tl.zeros([BLOCK], dtype=tl.float32)
     count = tl.zeros([BLOCK], dtype=tl.float32)
     g0 = tl.zeros([BLOCK], dtype=tl.float32)
@@ -57,7 +56,7 @@ def rows_kernel(
             else:
                 score += tl.sum(closeness * weight, 1)
     if GRADIENT:
-        scale = tl.load(Scale + copy).to(tl.float32)
+        scale = tl.load(Scale + copy).to(tl.float32)  # []
         out = Gradient + (copy * atoms + row) * 3
         tl.store(out, g0 * scale, mask=inside)
         tl.store(out + 1, g1 * scale, mask=inside)
@@ -71,9 +70,9 @@ def rows_kernel(
 @triton.jit
 def load_points(at, atom, inside):
     """Load the three coordinates of some atoms."""
-    x = tl.load(at + atom * 3, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(at + atom * 3 + 1, mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(at + atom * 3 + 2, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(at + atom * 3, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
+    y = tl.load(at + atom * 3 + 1, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
+    z = tl.load(at + atom * 3 + 2, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
     return x, y, z
 
 
