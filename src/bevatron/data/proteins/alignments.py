@@ -10,6 +10,7 @@ rows are of which species.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from bevatron.data.store.shards import REBUILD
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError, StoreError
 from bevatron.typing import Array, Arrays, IntArray
+
+Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 
 BLOCK = 512
 """Columns of a block."""
@@ -165,7 +168,7 @@ class StoredAlignment:
         return len(self.profile)
 
     def read(
-        self, rows: IntArray | slice, columns: IntArray
+        self, rows: Integers | slice, columns: Integers
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint8]]:
         """Read and verify rows at columns, both from 0 and in any order.
 
@@ -201,7 +204,7 @@ class StoredAlignment:
         for start in range(0, self.num_rows, rows_at_once):
             yield self.read(slice(start, start + rows_at_once), columns)
 
-    def _table(self, block: int, rows: IntArray | slice) -> npt.NDArray[np.uint8]:
+    def _table(self, block: int, rows: Integers | slice) -> npt.NDArray[np.uint8]:
         """Copy and verify the blocks of some rows, [rows, residues and deletions]."""
         start, stop = block * BLOCK, min((block + 1) * BLOCK, self.num_columns)
         cells = self.cells[2 * self.num_rows * start : 2 * self.num_rows * stop]

@@ -1,12 +1,14 @@
 """Reference poses: low-energy shapes of one component, by RDKit or from its dictionary."""
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from bevatron.data.compressed import format_suffix, read_whole
 from bevatron.data.readers.elements import SYMBOLS
 from bevatron.data.readers.proteins.components import Component
 from bevatron.errors import DataError, MissingPackageError, require
@@ -155,14 +157,54 @@ def component_of_smiles(smiles: str, code: str) -> Component:
         if parsed is None or not parsed.GetNumAtoms():
             raise DataError(f"ligand {code}: '{smiles}' is no valid SMILES; check the string")
         molecule = chem.AddHs(parsed)
-        chem.Kekulize(molecule, clearAromaticFlags=False)
         shape = _shape(molecule, smiles, code)
+    return _component(molecule, shape, smiles, code)
+
+
+def component_of_file(path: Path, code: str) -> Component:
+    """Make a component of the first molecule of an SDF, MOL, MOL2 or PDB file, as of a SMILES.
+
+    Its ideal coordinates are those of the file.
+
+    Raises
+    ------
+    DataError
+        If it is no such file, or has no molecule with three coordinates.
+    MissingPackageError
+        If RDKit is not installed.
+    """
+    chem = require("rdkit.Chem", "molecules")
+    readers = {
+        ".sdf": chem.MolFromMolBlock,
+        ".mol": chem.MolFromMolBlock,
+        ".mol2": chem.MolFromMol2Block,
+        ".pdb": chem.MolFromPDBBlock,
+    }
+    suffix = format_suffix(path)
+    if suffix not in readers:
+        raise DataError(
+            f"{path}: has no known format of a ligand; the name must end in one of "
+            f"{', '.join(readers)}"
+        )
+    with require("rdkit.rdBase", "molecules").BlockLogs():
+        parsed = readers[suffix](read_whole(path).decode("utf-8", "replace"), removeHs=False)
+        if parsed is None or not parsed.GetNumConformers() or not parsed.GetConformer().Is3D():
+            raise DataError(f"{path}: holds no molecule with coordinates in three dimensions")
+        chem.AssignStereochemistryFrom3D(parsed)
+        molecule = chem.AddHs(parsed, addCoords=True)
+    shape = np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float32)
+    return _component(molecule, shape, path.name, code)
+
+
+def _component(molecule: Any, shape: npt.NDArray[np.float32], name: str, code: str) -> Component:
+    chem = require("rdkit.Chem", "molecules")
+    chem.Kekulize(molecule, clearAromaticFlags=False)
     atoms, bonds = list(molecule.GetAtoms()), list(molecule.GetBonds())
     elements = np.array([atom.GetAtomicNum() for atom in atoms], dtype=np.uint8)
     pairs = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds]
     return Component(
         code=code,
-        name=smiles,
+        name=name,
         type="NON-POLYMER",
         parent="",
         letter="",

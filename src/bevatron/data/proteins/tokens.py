@@ -70,6 +70,26 @@ STANDARD: dict[str, Standard] = (
 )
 """Standard residues by component; they are tokens in polymers only."""
 
+_RARE = {"U": "SEC", "O": "PYL"}
+
+
+def component_of_letter(kind: Polymer, letter: str) -> str:
+    """Return the component that a letter of a sequence stands for.
+
+    Examples
+    --------
+    >>> [component_of_letter("protein", letter) for letter in "MBXU"]
+    ['MET', 'ASP', 'UNK', 'SEC']
+    >>> component_of_letter("dna", "A"), component_of_letter("rna", "R")
+    ('DA', 'N')
+    """
+    if kind == "protein" and letter in _RARE:
+        return _RARE[letter]
+    return _BY_CLASS[LETTERS[kind][letter]]
+
+
+_BY_CLASS = {standard.restype: code for code, standard in STANDARD.items()}
+
 LIGAND_RESTYPE = UNKNOWN["protein"]
 """Class of the atoms of ligands."""
 

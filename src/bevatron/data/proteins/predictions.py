@@ -1,0 +1,265 @@
+"""Entries of molecules to be predicted: the same features as of structures, nothing resolved."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.conformers import (
+    component_of_file,
+    component_of_smiles,
+    heavy_atoms,
+)
+from bevatron.data.proteins.tokens import component_of_letter
+from bevatron.data.readers.proteins.components import Component, Dictionary, open_components
+from bevatron.data.readers.proteins.inputs.complexes import AtomName, Complex, Entity
+from bevatron.data.readers.proteins.structure import (
+    UNKNOWN_NUMBER,
+    Atoms,
+    Chains,
+    Links,
+    Residues,
+    Structure,
+)
+from bevatron.errors import DataError
+from bevatron.typing import Arrays
+
+_LISTED = 12
+
+
+class Extended:
+    """A dictionary and components of one's own, which come first.
+
+    Parameters
+    ----------
+    own
+        By code.
+    base
+        Where all others are looked up.
+    """
+
+    def __init__(self, own: Mapping[str, Component], base: Dictionary) -> None:
+        self._own, self._base = dict(own), base
+
+    def __contains__(self, code: object) -> bool:
+        return code in self._own or code in self._base
+
+    def __getitem__(self, code: str) -> Component:
+        return self._own[code] if code in self._own else self._base[code]
+
+
+def featurize_inputs(
+    given: Complex, components: Dictionary, *, max_tokens: int | None = None
+) -> tuple[Arrays, Dictionary]:
+    """Compute the features of molecules without coordinates; see `complexes.featurize`.
+
+    An ambiguous letter is the residue of its class (B aspartate), U and O of a protein are
+    selenocysteine and pyrrolysine. Atoms that leave on binding are absent at the bonds that the
+    user gives. Chains have the names that the user gives, entities the numbers from 0 in the
+    order of the input.
+
+    Parameters
+    ----------
+    given
+        What `read_inputs` made.
+    components
+        The chemical component dictionary.
+    max_tokens
+        More tokens are an error; None for any number.
+
+    Returns
+    -------
+    entry
+        See `complexes.ENTRY_FIELDS`; ``resolved`` is False everywhere.
+    components
+        The dictionary with the input's own components and its SMILES, for `poses.make_pools`.
+
+    Raises
+    ------
+    DataError
+        If a component is unknown, a SMILES is none, or a bond names an atom that is not there.
+    MissingPackageError
+        If there is a SMILES or a file of a ligand and RDKit is not installed.
+    """
+    known = Extended(_own_components(given), components)
+    structure = _structure(given, known)
+    entry = featurize(structure, known, max_tokens=max_tokens)
+    nothing = {name: np.zeros_like(entry[name]) for name in ("position", "resolved")}
+    return {**entry, **nothing}, known
+
+
+def _own_components(given: Complex) -> dict[str, Component]:
+    own: dict[str, Component] = {}
+    if given.components:
+        with tempfile.TemporaryDirectory() as folder:
+            source = given.components
+            if isinstance(source, str):
+                text, source = source, Path(folder) / "components.cif"
+                source.write_text(text)
+            # The mapped file outlives its name.
+            listed = open_components(source, Path(folder) / "components.arrow")
+            own |= {code: listed[code] for code in listed}
+    for entity in given.entities:
+        code = _own_code(entity)
+        if entity.smiles:
+            own[code] = component_of_smiles(entity.smiles, code)
+        elif entity.file is not None:
+            own[code] = component_of_file(entity.file, code)
+    return own
+
+
+def _own_code(entity: Entity) -> str:
+    """Name a ligand that has no code after its first chain; no code of a dictionary has a colon."""
+    return f"LIGAND:{entity.chains[0]}"
+
+
+def _codes(entity: Entity) -> list[str]:
+    """Components of the residues of an entity."""
+    if entity.kind == "ligand":
+        return list(entity.codes) or [_own_code(entity)]
+    codes = [component_of_letter(entity.kind, letter) for letter in entity.sequence]
+    for modification in entity.modifications:
+        codes[modification.position - 1] = modification.code
+    return codes
+
+
+@dataclass
+class _Rows:
+    """Rows of the tables of a structure, as they are appended."""
+
+    residues: list[tuple[str, str, int, int]] = field(default_factory=list)
+    chains: list[tuple[str, str, str, int]] = field(default_factory=list)
+    atoms: list[tuple[str, int, int]] = field(default_factory=list)
+    place: dict[tuple[int, str], int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+
+
+def _structure(given: Complex, components: Dictionary) -> Structure:
+    """Lay the molecules out as a structure whose atoms are all at the origin."""
+    rows = _Rows()
+    for number, entity in enumerate(given.entities):
+        codes = _codes(entity)
+        letters = entity.sequence or [""] * len(codes)
+        for label in entity.chains:
+            rows.first[label] = len(rows.residues)
+            rows.chains.append((label, str(number), entity.kind, len(codes)))
+            chain = len(rows.chains) - 1
+            for place, (code, letter) in enumerate(zip(codes, letters, strict=True)):
+                rows.residues.append((code, letter, chain, place + 1))
+    links = [tuple(_located(atom, rows, components, given) for atom in b) for b in given.bonds]
+    links += _ring_bonds(given, rows, components)
+    bonded = {end for link in links for end in link}
+    for residue, (code, letter, *_) in enumerate(rows.residues):
+        component = components[code]
+        ends = {name for owner, name in bonded if owner == residue} if bonded else set()
+        gone = _gone(component, ends, polymer=bool(letter))
+        for name, element in _heavy(component):
+            if name not in gone:
+                rows.place[residue, name] = len(rows.atoms)
+                rows.atoms.append((name, element, residue))
+    pairs = [[rows.place[end] for end in link] for link in links]
+    return _tables(given.name, rows, np.array(pairs, dtype=np.int32).reshape(-1, 2))
+
+
+def _heavy(component: Component) -> list[tuple[str, int]]:
+    """Names and elements of the heavy atoms."""
+    heavy = heavy_atoms(component)
+    return list(
+        zip(component.atoms[heavy].tolist(), component.elements[heavy].tolist(), strict=True)
+    )
+
+
+def _gone(component: Component, ends: set[str], *, polymer: bool) -> set[str]:
+    """Atoms that leave: of a ligand those beside an atom that is bonded to another residue.
+
+    Of a polymer all; those of its free ends are put back by `expected_atoms`.
+    """
+    names = component.atoms.tolist()
+    leaving = set(component.atoms[component.leaving].tolist()) - ends
+    if polymer:
+        return leaving
+    pairs = [(names[i], names[j]) for i, j in component.bonds.tolist()]
+    beside = {a for pair in pairs for a, b in (pair, pair[::-1]) if b in ends}
+    return leaving & beside
+
+
+def _located(
+    atom: AtomName, rows: _Rows, components: Dictionary, given: Complex
+) -> tuple[int, str]:
+    """Find the residue and the name of an atom of a bond."""
+    residue = rows.first[atom.chain] + atom.position - 1
+    component = components[rows.residues[residue][0]]
+    names = [name for name, _ in _heavy(component)]
+    if atom.atom in names:
+        return residue, atom.atom
+    if atom.atom.isdigit() and ":" in component.code and int(atom.atom) < len(names):
+        return residue, names[int(atom.atom)]
+    listed = ", ".join(names[:_LISTED]) + (" ..." if len(names) > _LISTED else "")
+    raise DataError(
+        f"{given.name}: a bond names the atom '{atom.atom}' of residue {atom.position} in chain "
+        f"{atom.chain}, which is a {component.code} of {listed}"
+    )
+
+
+def _ring_bonds(
+    given: Complex, rows: _Rows, components: Dictionary
+) -> list[tuple[tuple[int, str], ...]]:
+    """Join the ends of cyclic polymers."""
+    found = []
+    for entity in (entity for entity in given.entities if entity.cyclic and entity.length > 1):
+        names = ("C", "N") if entity.kind == "protein" else ("O3'", "P")
+        for label in entity.chains:
+            ends = (AtomName(label, entity.length, names[0]), AtomName(label, 1, names[1]))
+            found.append(tuple(_located(end, rows, components, given) for end in ends))
+    return found
+
+
+def _tables(name: str, rows: _Rows, pairs: Any) -> Structure:
+    number = len(rows.atoms)
+    owners = np.array([residue for _, _, residue in rows.atoms], dtype=np.int32)
+    codes, letters, chains, places = zip(*rows.residues, strict=True)
+    labels, entities, kinds, lengths = zip(*rows.chains, strict=True)
+    atoms = Atoms(
+        name=np.array([atom for atom, _, _ in rows.atoms], dtype=np.str_),
+        element=np.array([element for _, element, _ in rows.atoms], dtype=np.uint8),
+        position=np.zeros((number, 3), dtype=np.float32),
+        b_factor=np.full(number, np.nan, dtype=np.float32),
+        occupancy=np.ones(number, dtype=np.float32),
+        charge=np.zeros(number, dtype=np.int8),
+        altloc=np.full(number, "", dtype=np.str_),
+        residue=owners,
+    )
+    residues = Residues(
+        component=np.array(codes, dtype=np.str_),
+        parent=np.full(len(codes), "", dtype=np.str_),
+        letter=np.array(letters, dtype=np.str_),
+        chain=np.array(chains, dtype=np.int32),
+        number=np.array(places, dtype=np.int32),
+        author_number=np.full(len(codes), UNKNOWN_NUMBER, dtype=np.int32),
+        insertion=np.full(len(codes), "", dtype=np.str_),
+        atom_ptr=np.searchsorted(owners, np.arange(len(codes) + 1)).astype(np.int64),
+    )
+    return Structure(
+        name=name,
+        methods=(),
+        resolution=None,
+        released=None,
+        deposited=None,
+        model=1,
+        models=(1,),
+        atoms=atoms,
+        residues=residues,
+        chains=Chains(
+            label=np.array(labels, dtype=np.str_),
+            author=np.array(labels, dtype=np.str_),
+            entity=np.array(entities, dtype=np.str_),
+            kind=np.array(kinds, dtype=np.str_),
+            residue_ptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        ),
+        links=Links(pairs, np.array(["covale"] * len(pairs), dtype=np.str_).reshape(-1)),
+        assemblies=(),
+    )
