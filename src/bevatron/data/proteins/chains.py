@@ -5,13 +5,14 @@ Section 1.2.1 of the supplement. What can be computed from these is computed on 
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from bevatron.data.proteins.constants import ATOM37, CA, UNKNOWN
 from bevatron.data.readers.proteins.alphabet import CLASSES, LETTERS
 from bevatron.data.readers.proteins.structure import Structure
 from bevatron.data.samples import Field
 from bevatron.errors import DataError
-from bevatron.typing import Array, Arrays, IntArray
+from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
 CHAIN_FIELDS: tuple[Field, ...] = (
     Field("aatype", "int8", (), True, "[L] residue type, 20 unknown"),
@@ -72,7 +73,7 @@ def residue_types(sequence: str) -> Array:
     return np.array([_TYPES.get(letter, UNKNOWN) for letter in sequence], dtype=np.int8)
 
 
-def atoms37(structure: Structure, chain: int) -> tuple[Array, Array]:
+def atoms37(structure: Structure, chain: int) -> tuple[npt.NDArray[np.float32], BoolArray]:
     """Sort the atoms of a chain into the 37 slots: float32 [L, 37, 3] Å and bool [L, 37]."""
     first, past = structure.chains.residue_ptr[chain : chain + 2]
     atoms = slice(*structure.residues.atom_ptr[[first, past]])
@@ -98,7 +99,9 @@ def _slots(structure: Structure, atoms: slice) -> IntArray:
     return slot
 
 
-def _order_arginine(arginine: Array, positions: Array, mask: Array) -> None:
+def _order_arginine(
+    arginine: BoolArray, positions: npt.NDArray[np.float32], mask: BoolArray
+) -> None:
     """Exchange NH1 and NH2 where NH2 is nearer CD; files often have them the wrong way."""
     cd, nh1, nh2 = (_SLOTS[name] for name in ("CD", "NH1", "NH2"))
     whole = arginine & mask[:, cd] & mask[:, nh1] & mask[:, nh2]

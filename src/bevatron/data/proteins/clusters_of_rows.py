@@ -114,7 +114,7 @@ def _pair_tables(centres: Rows, num_pairs: int) -> npt.NDArray[np.uint8]:
     own = np.full((2 * num_pairs, len(centres)), MASK, dtype=np.int8)
     own[: centres.shape[1]] = centres.T
     single = (own[:, None, :] == classes).view(np.uint8)
-    pair = single[::2, :, None, :] + single[1::2, None, :, :]
+    pair: Counts = single[::2, :, None, :] + single[1::2, None, :, :]
     return pair.reshape(num_pairs, _PAIRS, len(centres))
 
 

@@ -35,7 +35,7 @@ class RowsInMemory:
     @property
     def num_columns(self) -> int:
         """L."""
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     @property
     def profile(self) -> npt.NDArray[np.float32]:
