@@ -103,7 +103,10 @@ def test_a_head_of_deepmind_is_rows_of_ours(model):
 def test_deepmind_exchanges_left_and_right_of_incoming_edges(model):
     arrays = to_deepmind(model)
     triangles = model.evoformer.blocks[0].pair_stack
-    for name, layer in (("outgoing", triangles.tri_mul_out.a), ("incoming", triangles.tri_mul_in.b)):
+    for name, layer in (
+        ("outgoing", triangles.tri_mul_out.a),
+        ("incoming", triangles.tri_mul_in.b),
+    ):
         path = f"evoformer/evoformer_iteration/triangle_multiplication_{name}/left_projection"
         left = arrays[f"alphafold/alphafold_iteration/{path}//weights"][0]
         assert np.array_equal(left, layer.weight.detach().numpy().T)
@@ -118,7 +121,9 @@ def mlperf(state, *, fused):
         new = new.replace(".pair_stack.", ".core.")
         new = re.sub(r"\.(msa_transition|outer_product_mean)\.", r".core.\1.", new)
         new = new.replace("template_embedder.template_single_", "template_angle_")
-        new = new.replace("template_embedder.template_pointwise_att.", "template_pointwise_attention.")
+        new = new.replace(
+            "template_embedder.template_pointwise_att.", "template_pointwise_attention."
+        )
         new = new.replace("template_embedder.", "").replace("_points.linear.", "_points.")
         new = new.replace("structure_module.transition.layers.0.", "structure_module.transition.")
         if fused and ".mha." in new:
@@ -177,7 +182,7 @@ def test_what_does_not_fit_is_named(model):
     name = "evoformer.blocks.1.msa_transition.linear_1.bias"
     with pytest.raises(CheckpointError, match=f"{name}: this tensor is missing"):
         from_openfold({n: v for n, v in state.items() if n != name}, TINY)
-    with pytest.raises(CheckpointError, match="extra.weight: the model has no such tensor"):
+    with pytest.raises(CheckpointError, match=r"extra\.weight: the model has no such tensor"):
         from_openfold(state | {"extra.weight": torch.zeros(1)}, TINY)
     with pytest.raises(CheckpointError, match=f"{name}: the weights have shape \\(3,\\)"):
         from_openfold(state | {name: torch.zeros(3)}, TINY)

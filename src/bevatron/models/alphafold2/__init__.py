@@ -1,12 +1,10 @@
 """AlphaFold2: structures of proteins from their alignments."""
 
 from bevatron.models.alphafold2.config import (
-    FINE_TUNING,
-    INITIAL_TRAINING,
+    FINE_TUNING_SIZES,
     PRESETS,
     AlphaFold2Config,
     EvoformerConfig,
-    SampleSizes,
     StructureConfig,
     TemplateConfig,
     TriangleConfig,
@@ -30,14 +28,12 @@ save_model, load_model = _folder.save, _folder.load
 
 __all__ = [
     "FEATURES",
-    "FINE_TUNING",
-    "INITIAL_TRAINING",
+    "FINE_TUNING_SIZES",
     "KIND",
     "PRESETS",
     "AlphaFold2",
     "AlphaFold2Config",
     "EvoformerConfig",
-    "SampleSizes",
     "StructureConfig",
     "TemplateConfig",
     "TriangleConfig",
