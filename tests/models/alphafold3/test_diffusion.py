@@ -17,6 +17,7 @@ from bevatron.models.alphafold3.config_diffusion import (
 from bevatron.models.alphafold3.diffusion import DiffusionModule
 from bevatron.models.alphafold3.protenix_diffusion import protenix_names
 from bevatron.models.common.folding import attention as folding_attention
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.testing import assert_close
 
 random_complex = importlib.import_module("random_complex")
@@ -50,8 +51,8 @@ def denoised(module, batch, trunk, x, sigma):
 
 
 def noisy(num_atoms):
-    generator = torch.Generator().manual_seed(5)
-    x = 16 * torch.randn(COPIES, num_atoms, 3, generator=generator, dtype=torch.float64)
+    normal = SeededNormal(torch.tensor(5), torch.float64)
+    x = 16 * normal((COPIES, num_atoms, 3))
     return x, torch.tensor([0.5, 9.0, 200.0], dtype=torch.float64)
 
 
@@ -103,9 +104,9 @@ def test_rollout_keeps_no_graph_and_repeats(module, batch, trunk):
     described = module.describe(batch, *trunk)
 
     def rollout():
-        generator = torch.Generator().manual_seed(2)
-        start = sampler.draw_start((2, 38), generator, torch.float64)
-        steps = sampler.draw_steps(4, (2, 38), generator, torch.float64)
+        normal = SeededNormal(torch.tensor(2), torch.float64)
+        start = normal((2, 38, 3))
+        steps = sampler.draw_steps(4, (2, 38), normal)
         levels = edm.schedule(4, dtype=torch.float64)
         denoise = lambda x, sigma: module(x, sigma, described)  # noqa: E731
         return sampler.sample(denoise, levels, start, steps, batch["atom_mask"])

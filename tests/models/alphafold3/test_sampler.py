@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bevatron.models.alphafold3 import augmentation, edm, noising, sampler
-from bevatron.models.alphafold3.losses.diffusion import noise_weight
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.testing import assert_close
 
 golden_modules = importlib.import_module("golden_modules")
@@ -25,7 +25,7 @@ def test_noise_levels_and_factors(shared):
         "c_out": factors.out,
         "c_in": factors.in_,
         "c_noise": factors.noise,
-        "loss_weight": noise_weight(sigma),
+        "loss_weight": edm.loss_weight(sigma),
         "schedule_200": edm.schedule(200, dtype=torch.float64),
         "schedule_20": edm.schedule(20, dtype=torch.float64),
         "training_sigma": edm.training_sigma(tensor(golden["in__normal"])),
@@ -70,12 +70,12 @@ def test_sampling_with_given_draws(shared):
 
 
 def draw(seed, steps=3, shape=(2, 5)):
-    generator = torch.Generator().manual_seed(seed)
-    start = sampler.draw_start(shape, generator, torch.float64)
-    return start, list(sampler.draw_steps(steps, shape, generator, torch.float64))
+    normal = SeededNormal(torch.tensor(seed), torch.float64)
+    start = normal((*shape, 3))
+    return start, list(sampler.draw_steps(steps, shape, normal))
 
 
-def test_draws_are_a_function_of_the_generator():
+def test_draws_are_a_function_of_the_seed():
     first, again, other = draw(1), draw(1), draw(2)
     assert torch.equal(first[0], again[0])
     assert all(torch.equal(a.normal, b.normal) for a, b in zip(first[1], again[1], strict=True))
@@ -83,8 +83,8 @@ def test_draws_are_a_function_of_the_generator():
 
 
 def test_rotations_are_proper_and_without_a_preferred_direction():
-    generator = torch.Generator().manual_seed(0)
-    rotation = augmentation.draw_moves((4000,), generator, torch.float64).rotation
+    normal = SeededNormal(torch.tensor(0), torch.float64)
+    rotation = augmentation.draw_moves((4000,), normal).rotation
     product = rotation @ rotation.transpose(-1, -2)
     assert_close(product, torch.eye(3).double().expand_as(product), TOLERANCE)
     assert_close(torch.linalg.det(rotation), torch.ones(4000).double(), TOLERANCE)
@@ -94,9 +94,9 @@ def test_rotations_are_proper_and_without_a_preferred_direction():
 
 
 def test_moved_copies_keep_their_distances_and_lie_around_the_translation():
-    generator = torch.Generator().manual_seed(0)
-    x = 30 + torch.randn(1, 7, 3, generator=generator, dtype=torch.float64)
-    move = augmentation.draw_moves((4,), generator, torch.float64)
+    normal = SeededNormal(torch.tensor(0), torch.float64)
+    x = 30 + normal((1, 7, 3))
+    move = augmentation.draw_moves((4,), normal)
     moved = augmentation.centre_and_move(x, move, torch.ones(7, dtype=torch.bool))
     assert_close(distances(moved), distances(x).expand(4, 7, 7), TOLERANCE)
     assert_close(moved.mean(-2, keepdim=True), move.translation, TOLERANCE)
@@ -128,10 +128,10 @@ def pad(x):
 
 
 def test_noisy_copies_are_moved_structures_with_noise_of_their_level():
-    generator = torch.Generator().manual_seed(4)
-    position = torch.randn(500, 3, generator=generator, dtype=torch.float64)
-    resolved = torch.rand(500, generator=generator) > 0.2
-    draw = noising.draw_copies((6, 500), generator, torch.float64)
+    normal = SeededNormal(torch.tensor(4), torch.float64)
+    position = normal((500, 3))
+    resolved = normal((500,)) > -0.8
+    draw = noising.draw_copies((6, 500), normal)
     copies = noising.noisy_copies(position, resolved, draw)
     assert not copies.target[:, ~resolved].any()
     found, known = distances(copies.target[:, resolved]), distances(position[resolved])

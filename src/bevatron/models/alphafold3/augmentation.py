@@ -5,11 +5,11 @@ Legend: M copies, A atoms. Coordinates in Å.
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.maths.rigid import normalise_quaternion, rotation_of_quaternion
+from bevatron.models.common.folding.normal import Normal
 
 
 class Move(NamedTuple):
@@ -27,14 +27,12 @@ class Move(NamedTuple):
     translation: Float[Tensor, "*batch M 1 3"]
 
 
-def draw_moves(
-    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
-) -> Move:
-    """Draw rigid motions [..., M] on the generator's device.
+def draw_moves(shape: tuple[int, ...], normal: Normal) -> Move:
+    """Draw rigid motions [..., M] by standard normal numbers.
 
     A rotation is that of a quaternion of four normal numbers.
     """
-    numbers = torch.randn((*shape, 7), generator=generator, device=generator.device, dtype=dtype)
+    numbers = normal((*shape, 7))
     rotation = rotation_of_quaternion(normalise_quaternion(numbers[..., :4]))
     return Move(rotation, numbers[..., None, 4:])
 

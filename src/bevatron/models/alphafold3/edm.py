@@ -50,6 +50,14 @@ def preconditioning(sigma: Float[Tensor, "*levels"]) -> Preconditioning:
     )
 
 
+def loss_weight(sigma: Float[Tensor, "*levels"]) -> Float[Tensor, "*levels"]:
+    r"""Return :math:`(\sigma^2 + \sigma_d^2) / (\sigma \sigma_d)^2`, in 1/Å^2.
+
+    The supplement prints a sum in the denominator; published models have the product, of EDM.
+    """
+    return (sigma.square() + SIGMA_DATA**2) / (sigma * SIGMA_DATA).square()
+
+
 def training_sigma(normal: Float[Tensor, "*levels"]) -> Float[Tensor, "*levels"]:
     r"""Return :math:`\sigma_d \exp(-1.2 + 1.5 n)` for standard normal numbers n, in Å."""
     return SIGMA_DATA * (LOG_MEAN + LOG_DEVIATION * normal).exp()

@@ -5,12 +5,12 @@ Legend: M copies, A atoms. Coordinates and noise levels in Å.
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.models.alphafold3 import edm
 from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves
+from bevatron.models.common.folding.normal import Normal
 
 
 class CopyDraw(NamedTuple):
@@ -49,16 +49,10 @@ class NoisyCopies(NamedTuple):
     target: Float[Tensor, "*batch M A 3"]
 
 
-def draw_copies(
-    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
-) -> CopyDraw:
-    """Draw the numbers of copies [..., M, A] on the generator's device."""
-    move = draw_moves(shape[:-1], generator, dtype)
-    level, normal = (
-        torch.randn(axes, generator=generator, device=generator.device, dtype=dtype)
-        for axes in (shape[:-1], (*shape, 3))
-    )
-    return CopyDraw(move, level, normal)
+def draw_copies(shape: tuple[int, ...], normal: Normal) -> CopyDraw:
+    """Draw the numbers of copies [..., M, A]."""
+    move = draw_moves(shape[:-1], normal)
+    return CopyDraw(move, normal(shape[:-1]), normal((*shape, 3)))
 
 
 def noisy_copies(

@@ -1,7 +1,7 @@
 """Sampling of structures by the diffusion (AlphaFold3, algorithm 18).
 
-Random numbers are drawn in front of the arithmetic: `draw_start` and `draw_steps` take a generator,
-`sample` takes what they give, so that a run is a function of its draws.
+Random numbers are drawn in front of the arithmetic: `draw_steps` draws what `sample` takes, so that
+a run is a function of its draws.
 
 Legend: M copies, A atoms. Coordinates and noise levels in Å.
 """
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves
+from bevatron.models.common.folding.normal import Normal
 
 GAMMA, SMALLEST_RAISED = 0.8, 1.0
 """A step to a level above the second (Å) first raises the noise by this share."""
@@ -38,23 +39,10 @@ class StepDraw(NamedTuple):
     normal: Float[Tensor, "*batch M A 3"]
 
 
-def draw_start(
-    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
-) -> Float[Tensor, "*batch M A 3"]:
-    """Draw what sampling starts from: standard normal numbers [..., M, A, 3]."""
-    return torch.randn((*shape, 3), generator=generator, device=generator.device, dtype=dtype)
-
-
-def draw_steps(
-    num_steps: int,
-    shape: tuple[int, ...],
-    generator: torch.Generator,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[StepDraw]:
+def draw_steps(num_steps: int, shape: tuple[int, ...], normal: Normal) -> Iterator[StepDraw]:
     """Draw each step's numbers when it is reached; shape is [..., M, A]."""
     for _ in range(num_steps):
-        move = draw_moves(shape[:-1], generator, dtype)
-        yield StepDraw(move, draw_start(shape, generator, dtype))
+        yield StepDraw(draw_moves(shape[:-1], normal), normal((*shape, 3)))
 
 
 def sample(
