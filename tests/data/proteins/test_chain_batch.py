@@ -30,6 +30,7 @@ def batch():
 def test_a_batch_says_its_sample_and_sizes():
     found = batch()
     assert found.sample_indices.tolist() == [17]
+    assert found.resolution.shape == found.seq_length.shape == ()
     assert dict(found.sizes) == {"entries": 1, "tokens": 13, "rows": 3, "extra_rows": 4}
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from bevatron.data.proteins import chain_samples
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignments import prepare_alignments
 from bevatron.data.proteins.chain_samples import ChainSizes, mask_rows, sample_chain
 from bevatron.data.proteins.rows_in_memory import RowsInMemory, rows_in_memory
 from bevatron.data.readers.proteins import read_alignment
@@ -148,3 +150,13 @@ def test_masks_follow_their_shares():
 def test_an_alignment_of_another_chain_is_refused():
     with pytest.raises(DataError, match="40 columns was given for a chain of 50 residues"):
         sample_chain(chain(50), alignment(5, 40), 0, SIZES)
+
+
+def test_stored_alignments_give_the_sample_of_their_files(shared, tmp_path):
+    path = shared / "data/proteins/msa/1ckb_A/pool_mmseqs2.a3m.gz"
+    stored = prepare_alignments(AlignmentReader([path]), tmp_path / "store", workers=0)[0]
+    entry = chain(stored.num_columns)
+    ours = sample_chain(entry, stored, 4, ChainSizes(), cycles=2)
+    theirs = sample_chain(entry, rows_in_memory([read_alignment(path)]), 4, ChainSizes(), cycles=2)
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[name])
