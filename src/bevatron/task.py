@@ -7,6 +7,7 @@ is a sum divided by that total. Unequal batches therefore stay unbiased, and a s
 small batches equals the step over one large batch.
 """
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
@@ -112,6 +113,54 @@ class Task(Protocol[B_contra]):
 
     def metrics(self) -> Metrics:
         """Begin new running sums."""
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """What is random in an optimiser step: a function of the run's seed and the step alone.
+
+    Equal on all ranks, without communication, and after a resume.
+
+    Attributes
+    ----------
+    step
+        Steps done before.
+    seed
+        63 random bits.
+    stage
+        Number of the stage of the run, from 0.
+
+    Examples
+    --------
+    >>> numbers = StepNumbers(step=40, seed=123)
+    >>> [numbers.draw("recycles", below=4), numbers.draw("recycles", below=4)]
+    [1, 1]
+    """
+
+    step: int
+    seed: int
+    stage: int = 0
+
+    def draw(self, what: str, below: int = 2**63) -> int:
+        """Draw a whole number from 0 to ``below`` - 1; other purposes give independent ones."""
+        digest = hashlib.blake2b(f"{self.seed} {what}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") * below >> 64
+
+
+@runtime_checkable
+class Numbered(Protocol):
+    """A task whose steps differ by numbers that all ranks share: recycles, dropout, a stage."""
+
+    def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
+        """Set what is random in the next step.
+
+        Returns
+        -------
+        dict
+            Whatever changes the work of a step, few different values of each: ``{"recycles": 2}``.
+            It is logged, and a step that is captured as a CUDA graph has a graph for each. All
+            other numbers must reach a graph through tensors that are filled in place.
+        """
 
 
 @runtime_checkable

@@ -36,4 +36,5 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+WordArray: TypeAlias = npt.NDArray[np.uint64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

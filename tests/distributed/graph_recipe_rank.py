@@ -71,12 +71,13 @@ def resume(folder):
 def use(folder):
     """Evaluate and predict as on the command line, each by all ranks."""
     run, out = str(folder / "run"), folder / "cut"
+    common = ["--device", "cpu", "--dtype", "float64"]
     with open_mesh("cpu", 60):
         for name in ("plain.npz", "packed.pt"):
             table, classes = str(out / f"{name}.json"), str(out / f"{name}.csv")
-            words = ["evaluate", run, str(folder / name), "--out", table, "--dtype", "float64"]
+            words = ["evaluate", run, str(folder / name), "--out", table, *common]
             assert cli.main(words) == 0
-            words = ["predict", run, str(folder / name), classes, "--dtype", "float64"]
+            words = ["predict", run, str(folder / name), classes, *common]
             assert cli.main(words) == 0
 
 

@@ -115,13 +115,14 @@ def test_evaluation_and_prediction_cut_the_graph_and_write_what_one_process_writ
     for name in ("plain.npz", "packed.pt"):
         table, file = trained / "one" / f"{name}.json", trained / name
         run = trained / "run"
-        evaluate_graphs(run, [file], dtype="float64", out=table)
+        evaluate_graphs(run, [file], device="cpu", dtype="float64", out=table)
         expected = json.loads(table.read_text())
         found = json.loads((trained / "cut" / table.name).read_text())
         assert list(found) == ["train", "valid", "test", "all labelled"]
         for part in expected:
             assert found[part] == pytest.approx(expected[part], rel=1e-9)
-        predict_file(run, file, trained / "one" / f"{name}.csv", dtype="float64")
+        predicted = trained / "one" / f"{name}.csv"
+        predict_file(run, file, predicted, device="cpu", dtype="float64")
         ours, theirs = (
             (trained / who / f"{name}.csv").read_text().splitlines() for who in ("one", "cut")
         )

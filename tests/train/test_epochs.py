@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bevatron.errors import ConfigError, DataError
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.epochs import Segment, plan_epoch, segments_from_json
+from bevatron.train.epochs import Drawn, Segment, plan_epoch, segments_from_json
 from bevatron.train.settings import BatchConfig
 
 SIZES = {"atoms": np.arange(1, 41, dtype=np.int64), "edges": np.arange(1, 41, dtype=np.int64) ** 2}
@@ -153,3 +153,58 @@ def test_the_batches_of_all_ranks_are_the_same_on_every_rank():
         )
     for one, other in zip(found[0], found[2], strict=True):
         assert np.array_equal(one[0], other[0])
+
+
+# ---- drawn samples ----
+
+
+def drawn(segments=(), world=1, rank=0, size=1, per_step=6):
+    """24 draws from number 100 on."""
+    return plan_epoch(
+        {"atoms": np.resize(SIZES["atoms"], 24)},
+        BatchConfig(algorithm="fixed_count", size=size),
+        Mesh(rank=rank, world=world),
+        seed=3,
+        epoch=2,
+        segments=segments,
+        drawn=Drawn(first=100, count=24, per_step=per_step),
+    )
+
+
+def test_a_step_of_drawn_samples_is_the_same_draws_on_any_number_of_ranks():
+    def steps(world, size):
+        epochs = [drawn(world=world, rank=rank, size=size) for rank in range(world)]
+        each = epochs[0].accumulate
+        assert each == -(-6 // (world * size))
+        return [
+            sorted(i for e in epochs for i in taken(e, range(step * each, (step + 1) * each)))
+            for step in range(4)
+        ]
+
+    expected = [list(range(first, first + 6)) for first in (100, 106, 112, 118)]
+    for world, size in [(1, 1), (2, 1), (1, 4), (3, 2), (4, 1)]:
+        assert steps(world, size) == expected
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_every_draw_once_over_any_history_of_stops(data):
+    """Stops after any step, each time with other ranks, batches or samples of a step."""
+    segments, seen = [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        world, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
+        per_step = data.draw(st.sampled_from([6, 6, 12]))
+        epochs = [drawn(segments, world, rank, size, per_step) for rank in range(world)]
+        steps = data.draw(st.integers(0, len(epochs[0].batches) // epochs[0].accumulate))
+        segments = segments_from_json([asdict(segment) for segment in epochs[0].segments])
+        for epoch in epochs:
+            seen += taken(epoch, range(steps * epoch.accumulate))
+        segments[-1].done += steps * epochs[0].accumulate
+    assert sorted(seen) == list(range(100, 100 + len(seen)))
+    seen += taken(drawn(segments), range(len(drawn(segments).batches)))
+    assert sorted(seen) == list(range(100, 124))
+
+
+def test_only_batches_of_a_fixed_count_can_be_drawn():
+    with pytest.raises(ConfigError, match=r"batch.algorithm: samples are drawn here, which needs"):
+        plan_epoch(SIZES, BatchConfig(), Mesh(), seed=0, epoch=0, drawn=Drawn(0, 40, 4))

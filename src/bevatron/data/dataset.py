@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Protocol, SupportsIndex
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,21 @@ class Dataset(SampleSource, Protocol):
 
     def lengths(self, field: str) -> IntArray:
         """Return the number of rows of a ragged field in every sample, [n]; reads no samples."""
+
+
+@runtime_checkable
+class SeededSource(Protocol):
+    """A data set with samples that are random in part: crops, rows of an alignment, poses."""
+
+    def sample(self, index: int, seed: int) -> Arrays:
+        """Make a sample, equal for equal (index, seed) in every process."""
+
+
+def seeded_sample(dataset: SampleSource, index: int, seed: int) -> Arrays:
+    """Make a sample with a seed; a data set without such samples just reads it."""
+    if isinstance(dataset, SeededSource):
+        return dataset.sample(index, seed)
+    return dataset[index]
 
 
 class Subset:
@@ -68,6 +83,10 @@ class Subset:
 
     def __getitem__(self, index: SupportsIndex) -> Arrays:
         return self.dataset[int(self.indices[operator.index(index)])]
+
+    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
+        """Make a sample with a seed."""
+        return seeded_sample(self.dataset, int(self.indices[operator.index(index)]), seed)
 
     def describe(self, index: SupportsIndex) -> str:
         """Return the origin of a sample."""
@@ -111,7 +130,14 @@ class Concatenated:
 
     def __getitem__(self, index: SupportsIndex) -> Arrays:
         part, row = self.locate(index)
-        sample = self.datasets[part][row]
+        return self._with_head(self.datasets[part][row], part)
+
+    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
+        """Make a sample with a seed."""
+        part, row = self.locate(index)
+        return self._with_head(seeded_sample(self.datasets[part], row, seed), part)
+
+    def _with_head(self, sample: Arrays, part: int) -> Arrays:
         return sample if self.heads is None else {**sample, "head": self.heads[part]}
 
     def locate(self, index: SupportsIndex) -> tuple[int, int]:

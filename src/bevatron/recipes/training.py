@@ -199,8 +199,7 @@ def _print_description(run: Run, num_ranks: int) -> None:
         "training samples": f"{len(run.train):,}",
         "validation samples": f"{len(run.valid) if run.valid is not None else 0:,}",
         "ranks": f"{num_ranks}",
-        "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
-        "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
+        **_described_steps(found),
         "fill of the batches": f"{found['fill']:.1%}",
         "largest over mean cost of a step": f"{found['imbalance']:.3f}",
         "memory of weights and optimiser": f"{found['state_bytes'] / 2**20:,.0f} MiB",
@@ -211,3 +210,14 @@ def _print_description(run: Run, num_ranks: int) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         say(f"{name:<{width}}  {value}")
+
+
+def _described_steps(found: Mapping[str, Any]) -> dict[str, str]:
+    """Say how many batches and steps a run has."""
+    if "batches_per_step" in found:
+        per_step, steps = f"{found['batches_per_step']:,}", f"{found['steps']:,}"
+        return {"batches per step and rank": per_step, "steps": steps}
+    return {
+        "batches per epoch and rank": f"{found['batches_per_epoch']:,}",
+        "steps": f"{found['steps']:,} ({found['steps_per_epoch']:,} per epoch)",
+    }

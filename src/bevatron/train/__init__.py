@@ -6,7 +6,7 @@ use a trained model.
 
 from bevatron.train.evaluate import evaluate, predict
 from bevatron.train.loop import fit
-from bevatron.train.run import FitResult, Run, describe
+from bevatron.train.run import FitResult, Run, Stage, describe
 from bevatron.train.settings import (
     BatchConfig,
     CheckpointConfig,
@@ -14,6 +14,7 @@ from bevatron.train.settings import (
     OptimConfig,
     ScheduleConfig,
     Settings,
+    StageConfig,
     TrainConfig,
 )
 
@@ -26,6 +27,8 @@ __all__ = [
     "Run",
     "ScheduleConfig",
     "Settings",
+    "Stage",
+    "StageConfig",
     "TrainConfig",
     "describe",
     "evaluate",

@@ -61,21 +61,27 @@ class Console:
             sys.stdout.flush()
         self._log(text)
 
-    def begin_epoch(self, epoch: int, epochs: int, done: int, total: int) -> None:
+    def begin_epoch(
+        self, epoch: int, epochs: int, done: int, total: int, steps: tuple[int, int] | None = None
+    ) -> None:
         """Begin an epoch of which ``done`` of ``total`` steps are done; the first begins the bar.
 
-        The bar is that of the whole run; validation counts as time of the epoch before it.
+        The bar is that of the whole run; validation counts as time of the epoch before it. With
+        ``steps``, those done and those of the whole run, steps are counted and not epochs.
         """
         if not self._active:
             return
-        if self._pace is None:
-            self._pace = Pace(epochs, epoch + done / max(total, 1))
-        self._pace.begin_epoch(epoch, done, total)
+        if steps is not None:
+            self._pace = self._pace or Pace(steps[1], steps[0], "step")
+            self._pace.begin_steps(*steps)
+        else:
+            self._pace = self._pace or Pace(epochs, epoch + done / max(total, 1))
+            self._pace.begin_epoch(epoch, done, total)
         if not self._rich.is_terminal or is_quiet():
             return
         if self._progress is None:
             self._progress = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
+                TextColumn(self._pace.unit + " {task.fields[epoch]}"),
                 BarColumn(bar_width=20),
                 TextColumn("{task.percentage:.0f} %"),
                 TextColumn("{task.fields[left]}"),
@@ -86,7 +92,8 @@ class Console:
                 transient=True,
             )
             name = self._pace.name(epoch)
-            self._task = self._progress.add_task("", total=epochs, epoch=name, left="", figures="")
+            whole = self._pace.whole
+            self._task = self._progress.add_task("", total=whole, epoch=name, left="", figures="")
             self._progress.start()
         self._show(self._pace.name(epoch))
 
@@ -98,10 +105,7 @@ class Console:
         if self._progress is not None:
             self._show(self._pace.name(record["epoch"]), figures(record))
         elif time.monotonic() - self._printed_at > LINE_SECONDS:
-            self.say(
-                f"epoch {self._pace.name(record['epoch'])}  step {self._pace.steps}  "
-                f"{figures(record)}{self._left()}"
-            )
+            self.say(f"{self._pace.place(record['epoch'])}  {figures(record)}{self._left()}")
             self._printed_at = time.monotonic()
 
     def _show(self, epoch: str, shown: str = "") -> None:
@@ -133,8 +137,10 @@ class Console:
         )
         best = "  (best)" if record["best"] else ""
         errors = f"  | {errors}" if errors else ""
-        name = record["epoch"] + 1 if self._pace is None else self._pace.name(record["epoch"])
-        self.say(f"epoch {name}  {figures(record)}{errors}{best}{self._left()}")
+        name, unit = str(record["epoch"] + 1), "epoch"
+        if self._pace is not None:
+            name, unit = self._pace.name(record["epoch"]), self._pace.unit
+        self.say(f"{unit} {name}  {figures(record)}{errors}{best}{self._left()}")
         self._printed_at = time.monotonic()
 
     def end(self) -> None:
@@ -156,20 +162,26 @@ class Console:
 
 
 class Pace:
-    """How far a run is, in epochs, and how long the rest will take at the speed so far.
+    """How far a run is, in epochs or steps, and how long the rest will take at the speed so far.
 
     Parameters
     ----------
     epochs
-        Of the whole run.
+        Of the whole run; steps of a run that counts these.
     done
-        Epochs that were done before, also in part.
+        What was done before, epochs also in part.
+    unit
+        ``epoch`` or ``step``.
     """
 
-    def __init__(self, epochs: int, done: float) -> None:
-        self._epochs, self._begun, self.done = epochs, done, done
+    def __init__(self, epochs: int, done: float, unit: str = "epoch") -> None:
+        self.whole, self._begun, self.done, self.unit = epochs, done, done, unit
         self._began = time.monotonic()
         self._epoch, self._step, self._steps = 0, 0, 1
+
+    def begin_steps(self, done: int, whole: int) -> None:
+        """Go on after so many steps of so many, for a run that counts steps."""
+        self.done, self.whole = done, whole
 
     def begin_epoch(self, epoch: int, done: int, total: int) -> None:
         """Begin an epoch of ``total`` steps."""
@@ -179,7 +191,10 @@ class Pace:
     def step(self) -> None:
         """Count a step."""
         self._step += 1
-        self.done = self._epoch + min(self._step / self._steps, 1.0)
+        if self.unit == "step":
+            self.done += 1
+        else:
+            self.done = self._epoch + min(self._step / self._steps, 1.0)
 
     @property
     def steps(self) -> str:
@@ -187,12 +202,17 @@ class Pace:
         return f"{self._step}/{self._steps}"
 
     def name(self, epoch: int) -> str:
-        """Name an epoch, counted from 0, among all: ``3/100``."""
-        return f"{epoch + 1}/{self._epochs}"
+        """Name an epoch, counted from 0, among all: ``3/100``; or the last step."""
+        return f"{epoch + 1 if self.unit == 'epoch' else round(self.done)}/{self.whole}"
+
+    def place(self, epoch: int) -> str:
+        """Say where the run is: ``epoch 3/100  step 7/20``, or ``step 247/5000``."""
+        within = f"  step {self.steps}" if self.unit == "epoch" else ""
+        return f"{self.unit} {self.name(epoch)}{within}"
 
     def seconds_left(self) -> float | None:
         """Estimate the rest of the run, patience aside; None at its begin and its end."""
-        gained, left = self.done - self._begun, self._epochs - self.done
+        gained, left = self.done - self._begun, self.whole - self.done
         if gained <= 0 or left <= 0:
             return None
         return (time.monotonic() - self._began) * left / gained

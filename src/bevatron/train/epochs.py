@@ -5,6 +5,9 @@ capacity, algorithm or number of ranks, the samples not yet used are packed agai
 segment. A segment is known by its settings and the number of batches taken from it, so a checkpoint
 holds a few numbers and never a list of samples. A segment has a cost model of its own and knows
 which batches overtook others in the loader.
+
+Where samples are drawn, what lies between two validations is treated as an epoch: its samples are
+the draws with consecutive numbers, each used once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +18,7 @@ import numpy as np
 
 from bevatron.config import to_dict
 from bevatron.data.packing import CostModel, Plan, pack
+from bevatron.data.packing.draws import batches_per_step, deal
 from bevatron.errors import ConfigError
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.settings import BatchConfig, with_named_costs
@@ -22,6 +26,23 @@ from bevatron.typing import FloatArray, IntArray
 
 IndexedBatch = tuple[IntArray, FloatArray]
 """Indices and weights of a batch's samples."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The draws that form an epoch.
+
+    Attributes
+    ----------
+    first, count
+        Number of the first, and how many.
+    per_step
+        Samples of one optimiser step over all ranks.
+    """
+
+    first: int
+    count: int
+    per_step: int
 
 
 @dataclass
@@ -37,6 +58,8 @@ class Segment:
     skipped, ahead
         Per rank: places below ``done`` not yet taken and places from ``done`` on already taken;
         empty unless a loader window let batches overtake.
+    drawn
+        The draws of the whole epoch; None where every sample of a data set is used once.
     """
 
     batch: dict[str, Any]
@@ -44,6 +67,7 @@ class Segment:
     done: int = 0
     skipped: list[list[int]] = field(default_factory=list)
     ahead: list[list[int]] = field(default_factory=list)
+    drawn: Drawn | None = None
 
     @property
     def in_order(self) -> bool:
@@ -69,6 +93,9 @@ class EpochPlan:
         The plan of the last segment, for reports; None once nothing is left.
     changed
         Whether the rest of the epoch was repacked.
+    accumulate
+        Batches of each rank in an optimiser step where that follows from the samples of a step;
+        None = as the optimiser's settings say.
     """
 
     segments: list[Segment]
@@ -77,13 +104,14 @@ class EpochPlan:
     num_batches: int
     plan: Plan | None
     changed: bool = False
+    accumulate: int | None = None
 
     def of_all_ranks(self) -> Sequence[IndexedBatch]:
         """All batches of the last segment, of all ranks; equal on all ranks."""
         if self.plan is None or not isinstance(self.batches, SampleBatches):
             return self.batches
-        samples = self.batches.samples
-        ranks = [SampleBatches(self.plan.flat(rank), samples) for rank in range(len(self.plan))]
+        mine, plan = self.batches, self.plan
+        ranks = [replace(mine, batches=plan.flat(rank)) for rank in range(len(plan))]
         return [batch for rank in ranks for batch in rank]
 
 
@@ -96,6 +124,7 @@ def plan_epoch(
     epoch: int,
     segments: Sequence[Segment] = (),
     describe: Callable[[int], str] | None = None,
+    drawn: Drawn | None = None,
 ) -> EpochPlan:
     """Plan what is left of an epoch, every sample exactly once over all ranks and segments.
 
@@ -113,6 +142,9 @@ def plan_epoch(
         Those of the checkpoint; none = the epoch begins.
     describe
         Names a sample in errors.
+    drawn
+        The draws of the epoch, ``sizes`` being theirs; None = every sample once. They stay the
+        same over all segments but for ``per_step``.
 
     Raises
     ------
@@ -123,28 +155,40 @@ def plan_epoch(
     """
     samples: IntArray | None = None
     plan: Plan | None = None
-    before = 0
+    before, first = 0, 0 if drawn is None else drawn.first
+    each = None
+    if drawn is not None:
+        each = batches_per_step(drawn.per_step, mesh.world, config.size)
+
+    def packed(batch: BatchConfig, num_ranks: int, of: Drawn | None) -> Plan:
+        per_step = None if of is None else of.per_step
+        return pack_samples(
+            sizes, samples, batch, num_ranks, seed, epoch, describe, per_step=per_step
+        )
+
     for number, segment in enumerate(segments):
         batch = BatchConfig(**segment.batch)
-        plan = pack_samples(sizes, samples, batch, segment.num_ranks, seed, epoch, describe)
+        plan = packed(batch, segment.num_ranks, segment.drawn)
         same = _named(batch, sizes) == _named(config, sizes) and segment.num_ranks == mesh.world
+        same = same and segment.drawn == drawn
         if number == len(segments) - 1 and same and segment.in_order:
-            batches = SampleBatches(plan.flat(mesh.rank, segment.done), samples)
+            batches = SampleBatches(plan.flat(mesh.rank, segment.done), samples, first)
             whole = before + plan.num_steps
-            return EpochPlan(list(segments), batches, segment.done, whole, plan)
+            return EpochPlan(list(segments), batches, segment.done, whole, plan, accumulate=each)
         samples = _left_over(plan, samples, segment)
         before += segment.done
     if samples is not None and not len(samples):
-        return EpochPlan(list(segments), [], segments[-1].done, before, None)
-    plan = pack_samples(sizes, samples, config, mesh.world, seed, epoch, describe)
-    new = Segment(batch=to_dict(config), num_ranks=mesh.world)
+        return EpochPlan(list(segments), [], segments[-1].done, before, None, accumulate=each)
+    plan = packed(config, mesh.world, drawn)
+    new = Segment(batch=to_dict(config), num_ranks=mesh.world, drawn=drawn)
     return EpochPlan(
         [*segments, new],
-        SampleBatches(plan.flat(mesh.rank), samples),
+        SampleBatches(plan.flat(mesh.rank), samples, first),
         0,
         before + plan.num_steps,
         plan,
         changed=bool(segments),
+        accumulate=each,
     )
 
 
@@ -161,12 +205,22 @@ def pack_samples(
     seed: int,
     epoch: int,
     describe: Callable[[int], str] | None = None,
+    *,
+    per_step: int | None = None,
 ) -> Plan:
     """Pack all samples, or those given, as a `BatchConfig` says.
 
-    The plan's indices are places in ``samples`` if those are given.
+    The plan's indices are places in ``samples`` if those are given. With ``per_step`` the samples
+    are dealt to steps of so many, in their order.
     """
-    capacities, costs = config.capacities(sizes), config.costs(sizes)
+    fixed_count = config.algorithm == "fixed_count"
+    if per_step is not None and not fixed_count:
+        raise ConfigError(
+            f"batch.algorithm: samples are drawn here, which needs fixed_count, not "
+            f"{config.algorithm}"
+        )
+    capacities = {} if per_step is not None else config.capacities(sizes)
+    costs = config.costs(sizes)
     for key, names in (("capacity", capacities), ("cost", costs)):
         for name in names:
             if name not in sizes and (key, name) != ("cost", "constant"):
@@ -180,7 +234,8 @@ def pack_samples(
         index = place if samples is None else int(samples[place])
         return describe(index) if describe is not None else f"sample {index}"
 
-    fixed_count = config.algorithm == "fixed_count"
+    if per_step is not None:
+        return deal(CostModel(weights=costs)(chosen), per_step, num_ranks, config.size)
     return pack(
         np.stack([chosen[key] for key in capacities], axis=1),
         None if fixed_count else list(capacities.values()),
@@ -198,10 +253,14 @@ def pack_samples(
 
 @dataclass(frozen=True)
 class SampleBatches(Sequence[IndexedBatch]):
-    """Batches of a plan over a selection of samples, with the samples' own indices."""
+    """Batches of a plan over a selection of samples, with the samples' own indices.
+
+    ``first`` is added to all of them: the number of an epoch's first draw.
+    """
 
     batches: Sequence[IndexedBatch]
     samples: IntArray | None
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -214,7 +273,8 @@ class SampleBatches(Sequence[IndexedBatch]):
         if isinstance(place, slice):
             return [self[p] for p in range(len(self))[place]]
         indices, weights = self.batches[place]
-        return (indices if self.samples is None else self.samples[indices]), weights
+        own = indices if self.samples is None else self.samples[indices]
+        return (own + self.first if self.first else own), weights
 
 
 def _left_over(plan: Plan, samples: IntArray | None, segment: Segment) -> IntArray:
@@ -241,4 +301,10 @@ def _counted(plan: Plan, rank: int, step: int) -> IntArray:
 
 def segments_from_json(values: Sequence[Mapping[str, Any]]) -> list[Segment]:
     """Turn the plain values of a checkpoint (`dataclasses.asdict`) into segments."""
-    return [Segment(**{**value, "batch": with_named_costs(value["batch"])}) for value in values]
+
+    def segment(value: Mapping[str, Any]) -> Segment:
+        drawn = value.get("drawn")
+        own = {"batch": with_named_costs(value["batch"])}
+        return Segment(**{**value, **own, "drawn": None if drawn is None else Drawn(**drawn)})
+
+    return [segment(value) for value in values]

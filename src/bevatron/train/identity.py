@@ -38,7 +38,8 @@ def harmless_settings(run: Run, mesh: Mesh) -> dict[str, Any]:
     own = flatten(_own(run.settings, harmless=True))
     identity = identity_of(run)
     rest = {k: v for k, v in flatten(run.config).items() if k not in identity and k not in own}
-    return {"ranks": mesh.world, **own, **rest}
+    drawn = flatten({"draws": {stage.name: stage.train.summary() for stage in run.stages}})
+    return {"ranks": mesh.world, **own, **rest, **(drawn if run.stages else {})}
 
 
 def _own(settings: Settings, *, harmless: bool) -> dict[str, Any]:

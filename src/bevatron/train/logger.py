@@ -54,6 +54,7 @@ class Logger:
     ) -> None:
         self.console = console
         self._log_every = run.settings.train.log_every
+        self._stages = [stage.name for stage in run.stages]
         self._journal: Journal | None = None
         self._writers: list[Writer] = []
         self._began = time.monotonic()
@@ -107,10 +108,12 @@ class Logger:
         lr: float,
         waited: float,
         capture_seconds: float = 0.0,
+        numbers: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a step to the running sums of the epoch and log it.
 
-        Rates leave out the seconds spent on capturing CUDA graphs, which are logged as ``capture``.
+        Rates leave out the seconds spent on capturing CUDA graphs, which are logged as ``capture``;
+        ``numbers`` are what was random in the step.
         """
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
@@ -133,6 +136,7 @@ class Logger:
             "lr": lr,
             "grad_norm": result.grad_norm,
             "sizes": result.sizes,
+            **({"numbers": dict(numbers)} if numbers else {}),
             "time": {
                 "seconds": seconds,
                 **_rates(result.sizes, seconds, capture_seconds),
@@ -161,6 +165,7 @@ class Logger:
             "kind": "epoch",
             "epoch": progress.epoch,
             "step": progress.step,
+            **({"stage": self._stages[progress.stage]} if self._stages else {}),
             "loss": sums.get("loss", 0.0) / steps,
             "terms": {k[6:]: v / steps for k, v in sums.items() if k.startswith("terms/")},
             "lr": lr,

@@ -1,14 +1,15 @@
 """The training loop, to be read in one sitting.
 
 `fit` opens the processes and the run's folder, restores a checkpoint if there is one, and runs
-the epochs: plan, load, step, validate, decide, save. All decisions come from values that are
+the epochs: plan, load, step, validate, decide, save. What an epoch is, the course of the run says:
+every sample once, or so many steps on drawn samples. All decisions come from values that are
 already added up over the ranks, so that all ranks decide alike.
 """
 
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,8 @@ from bevatron.train.capture.cuda_graphs import NotCapturableError
 from bevatron.train.capture.step import captured_step
 from bevatron.train.checkpoint import Checkpoint, load_checkpoint
 from bevatron.train.console import Console
-from bevatron.train.epochs import EpochPlan, Segment, plan_epoch
+from bevatron.train.course import Choice, begin_step, course_of
+from bevatron.train.epochs import EpochPlan, Segment
 from bevatron.train.evaluate import (
     Interrupted,
     evaluate_batches,
@@ -38,7 +40,6 @@ from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
-from bevatron.train.schedule import learning_rate
 from bevatron.train.signals import StopRequests
 from bevatron.train.state import TrainState, seed_everything
 from bevatron.train.step import LaunchedStep, note_loss, size_of_batches, train_step
@@ -146,12 +147,15 @@ class StepInFlight:
         Its learning rate.
     waited
         Seconds that it waited for its batches.
+    numbers
+        What was random in it.
     """
 
     launched: LaunchedStep
     num_batches: int
     lr: float
     waited: float
+    numbers: Mapping[str, Any]
 
 
 class Trainer:
@@ -175,7 +179,9 @@ class Trainer:
         self.stopped_by: str | None = None
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
-        self.loader = make_loader(run.train, [], collate, loader, mesh)
+        self.course = course_of(run, self.planner)
+        data = self.course.data(state.progress)
+        self.loader = make_loader(data, [], collate, loader, mesh)
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
@@ -191,13 +197,15 @@ class Trainer:
 
     def walk(self) -> FitResult:
         """Run the epochs that are left, save, and write the final weights after the last."""
-        progress, settings = self.state.progress, self.run.settings
+        progress = self.state.progress
         progress.finished = None  # it may be resumed with more epochs or patience
         for line in self.run.notes:
             self.logger.console.say(line)
+        self._warn_of_many_samples()
         while self.stopped_by is None and not self._is_over():
-            if progress.epoch == settings.schedule.stage_two_start and not progress.step_in_epoch:
-                self._begin_second_stage()
+            begins = self.course.begin(progress)
+            if begins is not None:
+                self.logger.console.say(begins)
             self.run.task.begin_epoch(progress.epoch)
             self._train_epoch()
             if self.stopped_by is None:
@@ -223,30 +231,28 @@ class Trainer:
                 f"lower {size_of_batches(run)} or train for more epochs"
             )
 
-    def _is_over(self) -> bool:
-        progress, settings = self.state.progress, self.run.settings
-        stage_two = settings.schedule.stage_two_start
-        last_stage = stage_two is None or progress.epoch > stage_two
-        patience = settings.train.patience
-        worn_out = patience is not None and progress.decisions.without_improvement >= patience
-        if progress.epoch >= settings.train.epochs:
-            progress.finished = "epochs"
-        elif worn_out and last_stage:
-            progress.finished = "patience"
-        return progress.finished is not None
+    def _warn_of_many_samples(self) -> None:
+        """Warn of steps over so many samples that training of this kind is known to fail."""
+        most = self.run.most_samples
+        for stage in self.run.stages:
+            count = stage.config.samples_per_step
+            if most is not None and count > most:
+                self.logger.console.say(
+                    f"warning: stages.{stage.name}.samples_per_step is {count}; training of this "
+                    f"kind is known to fail above {most}"
+                )
 
-    def _begin_second_stage(self) -> None:
-        progress = self.state.progress
-        progress.decisions.begin_stage()
-        progress.loss_steps, progress.loss_average = 0, 0.0
-        self.logger.console.say(f"epoch {progress.epoch + 1}: the second stage begins")
+    def _is_over(self) -> bool:
+        self.state.progress.finished = self.course.over(self.state.progress)
+        return self.state.progress.finished is not None
 
     def _train_epoch(self) -> None:
         """Train on the batches that are left of this epoch, ``accumulate`` of them per step."""
         run, progress = self.run, self.state.progress
-        accumulate, every = run.settings.optim.accumulate, run.settings.checkpoint.every_steps
+        every = run.settings.checkpoint.every_steps
         epoch = self._plan_epoch()
-        if not progress.step:
+        accumulate = epoch.accumulate or run.settings.optim.accumulate
+        if not progress.step and not run.stages:
             self._warn_of_few_steps(epoch)
         segment, before = epoch.segments[-1], epoch.num_batches - len(epoch.batches)
         self.logger.console.begin_epoch(
@@ -254,6 +260,7 @@ class Trainer:
             run.settings.train.epochs,
             progress.step_in_epoch,
             progress.step_in_epoch + -(-len(epoch.batches) // accumulate),
+            self.course.steps(progress),
         )
         self.logger.begin_batches()
         group: list[Any] = []
@@ -265,13 +272,15 @@ class Trainer:
             if len(group) < accumulate and len(places) < len(epoch.batches):
                 continue
             fraction = (before + len(places) - len(group)) / epoch.num_batches
-            lr = self._learning_rate(fraction, progress.step + len(in_flight))
+            step = progress.step + len(in_flight)
+            lr = self.course.learning_rate(progress, step, fraction)
+            numbers, choice = begin_step(run, progress, step)
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
             asks = {"save": float(self.saver.time_due()), "samples": samples}
-            launched = self._launch([one.batch for one in group], lr, asks)
+            launched = self._launch([one.batch for one in group], lr, asks, choice)
             waited = sum(one.waited_seconds for one in group)
-            in_flight.append(StepInFlight(launched, len(group), lr, waited))
+            in_flight.append(StepInFlight(launched, len(group), lr, waited, numbers))
             group = []
             self.stopped_by = self.stops.agreed(launched.notes)
             step = progress.step + len(in_flight)
@@ -286,15 +295,17 @@ class Trainer:
                 break
         for step_in_flight in in_flight:
             self._settle(step_in_flight, segment)
-        if self.stopped_by is None and progress.epoch + 1 < run.settings.train.epochs:
-            self._prefetch(progress.epoch + 1)
+        if self.stopped_by is None:
+            self._prefetch()
 
-    def _launch(self, batches: list[Any], lr: float, asks: Mapping[str, float]) -> LaunchedStep:
+    def _launch(
+        self, batches: list[Any], lr: float, asks: Mapping[str, float], choice: Choice = ()
+    ) -> LaunchedStep:
         """Launch a step; one that is not captured is over when this returns."""
         notes = {**self.stops.notes(), **asks}
         if self.captured is not None:
             try:
-                return self._log_capture(self.captured(batches, lr=lr, notes=notes))
+                return self._log_capture(self.captured(batches, lr=lr, notes=notes, choice=choice))
             except NotCapturableError as error:
                 if self.run.settings.train.cuda_graphs:
                     raise ConfigError(
@@ -322,31 +333,24 @@ class Trainer:
         progress.samples += round(result.notes["samples"])
         segment.done += done.num_batches
         note_loss(progress, result.loss)
-        self.logger.step(progress, result, done.lr, done.waited, done.launched.capture_seconds)
+        seconds = done.launched.capture_seconds
+        self.logger.step(progress, result, done.lr, done.waited, seconds, done.numbers)
         self._collect_garbage()
 
-    def _prefetch(self, number: int, segments: Sequence[Segment] = ()) -> EpochPlan:
-        """Plan what is left of an epoch; workers load it, if need be while this one validates."""
-        run = self.run
-        epoch = plan_epoch(
-            run.sizes,
-            run.settings.batch,
-            self.planner,
-            seed=run.settings.train.seed,
-            epoch=number,
-            segments=segments,
-            describe=run.train.describe,
-        )
-        self.loader.set_batches(epoch.batches)
-        self.prefetched = number, epoch
-        return epoch
+    def _prefetch(self) -> None:
+        """Plan the next epoch; workers load it, if need be while this one validates."""
+        epoch = self.course.plan_next(self.state.progress)
+        if epoch is not None:
+            self.loader.set_batches(epoch.batches)
+            self.prefetched = self.state.progress.epoch + 1, epoch
 
     def _plan_epoch(self) -> EpochPlan:
         """Plan what is left of the epoch, and say so if it was repacked."""
         progress = self.state.progress
         number, epoch = self.prefetched
         if epoch is None or number != progress.epoch:
-            epoch = self._prefetch(progress.epoch, progress.segments)
+            epoch = self.course.plan(progress, progress.segments)
+            self.loader.set_batches(epoch.batches)
         progress.segments = epoch.segments
         if epoch.changed:
             note = {"epoch": progress.epoch, "step": progress.step, "repacked": True}
@@ -357,7 +361,7 @@ class Trainer:
                 f"repacked, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
-            shapes = self.captured.plan(epoch.of_all_ranks())
+            shapes = self.captured.plan(epoch.of_all_ranks(), epoch.accumulate)
             if shapes is not None:
                 self.logger.console.say(shapes)
         return epoch
@@ -371,18 +375,6 @@ class Trainer:
             segment.skipped = [skipped for skipped, _ in gaps]
             segment.ahead = [ahead for _, ahead in gaps]
 
-    def _learning_rate(self, fraction: float, step: int) -> float:
-        progress, settings = self.state.progress, self.run.settings
-        return learning_rate(
-            settings.schedule,
-            settings.optim.lr,
-            step=step,
-            epoch=progress.epoch,
-            fraction=fraction,
-            epochs=settings.train.epochs,
-            plateau_scale=progress.decisions.plateau_scale,
-        )
-
     def _collect_garbage(self) -> None:
         every = self.run.settings.train.collect_every
         if every and self.state.progress.step % every == 0:
@@ -392,17 +384,17 @@ class Trainer:
         """Validate, decide, log the epoch and save."""
         progress, settings = self.state.progress, self.run.settings
         number = progress.epoch + 1
-        due = number % settings.train.evaluate_every == 0 or number == settings.train.epochs
         improved, began = False, time.monotonic()
         valid: dict[str, float] = {}
-        if self.valid_loader is not None and due:
+        value: float | None = None
+        if self.valid_loader is not None and self.course.validates(progress):
             try:
                 valid = self._validate()
             except Interrupted:
                 return  # what is saved now is the state before the validation, which is repeated
             value = self._monitored(valid)
             if not math.isfinite(value):
-                name = self._monitor().removeprefix("-")
+                name = self.course.monitor(progress).removeprefix("-")
                 self.logger.console.say(
                     f"epoch {number}: {name} is {value} in validation, so these weights cannot be "
                     "the best ones; if this persists, lower optim.lr"
@@ -410,11 +402,11 @@ class Trainer:
             improved = progress.decisions.take(
                 value, progress.epoch, progress.step, settings.schedule
             )
-        lr = self._learning_rate(1.0, progress.step)
+        lr = self.course.learning_rate(progress, progress.step, 1.0)
         self.logger.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
         save = improved and self.saver.improved(valid)
-        progress.epoch += 1
-        progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
+        if self.course.end(progress, value):
+            self._reopen_loader()
         every = settings.checkpoint.every_epochs
         if self._is_over() or save or (every and number % every == 0):
             self.saver.checkpoint()
@@ -444,15 +436,15 @@ class Trainer:
             )
         return self.metrics
 
-    def _monitor(self) -> str:
-        """Name the metric that decides in this epoch, with a minus where larger is better."""
-        run, start = self.run, self.run.settings.schedule.stage_two_start
-        later = start is not None and self.state.progress.epoch >= start
-        of_stage = run.stage_two_monitor if later else None
-        return run.settings.train.monitor or of_stage or run.monitor
+    def _reopen_loader(self) -> None:
+        """Load from the data of another stage."""
+        self.loader.close()
+        data, config = self.course.data(self.state.progress), self.run.settings.loader
+        self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
+        self.prefetched = (-1, None)
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
-        wanted = self._monitor()
+        wanted = self.course.monitor(self.state.progress)
         name = wanted.removeprefix("-")
         if name not in metrics:
             raise ConfigError(

@@ -221,6 +221,8 @@ class RunFolder:
         best = self.best_weights(decisions)
         if best is None:
             return last, "the last (the best ones in the folder are damaged or gone)"
+        if run.stages:
+            return best, f"the best, of step {decisions.best_step}"
         return best, f"the best, of epoch {decisions.best_epoch + 1}"
 
 

@@ -23,6 +23,8 @@ class Decisions:
         Factor of the plateau schedule on the learning rate.
     plateau_best, plateau_wait
         Its own best and the validations since.
+    reached
+        Whether a validation of this stage has reached its target.
     """
 
     best: float | None = None
@@ -32,6 +34,7 @@ class Decisions:
     plateau_scale: float = 1.0
     plateau_best: float | None = None
     plateau_wait: int = 0
+    reached: bool = False
 
     def take(self, value: float, epoch: int, step: int, schedule: ScheduleConfig) -> bool:
         """Record a validation; return whether it is the best so far."""
@@ -60,6 +63,7 @@ class Decisions:
         """Reset for a new stage, which weights errors differently."""
         self.forget_best()
         self.plateau_best, self.plateau_wait, self.without_improvement = None, 0, 0
+        self.reached = False
 
 
 def learning_rate(
@@ -105,7 +109,8 @@ def learning_rate(
     end = min(epochs, schedule.stage_two_start or epochs)
     value = lr
     if schedule.kind == "exponential":
-        value = lr * schedule.gamma**epoch
+        every = schedule.gamma_steps
+        value = lr * schedule.gamma ** (epoch if every is None else step // every)
     elif schedule.kind in {"cosine", "linear"}:
         begin = min(schedule.warmup_epochs, end)
         done = min(max((now - begin) / max(end - begin, 1e-12), 0.0), 1.0)

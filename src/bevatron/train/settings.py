@@ -90,6 +90,8 @@ class ScheduleConfig:
         validations).
     gamma
         Of ``exponential``.
+    gamma_steps
+        Of ``exponential``: times ``gamma`` after every so many steps; None = after every epoch.
     factor
         Of ``plateau``.
     patience
@@ -116,6 +118,7 @@ class ScheduleConfig:
 
     kind: Literal["constant", "exponential", "cosine", "linear", "plateau"] = "plateau"
     gamma: float = 0.9993
+    gamma_steps: int | None = None
     factor: float = 0.8
     patience: int = 50
     threshold: float = 1e-4
@@ -129,6 +132,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         _expect(0 < self.gamma <= 1, "schedule.gamma", "a number in (0, 1]", self.gamma)
+        fine = self.gamma_steps is None or self.gamma_steps >= 1
+        _expect(fine, "schedule.gamma_steps", "1 or more", self.gamma_steps)
         _expect(0 < self.factor < 1, "schedule.factor", "a number in (0, 1)", self.factor)
         for name in ("patience", "threshold", "lr_min", "warmup_steps", "warmup_epochs"):
             value = getattr(self, name)
@@ -137,6 +142,48 @@ class ScheduleConfig:
         _expect(rate > 0, "schedule.stage_two_lr", "a number above 0", rate)
         fine = start is None or start >= 0
         _expect(fine, "schedule.stage_two_start", "an epoch from 0", start)
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One stage of a run whose samples are drawn; such a run is counted in steps, not epochs.
+
+    A system adds keys of its own, such as the length of a crop.
+
+    Attributes
+    ----------
+    steps
+        Length of the stage.
+    samples_per_step
+        Samples of one optimiser step over all ranks. Each rank takes its part in batches of
+        ``batch.size``.
+    evaluate_every
+        Steps between validations; the last step is always validated.
+    lr
+        Learning rate before schedule and warm-up; None = ``optim.lr``.
+    schedule
+        The stage's own, counted from its first step; None = that of the run, which goes on.
+    target
+        What the monitored metric must have reached when the stage is over, else the run ends.
+    ends_at_target
+        The stage is over as soon as it is reached.
+    """
+
+    steps: int
+    samples_per_step: int
+    evaluate_every: int = 500
+    lr: float | None = None
+    schedule: ScheduleConfig | None = None
+    target: float | None = None
+    ends_at_target: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name in ("steps", "samples_per_step", "evaluate_every"):
+            _expect(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        _expect(self.lr is None or self.lr > 0, "lr", "a number above 0", self.lr)
+        if self.ends_at_target and self.target is None:
+            raise ConfigError("ends_at_target: needs a target")
 
 
 OLD_UNIT = "nodes"

@@ -31,6 +31,10 @@ class Progress:
         Of these, in the current epoch.
     segments
         How the current epoch was packed and how far it is.
+    draw
+        Number of the first draw of the current epoch, where samples are drawn.
+    stage, stage_began
+        Number of the current stage, from 0, and the steps done before it.
     sums
         Running sums of the current epoch, for its averages.
     loss_average, loss_steps
@@ -44,7 +48,7 @@ class Progress:
     changes
         Where the number of ranks, batches or settings changed.
     finished
-        Why the run is finished: ``epochs`` or ``patience``; None if it is not.
+        Why the run is finished, see `bevatron.train.run.FitResult`; None if it is not.
     seconds
         Time spent, over all resumes.
     """
@@ -53,6 +57,9 @@ class Progress:
     step: int = 0
     step_in_epoch: int = 0
     segments: list[Segment] = field(default_factory=list)
+    draw: int = 0
+    stage: int = 0
+    stage_began: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     loss_average: float = 0.0
     loss_steps: int = 0

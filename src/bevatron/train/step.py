@@ -223,7 +223,8 @@ def divergence(
     badness = [value if math.isfinite(value) else math.inf for value in losses]
     worst = max(range(len(batches)), key=badness.__getitem__)
     indices = batches[worst].sample_indices
-    names = [run.train.describe(int(i)) for i in indices[:NAMED_SAMPLES]]
+    data = run.stages[progress.stage].train if run.stages else run.train
+    names = [data.describe(int(i)) for i in indices[:NAMED_SAMPLES]]
     mine = {
         "finite": math.isfinite(losses[worst]),
         "loss": losses[worst] if math.isfinite(losses[worst]) else 0.0,
@@ -253,10 +254,10 @@ def out_of_memory(run: Run, batch: Any, mesh: Mesh) -> OutOfMemoryError:
             "smaller, set train.dtype to a shorter type, or divide the sample among several "
             "processes where the recipe can"
         )
+    more = f" and raise optim.accumulate (now {run.settings.optim.accumulate}) by as much"
     return OutOfMemoryError(
-        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {size_of_batches(run)} and "
-        f"raise optim.accumulate (now {run.settings.optim.accumulate}) by as much, or set "
-        "train.dtype to float32"
+        f"{mesh.device} ran out of memory at a batch of {sizes}; lower {size_of_batches(run)}"
+        f"{'' if run.stages else more}, or set train.dtype to float32"
     )
 
 

@@ -145,7 +145,7 @@ def test_capturing_on_a_cpu_can_only_be_left_out(model):
     assert not Potential(model, "cpu").captured
     for make in (Potential, BevatronCalculator):
         with pytest.raises(ConfigError, match=r"capture: .* the device is cpu; leave it out"):
-            make(model, capture=True)
+            make(model, "cpu", capture=True)
 
 
 def capturing(model, **settings):

@@ -53,7 +53,8 @@ class _BatchPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_sparse:
-            flat = value.detach().contiguous().reshape(-1)
+            # Strides of an axis of length 1 may be anything, and `view` asks for 1 in the last.
+            flat = value.detach().contiguous().as_strided((value.numel(),), (1,))
             raw: Any = flat.view(torch.uint8).numpy()
             return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
         return NotImplemented

@@ -3,14 +3,16 @@
 ``pack`` puts samples of mixed size into batches that use the device's memory fully and cost all
 ranks the same. ``balanced`` is ours; ``algorithm1``, ``streaming`` and ``fixed_count`` are what
 others use. The plan is a pure function of its arguments, so ranks agree without communication.
+``Draws`` draws samples by weights from several data sets, for runs that are counted in steps.
 """
 
 from bevatron.data.packing.costs import CostModel
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.packing.epoch import Algorithm, pack
 from bevatron.data.packing.plan import Batches, Plan, RankPlan
 from bevatron.moved import old_names
 
-__all__ = ["Algorithm", "Batches", "CostModel", "Plan", "RankPlan", "pack"]
+__all__ = ["Algorithm", "Batches", "CostModel", "Draws", "Plan", "RankPlan", "Source", "pack"]
 
 __getattr__ = old_names(
     __name__,

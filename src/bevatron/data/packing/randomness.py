@@ -9,7 +9,7 @@ in their lowest bits. (Sorting such keys is also several times faster than ``arg
 
 import numpy as np
 
-from bevatron.typing import IntArray
+from bevatron.typing import IntArray, WordArray
 
 
 def sorting_order(keys: IntArray) -> IntArray:
@@ -57,6 +57,28 @@ class RandomStream:
         packed.sort()
         packed &= np.uint64((1 << shift) - 1)
         return packed.astype(np.int64)
+
+
+DRAWS, STEPS = 1, 2
+"""What random words are for: streams of the same seed that have nothing to do with each other."""
+
+
+def counted_words(seed: int, purpose: int, first: int, count: int) -> WordArray:
+    """Return four random words for each number from ``first`` on, uint64 [count, 4].
+
+    The words of a number depend on it, the seed and the purpose alone (Philox4x64, Salmon et al.
+    2011), so no state is kept between calls.
+
+    Examples
+    --------
+    >>> ahead = counted_words(seed=7, purpose=DRAWS, first=1, count=3)
+    >>> bool((counted_words(7, DRAWS, 2, 1) == ahead[1]).all())
+    True
+    """
+    key = np.array([seed, purpose], dtype=np.uint64)
+    counter = np.array([first, 0, 0, 0], dtype=np.uint64)
+    words: WordArray = np.random.Philox(key=key, counter=counter).random_raw(4 * count)
+    return words.reshape(count, 4)
 
 
 def _bits(count: int) -> int:

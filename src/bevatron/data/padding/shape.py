@@ -178,6 +178,10 @@ class Ragged:
     extra: int = 0
 
 
+RaggedFields: TypeAlias = Mapping[str, Ragged | tuple[Ragged, ...]]
+"""Field of a batch -> the axis or the axes along which it is ragged."""
+
+
 @runtime_checkable
 class Paddable(Batch, Protocol):
     """A batch that can be padded to a shape: a frozen dataclass of tensors.
@@ -188,14 +192,23 @@ class Paddable(Batch, Protocol):
     """
 
     padding: ClassVar[PaddingRule]
-    ragged: ClassVar[Mapping[str, Ragged]]
-    """Every tensor of the batch by its field's name."""
+    ragged: ClassVar[RaggedFields]
+    """Every tensor of the batch by its field's name; of one ragged along two axes (rows and columns
+    of an alignment) both, of one of fixed shape none, ``()``."""
 
     def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:
-        """Return what follows the real rows of each field, its ragged axis first; 0 if left out."""
+        """Return what follows the real rows of each field, its ragged axis first; 0 if left out.
+
+        What surrounds the values of a field that is ragged along several axes is one number.
+        """
 
     def over(self, tensors: Mapping[str, Any]) -> Self:
         """Return a batch of these tensors that knows of no samples and was checked already."""
+
+
+def ragged_axes(ragged: Ragged | tuple[Ragged, ...]) -> tuple[Ragged, ...]:
+    """Return all axes along which a tensor is ragged."""
+    return ragged if isinstance(ragged, tuple) else (ragged,)
 
 
 def round_up(value: float, multiple: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bevatron.data.padding.shape import BatchShape, Paddable
+from bevatron.data.padding.shape import BatchShape, Paddable, ragged_axes
 
 P = TypeVar("P", bound=Paddable)
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -83,10 +83,14 @@ class StaticBatch:
         for name, ragged in batch.ragged.items():
             # By numpy: waking torch's threads can take longer than the copies.
             values, target = (getattr(one, name).numpy() for one in (batch, self.batch))
+            rest = padding.get(name, 0)
+            if isinstance(ragged, tuple):
+                target[...] = rest
+                np.copyto(target[tuple(map(slice, values.shape))], values, casting="same_kind")
+                continue
             if ragged.dim:
                 values, target = (np.moveaxis(one, ragged.dim, 0) for one in (values, target))
             np.copyto(target[: len(values)], values, casting="same_kind")
-            rest = padding.get(name, 0)
             target[len(values) :] = rest.numpy() if isinstance(rest, Tensor) else rest
 
     def copy_from(self, other: "StaticBatch") -> None:
@@ -132,7 +136,8 @@ def _layout(like: Paddable, shape: BatchShape, dtype: torch.dtype | None) -> Lay
     for name, ragged in like.ragged.items():
         value: Tensor = getattr(like, name)
         dims = list(value.shape)
-        dims[ragged.dim] = shape[ragged.axis] + ragged.extra
+        for axis in ragged_axes(ragged):
+            dims[axis.dim] = shape[axis.axis] + axis.extra
         cast = dtype is not None and value.is_floating_point() and name not in kept
         found[name] = (dtype if cast and dtype is not None else value.dtype, tuple(dims))
     return found

@@ -21,6 +21,9 @@ class Field:
         Whether there is a first axis whose length differs from sample to sample.
     meaning
         One line: what it is, its unit, how absence is written.
+    in_parts
+        Whether it is read and verified part by part: the checksum of a sample leaves out its
+        values. Who reads a part compares it with checksums in another field.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Field:
     shape: tuple[int, ...] = ()
     ragged: bool = False
     meaning: str = ""
+    in_parts: bool = False
 
     def check(self, array: np.ndarray) -> None:
         """Raise ValueError unless ``array`` has this field's type and shape."""

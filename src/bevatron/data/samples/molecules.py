@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.padding.atoms import MoleculePadding
-from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, Rows
+from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, RaggedFields, Rows
 from bevatron.data.samples.feature_sets import feature_set
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
@@ -122,7 +122,7 @@ class MoleculeBatch(AtomBatch):
     checked: bool = False
 
     padding: ClassVar[PaddingRule] = MoleculePadding()
-    ragged: ClassVar[Mapping[str, Ragged]] = {
+    ragged: ClassVar[RaggedFields] = {
         "edges": Ragged("edges", dim=1),
         **{n: Ragged("atoms") for n in ("atom_features", "graph", "degree", "random_walk")},
         **{n: Ragged("atoms") for n in ("laplacian_vectors", "positions")},

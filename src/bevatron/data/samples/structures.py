@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bevatron.data.padding.atoms import AtomPadding
-from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, Rows
+from bevatron.data.padding.shape import BatchShape, PaddingRule, Ragged, RaggedFields, Rows
 from bevatron.data.samples.fields import Field
 from bevatron.data.samples.flat import AtomBatch
 from bevatron.typing import Arrays, IntArray
@@ -126,7 +126,7 @@ class StructureBatch(AtomBatch):
     keeps_dtype: ClassVar[tuple[str, ...]] = ("energy",)
     """Energies stay in float64: of 10 keV in float32 only 1 meV would be left."""
     padding: ClassVar[PaddingRule] = AtomPadding()
-    ragged: ClassVar[Mapping[str, Ragged]] = {
+    ragged: ClassVar[RaggedFields] = {
         **{n: Ragged("atoms") for n in ("positions", "atomic_numbers", "graph", "forces")},
         "edges": Ragged("edges", dim=1),
         "edge_shifts": Ragged("edges"),

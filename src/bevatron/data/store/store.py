@@ -94,6 +94,8 @@ class Store:
     def __getitem__(self, index: SupportsIndex) -> dict[str, Array]:
         """Return a sample as read-only views, after verifying its checksum.
 
+        It covers all fields but those that are read in parts, whose pages stay untouched.
+
         Raises
         ------
         IndexError
@@ -287,6 +289,7 @@ def fields_to_plain(fields: tuple[Field, ...]) -> list[dict[str, Any]]:
             "ragged": spec.ragged,
             "meaning": spec.meaning,
         }
+        | ({"in_parts": True} if spec.in_parts else {})
         for spec in fields
     ]
 

@@ -36,7 +36,7 @@ from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch, Capturable, ChecksBatches, Unchanging
 from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.capture.prediction import CapturedPrediction
-from bevatron.train.capture.step_graphs import Key, StepGraphs
+from bevatron.train.capture.step_graphs import Choice, Key, StepGraphs
 from bevatron.train.epochs import IndexedBatch
 from bevatron.train.optim import trained_parameters
 from bevatron.train.run import Run, example_batch, one_unchanging_batch
@@ -85,6 +85,8 @@ def _obstacle_of_batches(run: Run, mesh: Mesh) -> str | None:
         return SHARED
     batch = example_batch(run)
     if isinstance(batch, Paddable):
+        if run.stages:
+            return None
         missing = [name for name in batch.padding.names if not _counted(run, batch.padding, name)]
         return f"the {' and '.join(missing)} of the samples are not counted" if missing else None
     if not isinstance(batch, Unchanging) or len(run.train) > 1:
@@ -154,6 +156,7 @@ class CapturedStep:
         self.buckets = SizeBuckets(())
         self._sizes: IntArray | None = None
         optim = run.settings.optim
+        self._rows = optim.accumulate
         self._update = DeviceUpdate(state, optim.clip, per_tensor=optim.clip_norm == "tensor")
         self._graphs: StepGraphs | None = None
         self._unchanging = one_unchanging_batch(run)
@@ -161,18 +164,27 @@ class CapturedStep:
             CapturedPrediction(run.task, mesh.device) if self._unchanging else run.task.predict
         )
 
-    def plan(self, batches: Sequence[IndexedBatch]) -> str | None:
+    def plan(self, batches: Sequence[IndexedBatch], accumulate: int | None = None) -> str | None:
         """Choose the shapes for an epoch's batches, keeping the current ones as far as they fit.
 
         Given the batches of all ranks, all ranks choose alike and capture at the same time; one
-        that captures while the others wait for its gradients holds them up.
+        that captures while the others wait for its gradients holds them up. The sizes of drawn
+        samples are not known before they are loaded: their shapes are chosen as they come.
+
+        Parameters
+        ----------
+        batches
+            Of all ranks.
+        accumulate
+            Batches of each rank in a step; None = as the optimiser's settings say.
 
         Returns
         -------
         str or None
             A line for the log if the shapes have changed.
         """
-        if not len(batches) or self._unchanging:
+        self._rows = accumulate or self.run.settings.optim.accumulate
+        if not len(batches) or self._unchanging or self.run.stages:
             return None
         rule: PaddingRule = example_batch(self.run).padding
         counts = self.run.sizes
@@ -197,8 +209,16 @@ class CapturedStep:
         *,
         lr: float,
         notes: Mapping[str, float] | None = None,
+        choice: Choice = (),
     ) -> LaunchedStep:
         """Launch a step over this rank's batches, which are on the CPU.
+
+        Parameters
+        ----------
+        batches, lr, notes
+            As in `bevatron.train.step.train_step`.
+        choice
+            What the task has chosen for the step; each has graphs of its own.
 
         Returns
         -------
@@ -220,14 +240,14 @@ class CapturedStep:
         counts, sizes, totalled = step_totals(run.task, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
-            if self.buckets.shapes:
-                graphs.capture_all(self.buckets.shapes, self._smallest_batch)
+            if self.buckets.shapes and not run.stages:
+                graphs.capture_all(self.buckets.shapes, choice, self._smallest_batch)
             for place, batch in enumerate(batches):
                 key = self._key_of(batch)
-                graphs.feed(batch, key)
+                graphs.feed(batch, key, choice)
                 if graphs.whole_steps:
                     self._set_update(lr)
-                graphs.add_gradients(place, key)
+                graphs.add_gradients(place, key, choice)
         except torch.OutOfMemoryError as error:
             largest = max(batches, key=lambda batch: max(batch.sizes.values()))
             raise out_of_memory(run, largest, mesh) from error
@@ -281,9 +301,10 @@ class CapturedStep:
         """Return the graphs, new ones once the loss has changed its weights."""
         task = self.run.task
         constants = task.constants() if isinstance(task, Capturable) else None
-        if self._graphs is None or self._graphs.constants != constants:
+        wanted = (constants, self._rows)
+        if self._graphs is None or (self._graphs.constants, self._graphs.rows) != wanted:
             self._graphs = None  # frees its memory first
-            self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update)
+            self._graphs = StepGraphs(self.run, self.state, self.mesh, self._update, self._rows)
             key = self._key_of(batch)
             if isinstance(key, BatchShape) and isinstance(batch, Paddable):
                 batch = pad(batch, key)

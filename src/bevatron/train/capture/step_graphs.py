@@ -1,7 +1,7 @@
 """The CUDA graphs of a captured step: one per shape of a batch, and one for the update."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ gradient's norm, and whether the weights were changed."""
 Key = BatchShape | tuple[int, ...]
 """What a graph is for: batches padded to a shape, or the unchanging batch of just these samples."""
 
+Choice = Hashable
+"""What else it is for: a task's choice for the step (`bevatron.task.Numbered`)."""
+
 
 class StepGraphs:
     """The CUDA graphs for one set of the loss's constants, and the memory they work on.
@@ -31,21 +34,25 @@ class StepGraphs:
     ----------
     counts
         What the losses are divided by.
+    rows
+        Most batches of this rank in a step.
     whole_steps
         Whether the graph of a batch is a whole step: one batch, one rank.
     """
 
     counts: NumberFeed
 
-    def __init__(self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate) -> None:
+    def __init__(
+        self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate, rows: int
+    ) -> None:
         self._task, self._model, self._update = run.task, state.model, update
         self._config = run.settings.train
         self._device, self._dtype = mesh.device, dtype_of(self._config.dtype)
-        self._rows = run.settings.optim.accumulate
-        self.whole_steps = self._rows == 1 and mesh.world == 1
+        self.rows = rows
+        self.whole_steps = rows == 1 and mesh.world == 1
         self._pool = GraphPool(mesh.device)
         self._inputs: dict[Key, Feed] = {}
-        self._replays: dict[Key, Work] = {}
+        self._replays: dict[tuple[Key, Choice], Work] = {}
         self._seconds = 0.0
 
     def begin(
@@ -67,7 +74,7 @@ class StepGraphs:
         self._pool.compile_ahead(lambda: self._rehearse(moved), say)
         with autocast_context(self._config, self._device), same_draws(self._device):
             self._names = sorted(self._task.loss(self._model, moved, self._normalisers).terms)
-        width, rows = 1 + len(self._names), self._rows
+        width, rows = 1 + len(self._names), self.rows
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -89,37 +96,45 @@ class StepGraphs:
 
     def keep(self, shapes: Sequence[BatchShape]) -> None:
         """Drop the graphs of other shapes."""
-        for shape in set(self._replays) - set(shapes):
-            del self._replays[shape], self._inputs[shape]
+        for key in set(self._inputs) - set(shapes):
+            del self._inputs[key]
+        for key, choice in [*self._replays]:
+            if key not in self._inputs:
+                del self._replays[key, choice]
 
-    def capture_all(self, shapes: Sequence[BatchShape], some_batch: Callable[[], Paddable]) -> None:
-        """Capture all shapes that are not yet, with a batch that fits into each.
+    def capture_all(
+        self,
+        shapes: Sequence[BatchShape],
+        choice: Choice,
+        some_batch: Callable[[], Paddable],
+    ) -> None:
+        """Capture all shapes that are not yet for this choice, with a batch that fits into each.
 
         The largest first: smaller ones then find room in the memory that it has left.
         """
-        missing = sorted({*shapes} - self._replays.keys(), reverse=True)
+        missing = [shape for shape in {*shapes} if (shape, choice) not in self._replays]
         if missing:
             batch = some_batch()
-            for shape in missing:
-                self._capture(shape, batch)
+            for shape in sorted(missing, reverse=True):
+                self._capture(shape, choice, batch)
 
-    def feed(self, batch: Batch, key: Key) -> None:
+    def feed(self, batch: Batch, key: Key, choice: Choice) -> None:
         """Hand a batch to its graph; capture it if this is the first of its kind."""
-        if key not in self._replays:
-            self._capture(key, batch)
+        if (key, choice) not in self._replays:
+            self._capture(key, choice, batch)
         else:
             self._inputs[key].send(batch)
 
-    def add_gradients(self, place: int, key: Key) -> None:
+    def add_gradients(self, place: int, key: Key, choice: Choice) -> None:
         """Add the gradients of the batch that was fed; if that is a whole step, also update."""
-        self._replays[key]()
+        self._replays[key, choice]()
         if not self.whole_steps:
             self._parts[place].copy_(self._terms)
 
-    def _capture(self, key: Key, batch: Batch) -> None:
+    def _capture(self, key: Key, choice: Choice, batch: Batch) -> None:
         """Capture what adds the gradients of a batch; the gradients stay as they are."""
         began = time.monotonic()
-        inputs = self._feed(key, batch)
+        inputs = self._inputs[key] if key in self._inputs else self._feed(key, batch)
         inputs.send(batch)
         before = self._update.gradients.flat.clone()
 
@@ -138,7 +153,7 @@ class StepGraphs:
 
         replay = self._pool.capture(*((step, warm_up) if self.whole_steps else (gradients,)))
         self._update.gradients.flat.copy_(before)
-        self._inputs[key], self._replays[key] = inputs, replay
+        self._inputs[key], self._replays[key, choice] = inputs, replay
         self._seconds += time.monotonic() - began
 
     def take_seconds(self) -> float:
@@ -167,8 +182,8 @@ class StepGraphs:
 
         def figures() -> Figures:
             values, width = read(), len(self._totals)
-            parts = values[: self._rows * width].view(self._rows, width)
-            total, *terms, norm, fine = values[self._rows * width :].tolist()
+            parts = values[: self.rows * width].view(self.rows, width)
+            total, *terms, norm, fine = values[self.rows * width :].tolist()
             return parts, total, dict(zip(self._names, terms, strict=True)), norm, bool(fine)
 
         return figures

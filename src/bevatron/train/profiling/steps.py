@@ -23,6 +23,7 @@ from bevatron.data.loader import LoadedBatch, Loader
 from bevatron.data.padding import Paddable
 from bevatron.errors import BevatronError
 from bevatron.parallel.mesh import Mesh, ranks_from_environment
+from bevatron.train.course import Choice, begin_step
 from bevatron.train.epochs import EpochPlan, plan_epoch
 from bevatron.train.loop import Trainer, fit
 from bevatron.train.optim import trained_parameters
@@ -151,6 +152,11 @@ def _repeated(run: Run, steps: int) -> Run:
     """Repeat the data until an epoch has that many steps; one unchanging batch stays one."""
     if one_unchanging_batch(run) or not len(run.train):
         return run
+    if run.stages:
+        first = run.stages[0]
+        config = replace(first.config, target=None, ends_at_target=False)
+        config = replace(config, steps=steps, evaluate_every=steps)
+        return replace(run, stages=[replace(first, config=config)])
     mesh = Mesh(world=ranks_from_environment(os.environ)[1])
     batches = steps * run.settings.optim.accumulate
     repeated, times = run, 1
@@ -227,13 +233,15 @@ class ProfiledTrainer(Trainer):
         self.loader.set_batches(batches)
         return replace(epoch, batches=batches, num_batches=len(batches))
 
-    def _launch(self, batches: list[Any], lr: float, asks: Any) -> LaunchedStep:
+    def _launch(
+        self, batches: list[Any], lr: float, asks: Any, choice: Choice = ()
+    ) -> LaunchedStep:
         self._next_phase()
         if self._phase == "traced":
             for batch in batches:
                 for name, size in batch.sizes.items():
                     self._totals[name] = self._totals.get(name, 0.0) + size
-        return super()._launch(batches, lr, asks)
+        return super()._launch(batches, lr, asks, choice)
 
     def _next_phase(self) -> None:
         """Decide before a step whether another phase begins; all ranks decide alike."""
@@ -285,6 +293,7 @@ class ProfiledTrainer(Trainer):
             return run.task.loss(state.model, moved, counts).total
 
         run.task.begin_epoch(0)
+        begin_step(run, state.progress, 0)
         try:
             if self._on_gpu:
                 torch.autograd.grad(loss(), parameters, allow_unused=True)  # compiles, fills caches
@@ -341,7 +350,13 @@ def _bytes(tensors: Any) -> int:
 
 
 def _largest_batch(run: Run, mesh: Mesh) -> Any:
-    """Collate the batch of the first epoch that is longest on the axis with most of the work."""
+    """Collate the batch of the first epoch that is longest on the axis with most of the work.
+
+    Drawn samples are cut to one size: the first batch.
+    """
+    if run.stages:
+        first = range(run.settings.batch.size)
+        return run.task.collate([run.train[i] for i in first], np.array(first), [1.0] * len(first))
     settings, seed = run.settings.batch, run.settings.train.seed
     epoch = plan_epoch(
         run.sizes, settings, mesh, seed=seed, epoch=0, describe=run.train.describe

@@ -1,7 +1,7 @@
 """A report in one HTML file: text, tables and figures, readable offline and for years.
 
 Figures are embedded as PNG and the style sheet is in the file, so that it can be copied, mailed and
-archived alone; nothing is loaded from elsewhere and no script runs.
+archived alone; nothing is loaded from elsewhere, and no script runs but the viewer of a structure.
 """
 
 import base64
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from bevatron.config import dump_yaml
 from bevatron.files import write_bytes_atomically, write_text_atomically
 from bevatron.train.report.plots import png
+from bevatron.train.report.viewer import structure_view
 
 Cell = str | int | float | None
 
@@ -107,6 +108,11 @@ class Report:
             f'<figure><img alt="{shown or html.escape(name)}" width="{width}" '
             f'src="data:image/png;base64,{data}"><figcaption>{shown}</figcaption></figure>'
         )
+        return self
+
+    def structure(self, mmcif: str, caption: str = "") -> Self:
+        """Add a structure to turn, of mmCIF text; at most one on a page."""
+        self._body.append(structure_view(mmcif, caption))
         return self
 
     def details(self, title: str, text: str) -> Self:

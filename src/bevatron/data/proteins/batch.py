@@ -1,0 +1,124 @@
+"""The batch of one protein sample: named tensors, ragged along tokens, atoms, rows and others.
+
+A model of proteins holds N^2 numbers for N tokens, so a batch is one sample; a step over several
+sums their gradients. It can be padded to a shape, and then masks tell what is real.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bevatron.data.padding.shape import (
+    Axis,
+    BatchShape,
+    PaddingRule,
+    RaggedFields,
+    Rows,
+    ragged_axes,
+)
+from bevatron.data.samples.flat import mover
+from bevatron.errors import DataError
+from bevatron.typing import Arrays, IntArray
+
+ENTRIES = "entries"
+"""What the samples of these batches are called in logs."""
+
+
+@dataclass(frozen=True)
+class ProteinBatch:
+    """One sample; the base of the batches of AlphaFold2 and AlphaFold3.
+
+    A subclass adds its tensors as fields and says along which axes they are ragged.
+
+    Attributes
+    ----------
+    seed : [] int64, the sample's random number, from which the random numbers of its step follow
+    weight : [] float32, 1, or 0 for a sample that only fills up a rank
+    indices : [1] int64 numpy, position of the sample in its data set
+    """
+
+    seed: Tensor
+    weight: Tensor
+    indices: IntArray
+
+    padding: ClassVar[PaddingRule]
+    ragged: ClassVar[RaggedFields]
+
+    @property
+    def sample_indices(self) -> IntArray:
+        """Position of the sample in its data set, [1]."""
+        return self.indices
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Length of every ragged axis, for logs; first the number of samples."""
+        found = {ENTRIES: 1}
+        for name, ragged in self.ragged.items():
+            for each in ragged_axes(ragged):
+                length = getattr(self, name).shape[each.dim] - each.extra
+                found.setdefault(each.axis, length)
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name, as a model is given them."""
+        return {name: getattr(self, name) for name in self.ragged}
+
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Copy to a device; floating-point tensors to ``dtype``."""
+        return self._map(mover(device, dtype, non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Copy to page-locked memory."""
+        return self._map(lambda value: value.pin_memory())
+
+    def over(self, tensors: Mapping[str, Any]) -> Self:
+        """Return a batch of these tensors that knows of no sample."""
+        changes: dict[str, Any] = {**tensors, "indices": np.zeros(0, dtype=np.int64)}
+        return replace(self, **changes)
+
+    def padding_rows(self, shape: BatchShape) -> Mapping[str, Rows]:  # noqa: ARG002  of the protocol
+        """Return what follows the real rows of each field: 0 and False."""
+        return {}
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changes: dict[str, Any] = {
+            name: function(value) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **changes)
+
+
+def one_sample(
+    samples: Sequence[Arrays], indices: IntArray, weights: Sequence[float]
+) -> tuple[dict[str, Tensor], IntArray]:
+    """Return the tensors of the only sample of a batch, with ``seed`` and ``weight``.
+
+    Raises
+    ------
+    DataError
+        If there are several.
+    """
+    if len(samples) != 1:
+        raise DataError(
+            f"a batch of proteins is one sample, not {len(samples)}; set batch.size to 1 and "
+            "optim.accumulate to the number of samples of a step"
+        )
+    (sample,), (weight,) = samples, weights
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in sample.items()}
+    tensors.setdefault("seed", torch.zeros((), dtype=torch.int64))
+    tensors["weight"] = torch.tensor(weight, dtype=torch.float32)
+    return tensors, np.asarray(indices, dtype=np.int64)
+
+
+def rule(*axes: Axis) -> PaddingRule:
+    """Return the padding rule of batches of one sample; the first axis decides most of the work."""
+    return PaddingRule((*axes, Axis(ENTRIES, 1, counts_work=False)), samples=ENTRIES)

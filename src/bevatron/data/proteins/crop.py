@@ -1,0 +1,239 @@
+"""Which tokens of an entry a sample holds: crops of AlphaFold-Multimer, AlphaFold3 and AlphaFold2.
+
+Whole tokens are taken or left. An entry that fits is never cropped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bevatron.typing import Array, Arrays, BoolArray, FloatArray, IntArray
+
+CONTIGUOUS, SPATIAL, INTERFACE = 0, 1, 2
+"""The three crops of AlphaFold3."""
+
+INTERFACE_DISTANCE = 15.0
+"""Å between centres of tokens of two chains, below which they are at an interface."""
+
+
+@dataclass(frozen=True)
+class CropSizes:
+    """What a crop may hold.
+
+    Attributes
+    ----------
+    tokens, atoms
+        Largest numbers.
+    shares
+        With which probability a crop is contiguous, spatial, spatial at an interface.
+    """
+
+    tokens: int = 384
+    atoms: int = 9216
+    shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
+
+
+def crop_entry(
+    entry: Arrays, sizes: CropSizes, rng: np.random.Generator, chains: Sequence[int] = ()
+) -> IntArray:
+    """Draw a crop of AlphaFold3 (supplement, section 2.7).
+
+    An interface that does not exist becomes a spatial crop, and that a contiguous one where no
+    atom was observed.
+
+    Parameters
+    ----------
+    entry
+        Features of an entry: ``asym_id``, ``num_atoms``, ``centre_atom``, ``position`` and
+        ``resolved`` are read.
+    sizes
+        Largest numbers, shares of the kinds.
+    rng
+        The source of the draw.
+    chains
+        ``asym_id`` of the chain or the two chains that were drawn: the centre of a spatial crop is
+        one of theirs. None for any.
+
+    Returns
+    -------
+    int64 [n]
+        Tokens, ascending.
+    """
+    asym_id, num_atoms = np.asarray(entry["asym_id"]), np.asarray(entry["num_atoms"])
+    if len(asym_id) <= sizes.tokens and int(num_atoms.sum()) <= sizes.atoms:
+        return np.arange(len(asym_id))
+    kind = int(rng.choice(3, p=np.asarray(sizes.shares) / sum(sizes.shares)))
+    order: IntArray | None = None
+    if kind != CONTIGUOUS:
+        centre_atom = np.asarray(entry["centre_atom"])
+        centres = np.asarray(entry["position"])[centre_atom].astype(np.float32)
+        resolved = np.asarray(entry["resolved"])[centre_atom].astype(np.bool_)
+        order = spatial_order(asym_id, centres, resolved, rng, chains, kind == INTERFACE)
+    if order is None:
+        order = contiguous_order(asym_id, sizes.tokens, rng)
+    return _fit(order, num_atoms, sizes)
+
+
+def _fit(order: IntArray, num_atoms: Array, sizes: CropSizes) -> IntArray:
+    """Take tokens in this order as long as they fit, at least one."""
+    order = order[: sizes.tokens]
+    number = int(np.searchsorted(np.cumsum(num_atoms[order]), sizes.atoms, side="right"))
+    return np.sort(order[: max(number, 1)])
+
+
+def contiguous_order(asym_id: Array, max_tokens: int, rng: np.random.Generator) -> IntArray:
+    """Draw one piece of each chain, chains in random order.
+
+    Algorithm 1 of AlphaFold-Multimer: the length of a chain's piece is uniform between what later
+    chains cannot fill and what is left.
+
+    Parameters
+    ----------
+    asym_id : [N]
+        Chain of each token; the tokens of a chain follow each other.
+    max_tokens
+        Largest number of tokens in all pieces.
+    rng
+        The source of the draw.
+
+    Returns
+    -------
+    int64 [n]
+        Tokens, chain after chain as drawn.
+    """
+    starts = np.flatnonzero(np.diff(asym_id, prepend=asym_id[0] - 1))
+    lengths = np.diff(starts, append=len(asym_id))
+    pieces = []
+    taken, later = 0, len(asym_id)
+    for chain in rng.permutation(len(starts)).tolist():
+        length = int(lengths[chain])
+        later -= length
+        most = min(max_tokens - taken, length)
+        least = min(length, max(0, max_tokens - taken - later))
+        size = int(rng.integers(least, most + 1))
+        begin = int(starts[chain] + rng.integers(0, length - size + 1))
+        pieces.append(np.arange(begin, begin + size))
+        taken += size
+    return np.concatenate(pieces)
+
+
+def spatial_order(
+    asym_id: Array,
+    centres: Array,
+    resolved: BoolArray,
+    rng: np.random.Generator,
+    chains: Sequence[int] = (),
+    at_interface: bool = False,
+) -> IntArray | None:
+    """Order tokens by distance to a random one (algorithm 2 of AlphaFold-Multimer).
+
+    Parameters
+    ----------
+    asym_id : [N]
+        Chain of each token.
+    centres : [N, 3]
+        Å, where resolved.
+    resolved : [N]
+        Whether the centre was observed; other tokens come last.
+    rng
+        The source of the draw.
+    chains
+        Chains that the random token may be of; those of interest. None for any.
+    at_interface
+        Whether it must be closer than `INTERFACE_DISTANCE` to one of another chain (of
+        ``chains``, if these are two); where none is, it need not.
+
+    Returns
+    -------
+    int64 [N]
+        All tokens, nearest first; None if no centre was observed.
+    """
+    candidates = resolved & (np.isin(asym_id, chains) if len(chains) else True)
+    if not candidates.any():
+        candidates = resolved
+    if not candidates.any():
+        return None
+    if at_interface:
+        others = candidates if len(chains) > 1 else resolved
+        near = interface_tokens(asym_id, centres, candidates, others)
+        candidates = near if near.any() else candidates
+    middle = centres[rng.choice(np.flatnonzero(candidates))]
+    distance = np.square(centres - middle).sum(axis=1)
+    return np.argsort(np.where(resolved, distance, np.inf), kind="stable")
+
+
+def interface_tokens(
+    asym_id: Array,
+    centres: Array,
+    candidates: BoolArray,
+    others: BoolArray,
+    distance: float = INTERFACE_DISTANCE,
+) -> BoolArray:
+    """Find the candidates whose centre is near one of another chain.
+
+    Parameters
+    ----------
+    asym_id : [N]
+    centres : [N, 3]
+        Å.
+    candidates, others : [N]
+        From which and to which tokens.
+    distance
+        Å.
+
+    Returns
+    -------
+    bool [N]
+    """
+    found = np.zeros(len(asym_id), dtype=np.bool_)
+    for chain in np.unique(asym_id[candidates]).tolist():
+        inside = np.flatnonzero(candidates & (asym_id == chain))
+        outside = centres[others & (asym_id != chain)]
+        # Only what lies in the box around this chain can be near it.
+        low, high = centres[inside].min(axis=0) - distance, centres[inside].max(axis=0) + distance
+        outside = outside[((outside >= low) & (outside <= high)).all(axis=1)]
+        if len(outside):
+            found[inside] = _nearest(centres[inside], outside) < distance
+    return found
+
+
+def _nearest(points: Array, others: Array) -> FloatArray:
+    """Distance of each point to the nearest of others."""
+    nearest = np.empty(len(points))
+    theirs = others.astype(np.float32)
+    for start in range(0, len(points), 256):
+        ours = points[start : start + 256].astype(np.float32)
+        squares = np.square(ours[:, None, 0] - theirs[:, 0])
+        for axis in (1, 2):
+            squares += np.square(ours[:, None, axis] - theirs[:, axis])
+        nearest[start : start + 256] = np.sqrt(squares.min(axis=1))
+    return nearest
+
+
+def crop_chain(
+    length: int, size: int, rng: np.random.Generator, *, clamped: bool = True
+) -> tuple[int, int]:
+    """Draw the crop of a chain of AlphaFold2 (supplement, section 1.2.8).
+
+    Parameters
+    ----------
+    length
+        Residues of the chain.
+    size
+        Residues of the crop.
+    rng
+        The source of the draw.
+    clamped
+        Whether the sample's FAPE is clamped: the start is then uniform in 0 .. length - size, else
+        uniform in 0 .. length - size - x with x uniform in 0 .. length - size.
+
+    Returns
+    -------
+    start, stop
+        All residues if there are no more than ``size``.
+    """
+    spare = max(length - size, 0)
+    last = spare if clamped else spare - int(rng.integers(0, spare + 1))
+    start = int(rng.integers(0, last + 1))
+    return start, min(start + size, length)

@@ -1,0 +1,196 @@
+"""A sample of AlphaFold3: a crop of an entry with drawn rows, templates and reference poses.
+
+It depends on the entry, the seed and what is looked up by sequence and component, on nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.proteins.alignments import Alignments, sequence_key
+from bevatron.data.proteins.complexes import describe
+from bevatron.data.proteins.crop import CropSizes, crop_entry
+from bevatron.data.proteins.cropped import Crop, copies_of, crop_of, indices_of, permutations_of
+from bevatron.data.proteins.poses import Poses
+from bevatron.data.proteins.rows import RowStack, sample_rows, stack_rows
+from bevatron.data.proteins.templates import Templates, sample_templates
+from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, UNKNOWN, Polymer
+from bevatron.typing import Array, Arrays, IntArray
+
+_TOKEN_FIELDS = ("restype", "residue_index", "asym_id", "entity_id", "sym_id", "molecule_type")
+_POLYMERS: dict[str, Polymer] = {"protein": "protein", "rna": "rna", "dna": "dna"}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What samples look up.
+
+    Attributes
+    ----------
+    poses
+        Reference poses of all components.
+    alignments
+        By sequence; None leaves every chain its own sequence alone.
+    templates
+        By `sequence_key`.
+    """
+
+    poses: Poses
+    alignments: Alignments | None = None
+    templates: Mapping[bytes, Templates] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """How much a sample holds at most.
+
+    Attributes
+    ----------
+    crop
+        Tokens, atoms and kinds of crops.
+    rows
+        Rows of the alignment.
+    """
+
+    crop: CropSizes = field(default_factory=CropSizes)
+    rows: int = 1024
+
+
+def sample(
+    entry: Arrays,
+    seed: int,
+    sources: Sources,
+    sizes: SampleSizes,
+    chains: Sequence[int] = (),
+) -> dict[str, Array]:
+    """Draw a sample of an entry.
+
+    Parameters
+    ----------
+    entry
+        With `ENTRY_FIELDS`.
+    seed
+        Of the crop, the rows, the templates and the poses, each of which has a stream of its own.
+    sources
+        Poses, alignments, templates.
+    sizes
+        How much it holds at most.
+    chains
+        ``asym_id`` of the chain or interface for which the entry was drawn; see `crop_entry`.
+
+    Returns
+    -------
+    dict
+        Of tokens, [N] int64: ``restype``, ``residue_index``, ``token_index`` (in the entry),
+        ``asym_id``, ``entity_id``, ``sym_id``, ``molecule_type``; bool ``token_mask``. Of atoms,
+        [A]: ``ref_pos`` float32 [A, 3] Å, ``ref_mask`` bool, ``ref_charge`` float32,
+        ``ref_element``, ``ref_atom_name_chars`` [A, 4], ``ref_space_uid`` and ``atom_to_token``
+        int64, ``atom_mask`` bool, ``position`` float32 [A, 3] Å, ``resolved`` bool. ``resolution``
+        float32, Å. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
+        `sample_templates`.
+
+    Raises
+    ------
+    StoreError
+        If what is read of an alignment is damaged.
+    DataError
+        If there are no poses of a component.
+    """
+    streams = [
+        np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(seed).spawn(4)
+    ]
+    of_crop, of_rows, of_templates, of_poses = streams
+    crop = crop_of(entry, crop_entry(entry, sizes.crop, of_crop, chains))
+    found = _tokens(entry, crop) | _atoms(entry, crop)
+    found |= indices_of(entry, crop) | permutations_of(entry, crop) | copies_of(entry, crop)
+    residue = np.asarray(entry["ref_space_uid"])[crop.atoms]
+    atom = np.asarray(entry["pose_atom"])[crop.atoms]
+    found["ref_pos"], found["ref_mask"] = sources.poses.draw(
+        np.asarray(entry["component"]), residue, atom, of_poses
+    )
+    lookup = _look_up(entry, sources)
+    chain = found["asym_id"] - 1
+    column = np.asarray(entry["column"])[crop.tokens].astype(np.int64)
+    query = np.where(column >= 0, found["restype"], GAP).astype(np.int8)
+    found |= sample_rows(lookup.stack, lookup.alignment[chain], column, query, sizes.rows, of_rows)
+    found |= sample_templates(lookup.templates, lookup.sequence[chain], column, of_templates)
+    return found
+
+
+def _tokens(entry: Arrays, crop: Crop) -> dict[str, Array]:
+    kept = {name: np.asarray(entry[name])[crop.tokens].astype(np.int64) for name in _TOKEN_FIELDS}
+    return {
+        **kept,
+        "token_index": crop.tokens,
+        "token_mask": np.ones(len(crop.tokens), dtype=np.bool_),
+        "resolution": np.array(entry["resolution"], dtype=np.float32),
+    }
+
+
+def _atoms(entry: Arrays, crop: Crop) -> dict[str, Array]:
+    def of(name: str, dtype: npt.DTypeLike) -> Array:
+        return np.asarray(entry[name])[crop.atoms].astype(dtype)
+
+    return {
+        "ref_charge": of("ref_charge", np.float32),
+        "ref_element": of("ref_element", np.int64),
+        "ref_atom_name_chars": of("ref_atom_name_chars", np.int64),
+        "atom_to_token": crop.atom_to_token,
+        "atom_mask": np.ones(len(crop.atoms), dtype=np.bool_),
+        "position": of("position", np.float32),
+        "resolved": of("resolved", np.bool_),
+    }
+
+
+@dataclass(frozen=True)
+class _LookUp:
+    """What belongs to the sequences of an entry; [C] is -1 where a chain has none."""
+
+    stack: RowStack
+    alignment: IntArray
+    templates: list[Templates | None]
+    sequence: IntArray
+
+
+def _look_up(entry: Arrays, sources: Sources) -> _LookUp:
+    """Find alignments and templates of the distinct sequences of an entry."""
+    chains = describe(entry)["chains"]
+    sequence, alignment = (np.full(len(chains), -1, dtype=np.int64) for _ in range(2))
+    known: dict[tuple[str, str], int] = {}
+    places: dict[int, int] = {}
+    templates: list[Templates | None] = []
+    for number, chain in enumerate(chains):
+        kind = _POLYMERS.get(chain["kind"])
+        if kind is None:
+            continue
+        key = (kind, chain["sequence"])
+        if key not in known:
+            classes = sequence_classes(*key)
+            known[key] = len(templates)
+            templates.append(sources.templates.get(sequence_key(classes)))
+            place = None if sources.alignments is None else sources.alignments.find(classes)
+            if place is not None:
+                places[known[key]] = place
+        sequence[number] = known[key]
+    order = list(places)
+    for number, one in enumerate(sequence.tolist()):
+        if one in places:
+            alignment[number] = order.index(one)
+    stack = stack_rows(
+        [sources.alignments[p] for p in places.values()] if sources.alignments else []
+    )
+    return _LookUp(stack, alignment, templates, sequence)
+
+
+def sequence_classes(kind: Polymer, sequence: str) -> npt.NDArray[np.int8]:
+    """Return the classes of the letters of a sequence, as queries of alignments have them, [L].
+
+    Examples
+    --------
+    >>> sequence_classes("rna", "GA?").tolist()
+    [22, 21, 25]
+    """
+    letters, unknown = LETTERS[kind], UNKNOWN[kind]
+    return np.array([letters.get(letter, unknown) for letter in sequence], dtype=np.int8)

@@ -1,0 +1,83 @@
+"""Templates of sequences, and those that a sample shows of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.readers.proteins.alphabet import GAP
+from bevatron.typing import Array, BoolArray, IntArray
+
+NUM_TEMPLATES = 4
+"""Templates of a sample; those that are missing are gaps."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """The templates of one sequence of L residues.
+
+    Attributes
+    ----------
+    restype : int8 [T, L]
+        Class of the alphabet; the gap where the template has no residue.
+    pseudo_beta : float32 [T, L, 3]
+        Å; CB, of glycine CA.
+    pseudo_beta_mask : bool [T, L]
+    backbone : float32 [T, L, 3, 3]
+        Å; N, CA, C.
+    backbone_mask : bool [T, L]
+        Whether all three are known.
+    """
+
+    restype: npt.NDArray[np.int8]
+    pseudo_beta: npt.NDArray[np.float32]
+    pseudo_beta_mask: BoolArray
+    backbone: npt.NDArray[np.float32]
+    backbone_mask: BoolArray
+
+
+def sample_templates(
+    templates: Sequence[Templates | None],
+    sequence: IntArray,
+    column: IntArray,
+    rng: np.random.Generator,
+) -> dict[str, Array]:
+    """Draw templates of each sequence: of n a random min(k, 4), k uniform in 0 .. n.
+
+    (Supplement of AlphaFold3, section 2.4.) Copies of a chain have the same.
+
+    Parameters
+    ----------
+    templates : [Q]
+        Of the distinct sequences, None without any.
+    sequence, column : [N]
+        Sequence and residue of each token; -1 for none.
+    rng
+        The source of the draw.
+
+    Returns
+    -------
+    dict
+        ``template_restype`` int8 [T, N], ``template_pseudo_beta`` float32 [T, N, 3],
+        ``template_pseudo_beta_mask`` bool [T, N], ``template_backbone`` float32 [T, N, 3, 3] and
+        ``template_backbone_mask`` bool [T, N]; T is `NUM_TEMPLATES`.
+    """
+    shape = (NUM_TEMPLATES, len(sequence))
+    found: dict[str, Array] = {
+        "restype": np.full(shape, GAP, dtype=np.int8),
+        "pseudo_beta": np.zeros((*shape, 3), dtype=np.float32),
+        "pseudo_beta_mask": np.zeros(shape, dtype=np.bool_),
+        "backbone": np.zeros((*shape, 3, 3), dtype=np.float32),
+        "backbone_mask": np.zeros(shape, dtype=np.bool_),
+    }
+    for place, one in enumerate(templates):
+        number = 0 if one is None else len(one.restype)
+        if one is None or not number:
+            continue
+        chosen = rng.permutation(number)[: min(int(rng.integers(0, number + 1)), NUM_TEMPLATES)]
+        tokens = np.flatnonzero(sequence == place)
+        if len(chosen) and len(tokens):
+            for name, table in found.items():
+                table[: len(chosen), tokens] = getattr(one, name)[chosen[:, None], column[tokens]]
+    return {f"template_{name}": table for name, table in found.items()}

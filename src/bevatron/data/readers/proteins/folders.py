@@ -1,0 +1,152 @@
+"""Folders of structures, alignments and template hits, as laboratories keep them.
+
+Nothing is asked of names or nesting: a file is what its suffix says. An alignment belongs to every
+chain whose sequence is its query's; template hits belong to the alignments of their folder.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from bevatron.data.compressed import format_suffix, read_blocks
+from bevatron.data.readers.base import content_hash
+from bevatron.errors import DataError
+from bevatron.typing import Arrays
+
+_STRUCTURES = {".cif", ".mmcif", ".pdb", ".ent"}
+_ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm"}
+_HITS = {".hhr", ".m8"}
+_HITS_IN_NAME = "hmm_output", "hmmsearch"
+
+
+@dataclass(frozen=True)
+class ProteinFiles:
+    """What was found, each list sorted by path.
+
+    Attributes
+    ----------
+    structures
+        mmCIF and PDB files.
+    alignments
+        a3m and Stockholm files.
+    hits
+        hhr, m8 and hmmsearch's output.
+    others
+        How many files are none of these.
+    """
+
+    structures: tuple[Path, ...]
+    alignments: tuple[Path, ...]
+    hits: tuple[Path, ...]
+    others: int
+
+
+def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
+    """List the files of proteins among paths and, at any depth, in folders.
+
+    A hidden file or folder is passed over.
+
+    Raises
+    ------
+    DataError
+        If a path does not exist.
+    """
+    found: dict[str, set[Path]] = {"structures": set(), "alignments": set(), "hits": set()}
+    others = 0
+    for given in paths:
+        root = Path(given).expanduser()
+        if not root.exists():
+            raise DataError(f"{given}: no such file or folder; check the path")
+        for path in _files(root):
+            kind = _kind(path)
+            if kind is None:
+                others += 1
+            else:
+                found[kind].add(path)
+    return ProteinFiles(
+        **{name: tuple(sorted(each)) for name, each in found.items()}, others=others
+    )
+
+
+def is_protein_file(path: Path) -> bool:
+    """Whether a path is a structure, an alignment or template hits, or a folder that has some."""
+    if path.is_dir():
+        return any(_kind(each) is not None for each in _files(path))
+    return _kind(path) is not None
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield the files of a folder at any depth, or the file itself."""
+    if root.is_file():
+        yield root
+        return
+    for path in root.rglob("*"):
+        inside = path.relative_to(root).parts
+        if path.is_file() and not any(part.startswith(".") for part in inside):
+            yield path
+
+
+def _kind(path: Path) -> str | None:
+    suffix = format_suffix(path)
+    if suffix in _STRUCTURES:
+        return "structures"
+    if suffix in _HITS or any(part in path.name for part in _HITS_IN_NAME):
+        return "hits"
+    return "alignments" if suffix in _ALIGNMENTS else None
+
+
+def is_rna(alignment: Path) -> bool:
+    """Whether the query of an alignment is RNA: its letters are those of RNA, U among them."""
+    letters: set[str] = set()
+    for line in next(read_blocks(alignment), b"").decode("ascii", "replace").splitlines():
+        if line.startswith((">", "#", "//")) or not line.strip():
+            if letters:
+                break
+            continue
+        letters |= set(line.split()[-1].upper())
+        if format_suffix(alignment) != ".a3m":
+            break  # of a Stockholm file the first row: what follows are other names
+    return "U" in letters and letters <= set("ACGUN-.")
+
+
+class StructureFiles:
+    """Raw samples for `bevatron.data.store.prepare.prepare`: the path of each structure.
+
+    Parameters
+    ----------
+    paths
+        Files of structures, in this order.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the files."""
+        return [str(path) for path in self.paths]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the names and contents of all files."""
+        contents = [f"{path} {content_hash(path)}" for path in self.paths]
+        return xxhash.xxh3_128_hexdigest("\n".join(contents).encode())
+
+    @property
+    def num_samples(self) -> int:
+        """Number of files."""
+        return len(self.paths)
+
+    def read(self, start: int, stop: int) -> Iterator[Arrays]:
+        """Yield ``path``, the bytes of the path, uint8, and ``number``, its index."""
+        for number in range(start, stop):
+            name: npt.NDArray[np.uint8] = np.frombuffer(str(self.paths[number]).encode(), np.uint8)
+            yield {"path": name, "number": np.array(number)}
+
+    def describe(self, index: int) -> str:
+        """Name a sample: its file."""
+        return str(self.paths[index])

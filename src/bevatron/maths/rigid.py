@@ -1,0 +1,182 @@
+"""Rigid motions x -> R x + t: from points and quaternions, composed, inverted, applied.
+
+Products of three by three are written as sums, not as matrix multiplications: under autocast or
+TF32 these would round coordinates of 100 Å to 0.1 Å. Leading axes of two arguments broadcast.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Rigid(NamedTuple):
+    """Rigid motions with any leading axes.
+
+    Attributes
+    ----------
+    rotation : [..., 3, 3]
+        Columns are the axes of the frame.
+    translation : [..., 3]
+        Origin of the frame.
+    """
+
+    rotation: Float[Tensor, "*frames 3 3"]
+    translation: Float[Tensor, "*frames 3"]
+
+
+def rotate(
+    rotation: Float[Tensor, "*frames 3 3"], vectors: Float[Tensor, "*points 3"]
+) -> Float[Tensor, "*moved 3"]:
+    """Rotate vectors, R v."""
+    return (rotation * vectors[..., None, :]).sum(-1)
+
+
+def compose_rotations(
+    left: Float[Tensor, "*left 3 3"], right: Float[Tensor, "*right 3 3"]
+) -> Float[Tensor, "*both 3 3"]:
+    """Multiply rotations; the right one acts first."""
+    return (left[..., :, :, None] * right[..., None, :, :]).sum(-2)
+
+
+def apply(frame: Rigid, points: Float[Tensor, "*points 3"]) -> Float[Tensor, "*moved 3"]:
+    """Move points out of the frame into the world, R x + t."""
+    return rotate(frame.rotation, points) + frame.translation
+
+
+def apply_inverse(frame: Rigid, points: Float[Tensor, "*points 3"]) -> Float[Tensor, "*moved 3"]:
+    """Express points of the world in the frame, R^T (x - t)."""
+    return rotate(frame.rotation.mT, points - frame.translation)
+
+
+def compose(left: Rigid, right: Rigid) -> Rigid:
+    """Compose two motions; the right one acts first."""
+    return Rigid(compose_rotations(left.rotation, right.rotation), apply(left, right.translation))
+
+
+def invert(frame: Rigid) -> Rigid:
+    """Invert a motion: (R, t) becomes (R^T, -R^T t)."""
+    inverse = frame.rotation.mT
+    return Rigid(inverse, -rotate(inverse, frame.translation))
+
+
+def select(frame: Rigid, index: object) -> Rigid:
+    """Index the leading axes; an index with ``None`` adds axes to broadcast over."""
+    whole = index if isinstance(index, tuple) else (index,)
+    if Ellipsis not in whole:
+        whole = (*whole, Ellipsis)
+    return Rigid(
+        frame.rotation[(*whole, slice(None), slice(None))],
+        frame.translation[(*whole, slice(None))],
+    )
+
+
+def orthonormal_axes(
+    first: Float[Tensor, "*frames 3"], second: Float[Tensor, "*frames 3"], eps: float = 1e-8
+) -> Float[Tensor, "*frames 3 3"]:
+    r"""Rotation whose x axis is along one vector and whose xy plane holds another (Gram-Schmidt).
+
+    .. math::
+        e_1 = v_1 / |v_1|,\quad u = v_2 - (e_1 \cdot v_2) e_1,\quad e_2 = u / |u|,\quad
+        e_3 = e_1 \times e_2
+
+    AlphaFold2's supplement, algorithm 21.
+
+    Parameters
+    ----------
+    eps
+        Added to squared lengths before the root, so that the gradient exists everywhere; three
+        points at one place give the zero matrix.
+    """
+    e_1 = first / torch.sqrt(first.square().sum(-1, keepdim=True) + eps)
+    across = second - (e_1 * second).sum(-1, keepdim=True) * e_1
+    e_2 = across / torch.sqrt(across.square().sum(-1, keepdim=True) + eps)
+    return torch.stack([e_1, e_2, torch.linalg.cross(e_1, e_2)], dim=-1)
+
+
+def frame_of_points(
+    origin: Float[Tensor, "*frames 3"],
+    on_x: Float[Tensor, "*frames 3"],
+    in_xy: Float[Tensor, "*frames 3"],
+    eps: float = 1e-8,
+) -> Rigid:
+    """Frame of three points: an origin, one on the positive x axis, one in the xy plane, y > 0.
+
+    A residue's backbone frame has CA, C and N (AlphaFold2's supplement, algorithm 21). ``eps`` as
+    in `orthonormal_axes`.
+    """
+    return Rigid(orthonormal_axes(on_x - origin, in_xy - origin, eps), origin)
+
+
+def rotation_of_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor, "*frames 3 3"]:
+    r"""Rotation of a unit quaternion (w, x, y, z), written as a quadratic form.
+
+    .. math::
+        R = \begin{pmatrix} w^2+x^2-y^2-z^2 & 2(xy-wz) & 2(xz+wy) \\
+        2(xy+wz) & w^2-x^2+y^2-z^2 & 2(yz-wx) \\
+        2(xz-wy) & 2(yz+wx) & w^2-x^2-y^2+z^2 \end{pmatrix}
+
+    A quaternion of length s gives s² R.
+    """
+    w, x, y, z = quaternion.unbind(-1)
+    rows = [
+        [w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z],
+    ]
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def normalise_quaternion(quaternion: Float[Tensor, "*frames 4"]) -> Float[Tensor, "*frames 4"]:
+    """Divide quaternions by their lengths."""
+    return quaternion / quaternion.square().sum(-1, keepdim=True).sqrt()
+
+
+def compose_quaternions(
+    left: Float[Tensor, "*left 4"], right: Float[Tensor, "*right 4"]
+) -> Float[Tensor, "*both 4"]:
+    """Multiply quaternions (w, x, y, z); the rotation of the right one acts first."""
+    a, b, c, d = left.unbind(-1)
+    w, x, y, z = right.unbind(-1)
+    return torch.stack(
+        [
+            a * w - b * x - c * y - d * z,
+            a * x + b * w + c * z - d * y,
+            a * y - b * z + c * w + d * x,
+            a * z + b * y - c * x + d * w,
+        ],
+        dim=-1,
+    )
+
+
+def rotation_about_x(sin_cos: Float[Tensor, "*angles 2"]) -> Float[Tensor, "*angles 3 3"]:
+    """Rotation about the x axis by the angle of a (sine, cosine) pair (algorithm 25)."""
+    sin, cos = sin_cos.unbind(-1)
+    zero, one = torch.zeros_like(sin), torch.ones_like(sin)
+    rows = [[one, zero, zero], [zero, cos, -sin], [zero, sin, cos]]
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def rigid_of_matrix(matrix: Float[Tensor, "*frames 4 4"]) -> Rigid:
+    """Take apart homogeneous matrices, whose last row is (0, 0, 0, 1)."""
+    return Rigid(matrix[..., :3, :3], matrix[..., :3, 3])
+
+
+def matrix_of_rigid(frame: Rigid) -> Float[Tensor, "*frames 4 4"]:
+    """Write motions as homogeneous matrices."""
+    top = torch.cat([frame.rotation, frame.translation[..., None]], dim=-1)
+    last = top.new_zeros(4)
+    last[3] = 1.0
+    return torch.cat([top, last.expand(*top.shape[:-2], 1, 4)], dim=-2)
+
+
+def rigid_of_quaternion(frame: Float[Tensor, "*frames 7"]) -> Rigid:
+    """Take apart (unit quaternion, translation)."""
+    return Rigid(rotation_of_quaternion(frame[..., :4]), frame[..., 4:])
+
+
+def identity(*shape: int, like: Tensor) -> Rigid:
+    """Motions that change nothing, of the type and device of a tensor."""
+    rotation = torch.eye(3, dtype=like.dtype, device=like.device).expand(*shape, 3, 3)
+    return Rigid(rotation, like.new_zeros(*shape, 3))

@@ -1,0 +1,1 @@
+"""AlphaFold3: structures of complexes of proteins, nucleic acids and ligands."""

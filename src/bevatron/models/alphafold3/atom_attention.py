@@ -1,0 +1,243 @@
+"""From atoms to tokens and back (AlphaFold3, algorithms 5 and 6).
+
+What does not depend on noise is computed once for all copies and sampling steps: `AtomEncoder`'s
+`describe` gives the atoms' condition c and the pairs p within windows, `forward` the rest.
+
+Legend: M copies, A atoms, N tokens, W windows of Q = 32 queries and K = 128 keys, C channels of an
+atom, P of an atom pair, T of a token.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from bevatron.kernels import layer_norm, layer_norm_linear
+from bevatron.models.alphafold3.atom_tokens import AtomTokens
+from bevatron.models.alphafold3.atom_transformer import AtomTransformer
+from bevatron.models.alphafold3.atom_windows import keys_of, queries_of
+from bevatron.models.alphafold3.config_diffusion import AtomConfig
+from bevatron.models.alphafold3.projection import Projection
+
+ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
+"""Classes of ``ref_element``, and of each of the characters of ``ref_atom_name_chars``."""
+
+
+class Atoms(NamedTuple):
+    """What describes atoms apart from noisy coordinates.
+
+    Attributes
+    ----------
+    c
+        Condition of every atom; the same for all copies.
+    p
+        Pairs of each window's queries and keys.
+    tokens
+        Which atoms belong to which token.
+    mask
+        False for padded atoms.
+    """
+
+    c: Float[Tensor, "*batch _ A C"]
+    p: Float[Tensor, "*batch W Q K P"]
+    tokens: AtomTokens
+    mask: Bool[Tensor, "*batch A"]
+
+
+class TrunkToAtoms(nn.Module):
+    """What the diffusion module's encoder has in addition: trunk and noisy coordinates."""
+
+    def __init__(self, config: AtomConfig, single_width: int, pair_width: int) -> None:
+        super().__init__()
+        self.single_norm = nn.Parameter(torch.ones(single_width))
+        self.single = Projection(single_width, config.width, start="zeros")
+        self.pair_norm = nn.Parameter(torch.ones(pair_width))
+        self.pair = Projection(pair_width, config.pair_width, start="zeros")
+        self.coordinates = Projection(3, config.width)
+
+    def singles(self, s: Float[Tensor, "*batch N D"], tokens: AtomTokens) -> Tensor:
+        """Give every atom what the trunk says of its token, [..., 1, A, C]."""
+        rows = layer_norm_linear(s, self.single_norm, None, self.single.weight)
+        return tokens.spread(rows[..., None, :, :])
+
+    def pairs(
+        self, z: Float[Tensor, "*batch N N E"], token: Int[Tensor, "*batch A"]
+    ) -> Float[Tensor, "*batch W Q K P"]:
+        """Give every pair of atoms in a window what the trunk says of their tokens."""
+        N = z.shape[-2]
+        rows = layer_norm_linear(z, self.pair_norm, None, self.pair.weight)
+        query = queries_of(token[..., None])
+        key = keys_of(token[..., None]).transpose(-1, -2)
+        sample = torch.arange(z[..., 0, 0, 0].numel(), device=z.device)
+        sample = sample.reshape(*z.shape[:-3], 1, 1, 1)
+        return rows.reshape(-1, rows.shape[-1])[(sample * N + query) * N + key]
+
+
+class AtomEncoder(nn.Module):
+    """Atoms' features, and coordinates if there are any, to rows of tokens: algorithm 5.
+
+    Parameters
+    ----------
+    config
+        Widths, heads and blocks.
+    token_width
+        T.
+    trunk_widths
+        Channels of the trunk's single and pair representation for the diffusion module's encoder,
+        which also takes coordinates; None for the encoder of the input embedder.
+    """
+
+    def __init__(
+        self, config: AtomConfig, token_width: int, trunk_widths: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        C, P = config.width, config.pair_width
+        self.position = Projection(3, C)
+        self.charge = Projection(1, C)
+        self.features = Projection(1 + ELEMENTS + NAME_LENGTH * NAME_CHARACTERS, C)
+        self.offset = Projection(3, P)
+        self.inverse_distance = Projection(1, P)
+        self.same_space = Projection(1, P)
+        self.trunk = None if trunk_widths is None else TrunkToAtoms(config, *trunk_widths)
+        self.pair_of_query = Projection(C, P)
+        self.pair_of_key = Projection(C, P)
+        self.pair_mlp = nn.ModuleList(
+            Projection(P, P, start=start) for start in ("relu", "relu", "zeros")
+        )
+        self.transformer = AtomTransformer(
+            C, P, config.num_heads, config.num_blocks, checkpointed=config.checkpointed
+        )
+        self.to_tokens = Projection(C, token_width)
+
+    def describe(
+        self,
+        batch: Mapping[str, Tensor],
+        s: Float[Tensor, "*batch N D"] | None = None,
+        z: Float[Tensor, "*batch N N E"] | None = None,
+    ) -> Atoms:
+        """Compute all that copies share (lines 1 to 6, 8 to 10 and 13 to 14).
+
+        Parameters
+        ----------
+        batch
+            ``ref_pos``, ``ref_charge``, ``ref_mask``, ``ref_element``, ``ref_atom_name_chars``,
+            ``ref_space_uid``, ``atom_to_token``, ``atom_mask`` and ``token_mask``; atoms are
+            computed in the type of ``s``, or of ``ref_pos`` where there is no trunk.
+        s, z
+            Single representation of the trunk, and pairs as the diffusion module conditions them.
+        """
+        mask = batch["atom_mask"]
+        tokens = AtomTokens.of(batch["atom_to_token"], mask, batch["token_mask"].shape[-1])
+        dtype = batch["ref_pos"].dtype if s is None else s.dtype
+        c = self._features(batch, dtype)[..., None, :, :]
+        p = self._reference_pairs(batch, dtype)
+        if self.trunk is not None and s is not None and z is not None:
+            c = c + self.trunk.singles(s, tokens)
+            p = p + self.trunk.pairs(z, tokens.token)
+        active = c.squeeze(-3).relu()
+        p = p + queries_of(self.pair_of_query(active))[..., :, None, :]
+        p = p + keys_of(self.pair_of_key(active))[..., None, :, :]
+        hidden = p
+        for layer in self.pair_mlp:
+            hidden = layer(hidden.relu())
+        return Atoms(c, p + hidden, tokens, mask)
+
+    def forward(
+        self, atoms: Atoms, coordinates: Float[Tensor, "*batch M A 3"] | None = None
+    ) -> tuple[Float[Tensor, "*batch M N T"], Float[Tensor, "*batch M A C"]]:
+        """Run the transformer over atoms and average them (lines 7, 11, 15 and 16).
+
+        Parameters
+        ----------
+        atoms
+            Of `describe`.
+        coordinates
+            Noisy, scaled to unit variance; None (and M = 1) in the input embedder.
+
+        Returns
+        -------
+        Rows of tokens, zero for tokens without atoms; rows of atoms.
+        """
+        q = atoms.c
+        if self.trunk is not None and coordinates is not None:
+            q = q + self.trunk.coordinates(coordinates).to(q.dtype)
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask)
+        return atoms.tokens.mean(self.to_tokens(q).relu()), q
+
+    def _features(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Embed each atom of its reference conformer (line 1), [..., A, C]."""
+        position = batch["ref_pos"]
+        present = batch["ref_mask"][..., None].to(dtype)
+        element = F.one_hot(batch["ref_element"], ELEMENTS)
+        name = F.one_hot(batch["ref_atom_name_chars"], NAME_CHARACTERS).flatten(-2)
+        charge = batch["ref_charge"].to(position.dtype).arcsinh()[..., None]
+        c: Tensor = (self.position(position) + self.charge(charge)).to(dtype)
+        c = c + self.features(torch.cat([present, element.to(dtype), name.to(dtype)], -1))
+        return c * present
+
+    def _reference_pairs(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Embed offsets between atoms of one reference conformer (lines 2 to 6), [..., W, Q, K, P].
+
+        Offsets are taken in the type of the positions.
+        """
+        position, space = batch["ref_pos"], batch["ref_space_uid"][..., None]
+        mask = batch["atom_mask"][..., None]
+        offset = queries_of(position)[..., :, None, :] - keys_of(position)[..., None, :, :]
+        same = queries_of(space)[..., :, None, :] == keys_of(space)[..., None, :, :]
+        same = same & queries_of(mask)[..., :, None, :] & keys_of(mask)[..., None, :, :]
+        nearness = 1 / (1 + offset.square().sum(-1, keepdim=True))
+        valid = same.to(position.dtype)
+        # All three layers are linear without a bias: one matmul of their inputs side by side.
+        weight = torch.cat(
+            [self.offset.weight, self.inverse_distance.weight, self.same_space.weight], -1
+        )
+        inputs = torch.cat([offset * valid, nearness * valid, valid], -1)
+        return F.linear(inputs, weight.to(inputs.dtype)).to(dtype)
+
+
+class AtomDecoder(nn.Module):
+    """Rows of tokens to an update of each atom's coordinates: algorithm 6.
+
+    Parameters
+    ----------
+    config
+        Widths, heads and blocks.
+    token_width
+        T.
+    """
+
+    def __init__(self, config: AtomConfig, token_width: int) -> None:
+        super().__init__()
+        self.from_tokens = Projection(token_width, config.width)
+        self.transformer = AtomTransformer(
+            config.width,
+            config.pair_width,
+            config.num_heads,
+            config.num_blocks,
+            checkpointed=config.checkpointed,
+        )
+        self.norm = nn.Parameter(torch.ones(config.width))
+        self.update = Projection(config.width, 3)
+
+    def forward(
+        self, a: Float[Tensor, "*batch M N T"], q: Float[Tensor, "*batch M A C"], atoms: Atoms
+    ) -> Float[Tensor, "*batch M A 3"]:
+        """Return the update, in float32 where rows are 16-bit.
+
+        Parameters
+        ----------
+        a
+            Rows of tokens.
+        q
+            Rows of atoms from the encoder.
+        atoms
+            Of the encoder's `describe`.
+        """
+        q = q + atoms.tokens.spread(self.from_tokens(a))
+        q = self.transformer(q, atoms.c, atoms.p, atoms.mask)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        update: Tensor = self.update(layer_norm(q.to(wide), self.norm))
+        return update

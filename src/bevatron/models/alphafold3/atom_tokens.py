@@ -1,0 +1,94 @@
+"""Rows of tokens given to their atoms, and means of atoms' rows for their tokens.
+
+The two sums (one forward, one in the backward pass) run over the consecutive atoms of each token in
+a fixed order, so that results repeat bit for bit.
+
+Legend: A atoms, N tokens, M copies, C channels.
+"""
+
+from typing import Any, NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bevatron.kernels import segment_sum
+
+
+class AtomTokens(NamedTuple):
+    """Which atoms belong to which token.
+
+    Attributes
+    ----------
+    token
+        Of every atom, ascending; padded atoms at the end have any.
+    ptr
+        Offsets of the tokens' atoms; behind the last is padding.
+    """
+
+    token: Int[Tensor, "*batch A"]
+    ptr: Int[Tensor, "*batch _"]
+
+    @classmethod
+    def of(
+        cls,
+        atom_to_token: Int[Tensor, "*batch A"],
+        atom_mask: Bool[Tensor, "*batch A"],
+        num_tokens: int,
+    ) -> Self:
+        """Find where each token's atoms begin.
+
+        Parameters
+        ----------
+        atom_to_token
+            Ascending.
+        atom_mask
+            False for padded atoms, all at the end.
+        num_tokens
+            N, padded ones included.
+        """
+        token = atom_to_token.masked_fill(~atom_mask, num_tokens).contiguous()
+        bounds = torch.arange(num_tokens + 1, device=token.device)
+        bounds = bounds.expand(*token.shape[:-1], -1).contiguous()
+        ptr = torch.searchsorted(token, bounds)
+        return cls(token.clamp(max=num_tokens - 1), ptr)
+
+    @property
+    def place(self) -> Int[Tensor, "*batch A"]:
+        """Number of every atom within its token, from 0."""
+        A = self.token.shape[-1]
+        return torch.arange(A, device=self.ptr.device) - self.ptr.gather(-1, self.token)
+
+    def spread(self, x: Float[Tensor, "*batch M N C"]) -> Float[Tensor, "*batch M A C"]:
+        """Give every atom the row of its token; gradients of padded atoms are dropped."""
+        spread: Tensor = _Spread.apply(x, self.token, self.ptr)
+        return spread
+
+    def mean(self, x: Float[Tensor, "*batch M A C"]) -> Float[Tensor, "*batch M N C"]:
+        """Average the rows of each token's atoms; zero for tokens without atoms."""
+        counts = self.ptr.diff(dim=-1).clamp(min=1)
+        return _sums(x, self.ptr) / counts[..., None, :, None].to(x.dtype)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, ptr: Tensor) -> Tensor:
+        ctx.save_for_backward(ptr)
+        index = token[..., None, :, None].expand(*x.shape[:-2], -1, x.shape[-1])
+        return x.gather(-2, index)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (ptr,) = ctx.saved_tensors
+        return _sums(dy, ptr), None, None
+
+
+def _sums(x: Float[Tensor, "*batch M A C"], ptr: Int[Tensor, "*batch _"]) -> Tensor:
+    """Sum the rows of each token. Of every copy a last segment holds the padding."""
+    M, A, C = x.shape[-3:]
+    rows = x.reshape(-1, C)
+    first = torch.arange(0, len(rows), A, device=x.device).reshape(*ptr.shape[:-1], M, 1)
+    starts = (first + ptr[..., None, :]).flatten()
+    ends = torch.full_like(starts[:1], len(rows))
+    sums = segment_sum(rows, torch.cat([starts, ends]))
+    return sums.reshape(*x.shape[:-2], -1, C)[..., :-1, :]

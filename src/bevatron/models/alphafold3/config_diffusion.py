@@ -1,0 +1,100 @@
+"""Sizes of AlphaFold3's diffusion module and confidence head."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class AtomConfig:
+    """A transformer over windows of atoms.
+
+    Attributes
+    ----------
+    width, pair_width
+        Channels of an atom and of a pair of atoms.
+    num_heads, num_blocks
+        Of the transformer.
+    checkpointed
+        Whether the backward pass recomputes the inside of each block.
+    """
+
+    width: int = 128
+    pair_width: int = 16
+    num_heads: int = 4
+    num_blocks: int = 3
+    checkpointed: bool = True
+
+
+@dataclass(frozen=True)
+class TokenTransformerConfig:
+    """The transformer over tokens of the diffusion module.
+
+    Attributes
+    ----------
+    width
+        Channels of a token.
+    num_heads, num_blocks
+        Its sizes.
+    checkpointed
+        Whether the backward pass recomputes the inside of each block.
+    """
+
+    width: int = 768
+    num_heads: int = 16
+    num_blocks: int = 24
+    checkpointed: bool = True
+
+
+@dataclass(frozen=True)
+class TrunkWidths:
+    """Channels of what the trunk gives.
+
+    Attributes
+    ----------
+    inputs, single, pair
+        Input embedding, single and pair representation.
+    """
+
+    inputs: int = 449
+    single: int = 384
+    pair: int = 128
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    """The diffusion module (AlphaFold3, algorithm 20).
+
+    Attributes
+    ----------
+    encoder, decoder
+        Transformers over atoms.
+    transformer
+        That over tokens.
+    noise_width
+        Channels of the embedding of a noise level.
+    """
+
+    encoder: AtomConfig = field(default_factory=AtomConfig)
+    transformer: TokenTransformerConfig = field(default_factory=TokenTransformerConfig)
+    decoder: AtomConfig = field(default_factory=AtomConfig)
+    noise_width: int = 256
+
+
+@dataclass(frozen=True)
+class ConfidenceConfig:
+    """The confidence head (AlphaFold3, algorithm 31).
+
+    Attributes
+    ----------
+    num_blocks
+        Of its Pairformer.
+    pae_bins, pde_bins, plddt_bins
+        Classes of aligned errors, distance errors and lDDT.
+    atoms_per_token
+        The largest number of atoms in a token: rows of the weights per atom.
+    """
+
+    num_blocks: int = 4
+    pae_bins: int = 64
+    pde_bins: int = 64
+    plddt_bins: int = 50
+    atoms_per_token: int = 24

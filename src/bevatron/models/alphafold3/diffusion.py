@@ -1,0 +1,121 @@
+"""The denoiser of AlphaFold3 (algorithm 20).
+
+`describe` computes what all noisy copies and sampling steps share, once; `forward` denoises copies.
+Nothing that is shared is repeated for the copies.
+
+Legend: M copies, A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bevatron.kernels import layer_norm, layer_norm_linear
+from bevatron.models.alphafold3 import edm
+from bevatron.models.alphafold3.atom_attention import AtomDecoder, AtomEncoder, Atoms
+from bevatron.models.alphafold3.conditioning import DiffusionConditioning
+from bevatron.models.alphafold3.config_diffusion import DiffusionConfig, TrunkWidths
+from bevatron.models.alphafold3.diffusion_transformer import DiffusionTransformer
+from bevatron.models.alphafold3.projection import Projection
+
+
+class Shared(NamedTuple):
+    """What all copies of a structure share.
+
+    Attributes
+    ----------
+    singles
+        The condition of tokens before the noise level is added.
+    pairs
+        The conditioned pairs.
+    atoms
+        Conditions and pairs of atoms.
+    mask
+        False for padded tokens.
+    """
+
+    singles: Float[Tensor, "*batch N C"]
+    pairs: Float[Tensor, "*batch N N P"]
+    atoms: Atoms
+    mask: Bool[Tensor, "*batch N"]
+
+
+class DiffusionModule(nn.Module):
+    r"""Denoiser :math:`D(x, \sigma) = c_{skip} x + c_{out} F(c_{in} x, c_{noise})`: algorithm 20.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    widths
+        I, C and P of the trunk.
+    """
+
+    def __init__(self, config: DiffusionConfig, widths: TrunkWidths) -> None:
+        super().__init__()
+        token = config.transformer
+        self.conditioning = DiffusionConditioning(widths, config.noise_width)
+        self.encoder = AtomEncoder(config.encoder, token.width, (widths.single, widths.pair))
+        self.single_norm = nn.Parameter(torch.ones(widths.single))
+        self.single = Projection(widths.single, token.width, start="zeros")
+        self.transformer = DiffusionTransformer(
+            token.width,
+            widths.single,
+            widths.pair,
+            token.num_heads,
+            token.num_blocks,
+            checkpointed=token.checkpointed,
+        )
+        self.token_norm = nn.Parameter(torch.ones(token.width))
+        self.decoder = AtomDecoder(config.decoder, token.width)
+
+    def describe(
+        self,
+        batch: Mapping[str, Tensor],
+        s_inputs: Float[Tensor, "*batch N I"],
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch N N P"],
+    ) -> Shared:
+        """Compute what all copies share.
+
+        Parameters
+        ----------
+        batch
+            A sample's features of atoms and tokens; see `AtomEncoder.describe`.
+        s_inputs, s, z
+            Input embedding, single and pair representation of the trunk; activations have the type
+            of s.
+        """
+        pairs = self.conditioning.pairs(batch, z)
+        atoms = self.encoder.describe(batch, s, pairs)
+        singles = self.conditioning.singles(s_inputs, s)
+        return Shared(singles, pairs, atoms, batch["token_mask"])
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch M A 3"],
+        sigma: Float[Tensor, "*batch M"],
+        shared: Shared,
+    ) -> Float[Tensor, "*batch M A 3"]:
+        """Denoise copies.
+
+        Parameters
+        ----------
+        x
+            Noisy coordinates, Å.
+        sigma
+            Noise level of each copy, Å; above 0.
+        shared
+            Of `describe`.
+        """
+        factors = edm.preconditioning(sigma)
+        skip, out, in_ = (factor[..., None, None] for factor in factors[:3])
+        s = self.conditioning.at_noise(shared.singles, factors.noise)
+        a, q = self.encoder(shared.atoms, in_ * x)
+        a = a + layer_norm_linear(s, self.single_norm, None, self.single.weight)
+        a = self.transformer(a, s, shared.pairs, shared.mask)
+        update: Tensor = self.decoder(layer_norm(a, self.token_norm), q, shared.atoms)
+        return skip * x + out * update.to(x.dtype)

@@ -1,0 +1,112 @@
+"""Gated attention within rows with a bias that they share, and the bias that a pair gives."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
+from bevatron.models.common.folding.layer_norm import LayerNorm
+from bevatron.models.common.folding.linear import Linear
+
+
+class PairBias(nn.Module):
+    """The bias of attention by the pair: ``b_hij = W_h LayerNorm(z_ij)``.
+
+    AlphaFold2, algorithm 7, line 3; AlphaFold3, algorithm 24, line 8.
+    """
+
+    def __init__(self, width_pair: int, num_heads: int) -> None:
+        super().__init__()
+        self.norm = LayerNorm(width_pair)
+        self.linear = Linear(width_pair, num_heads, bias=False, init="normal")
+
+    def forward(self, z: Float[Tensor, "*batch N N C"]) -> Float[Tensor, "*batch H N N"]:
+        """Project the pair; the result is a view with the heads in front."""
+        return layer_norm_linear(z, *self.norm.parts, self.linear.weight).movedim(-1, -3)
+
+
+class GatedAttention(nn.Module):
+    r"""Attend within every row; all rows share a bias.
+
+    .. math::
+
+        o_{shi} = \sigma(g_{shi}) \odot \sum_j \operatorname{softmax}_j\big(
+        q_{shi} \cdot k_{shj} / \sqrt{D} + b_{hij}\big) v_{shj}, \qquad
+        y_{si} = W_o \operatorname{concat}_h(o_{shi})
+
+    AlphaFold2, algorithms 7, 8, 13 and 14; AlphaFold3, algorithms 14, 15 and 24.
+
+    Parameters
+    ----------
+    width
+        Channels of x and of the result.
+    num_heads, head_width
+        H and D.
+    norm
+        Whether x is normalised first; without, x is rows that already are.
+    q_bias
+        Whether queries have a bias (AlphaFold3, algorithm 24).
+    bias
+        Whether the gate and the last layer have one (AlphaFold2).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_width: int,
+        *,
+        norm: bool = True,
+        q_bias: bool = False,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        inner = num_heads * head_width
+        self.num_heads, self.head_width = num_heads, head_width
+        self.norm = LayerNorm(width) if norm else None
+        self.q = Linear(width, inner, bias=q_bias, init="glorot")
+        self.k = Linear(width, inner, bias=False, init="glorot")
+        self.v = Linear(width, inner, bias=False, init="glorot")
+        self.gate = Linear(width, inner, bias=bias, init="gating")
+        self.out = Linear(inner, width, bias=bias, init="final")
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch S N C"],
+        bias: Float[Tensor, "*batch H N N"] | None = None,
+        mask: Bool[Tensor, "*batch S N"] | None = None,
+    ) -> Float[Tensor, "*batch S N C"]:
+        """Compute the update of the rows.
+
+        Parameters
+        ----------
+        x
+            Rows, in any strides.
+        bias
+            Added to the logits of every row.
+        mask
+            True for keys that exist; a row without any gets the last layer's bias.
+        """
+        projected = qkvg(
+            x,
+            self.q.weight,
+            self.k.weight,
+            self.v.weight,
+            self.gate.weight,
+            gate_bias=self.gate.bias,
+            q_bias=self.q.bias,
+            norm=None if self.norm is None else self.norm.parts,
+        )
+        S, N = x.shape[-3:-1]
+        heads = (-1, S, N, self.num_heads, self.head_width)
+        q, k, v, gate = (part.reshape(heads) for part in projected)
+        attended = pair_attention(
+            q,
+            k,
+            v,
+            bias=None if bias is None else bias.reshape(-1, 1, *bias.shape[-3:]),
+            mask=None if mask is None else mask.reshape(-1, S, N),
+            gate=gate,
+            layout="BSNHD",
+        )
+        update: Tensor = self.out(attended.reshape(*x.shape[:-1], -1))
+        return update

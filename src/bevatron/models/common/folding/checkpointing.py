@@ -1,0 +1,125 @@
+"""Which activations are kept for the backward pass and which are computed again.
+
+A model names the blocks that can be computed again where it calls them, ``checkpointed(policy,
+"pair_block", self.pair)``; the policy, a part of its configuration, says which of them are. No
+random state is saved: the blocks' dropout is a function of their inputs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, ParamSpec, TypeVar, cast
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from bevatron.errors import ConfigError
+
+Kind = Literal["none", "pair", "all", "segments", "paper"]
+"""Policies.
+
+``none`` keeps all activations; ``pair`` computes pair blocks again, which hold most of them;
+``all`` every block of every stack; ``segments`` groups of several blocks; ``paper`` every sub-layer
+of a block by itself, as MegaFold's appendix C lists them.
+"""
+
+SUB_LAYERS = frozenset(
+    {
+        "outer_product_mean",
+        "pair_weighted_averaging",
+        "attention_pair_bias",
+        "transition",
+        "pair_block",
+    }
+)
+"""What ``paper`` computes again in AlphaFold3."""
+
+ALIGNMENT_LAYERS = frozenset({"msa_row_attention", "msa_column_attention"})
+"""What it computes again in AlphaFold2 besides."""
+
+_NAMES: dict[Kind, frozenset[str]] = {
+    "none": frozenset(),
+    "pair": frozenset({"pair_block"}),
+    "all": frozenset(),
+    "segments": frozenset(),
+    "paper": SUB_LAYERS | ALIGNMENT_LAYERS,
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """A policy.
+
+    Attributes
+    ----------
+    kind
+        See `Kind`.
+    segment
+        Blocks of a group, of ``segments``.
+
+    Raises
+    ------
+    ConfigError
+        If a group is empty.
+    """
+
+    kind: Kind = "none"
+    segment: int = 4
+
+    def __post_init__(self) -> None:
+        if self.segment < 1:
+            raise ConfigError(f"segment: expected 1 or more, got {self.segment}")
+
+
+def checkpointed(policy: Checkpointing, name: str, fn: Callable[P, R]) -> Callable[P, R]:
+    """Return fn, or one that computes its activations again in the backward pass.
+
+    Parameters
+    ----------
+    policy
+        Which blocks.
+    name
+        Of this block.
+    fn
+        A function of its arguments alone, without random numbers of its own.
+    """
+    return _again(fn) if name in _NAMES[policy.kind] else fn
+
+
+def run_stack(policy: Checkpointing, blocks: Sequence[Callable[[R], R]], state: R) -> R:
+    """Run ``state = block(state)`` for all blocks, as the policy says of whole blocks.
+
+    Parameters
+    ----------
+    policy
+        ``all`` computes each block again, ``segments`` each group of them.
+    blocks
+        In order, each bound to what it reads besides the state.
+    state
+        What passes from block to block: a tensor or a tuple of them.
+    """
+
+    def run(some: Sequence[Callable[[R], R]], state: R) -> R:
+        for block in some:
+            state = block(state)
+        return state
+
+    if policy.kind not in {"all", "segments"}:
+        return run(blocks, state)
+    step = policy.segment if policy.kind == "segments" else 1
+    for first in range(0, len(blocks), step):
+        state = _again(run)(blocks[first : first + step], state)
+    return state
+
+
+def _again(fn: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_grad_enabled():
+            return fn(*args, **kwargs)
+        bound = partial(fn, *args, **kwargs)
+        return cast("R", checkpoint(bound, use_reentrant=False, preserve_rng_state=False))
+
+    return call

@@ -1,0 +1,69 @@
+"""Dropout whose mask is shared along an axis and is a function of a seed.
+
+No generator has a state here: an activation that is computed again sees the same mask, and a
+captured step draws a new one whenever the seed, a tensor on the device, has changed.
+"""
+
+from math import prod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bevatron.kernels.graph.csr.dropout import COLUMN, HEAD, MASK, mix, threshold
+
+Shared = Literal["rows", "columns"]
+"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
+
+
+def keep_masks(
+    seed: Int[Tensor, ""], call: int, x: Float[Tensor, "*batch _ N C"], count: int, rate: float
+) -> Float[Tensor, "count *batch N C"]:
+    """Draw the masks of a stack of layers at once: 0 or ``1 / (1 - rate)``.
+
+    AlphaFold2's supplement, section 1.11.6. One draw for many layers costs a handful of launches;
+    the masks lack one axis of ``x``, so even those of 48 blocks are smaller than a pair.
+
+    Parameters
+    ----------
+    seed
+        Of the step, int64 on the device of ``x``.
+    call
+        Another number for every draw of a step.
+    x
+        What is updated; pairs are square, so that N fits either axis.
+    count
+        Masks.
+    rate
+        Probability that a channel is dropped.
+    """
+    shape = (count, *x.shape[:-3], *x.shape[-2:])
+    low, high = seed & MASK, (seed >> 32) & MASK
+    key = mix(low ^ mix((high + (call + 1) * HEAD) & MASK))
+    index = torch.arange(prod(shape), device=x.device)
+    word = mix(key ^ mix((index + COLUMN) & MASK))
+    kept = (word >= threshold(rate)).to(x.dtype)
+    return kept.mul_(1.0 / (1.0 - rate)).view(shape)
+
+
+def add_dropped(
+    x: Float[Tensor, "*batch R N C"],
+    update: Float[Tensor, "*batch R N C"],
+    mask: Float[Tensor, "*batch _ C"] | None,
+    shared: Shared = "rows",
+) -> Float[Tensor, "*batch R N C"]:
+    """Compute ``x + mask * update`` in one pass.
+
+    Parameters
+    ----------
+    x, update
+        A residual stream and what a layer adds to it.
+    mask
+        One of `keep_masks`, [..., N, C], or [..., R, C] if columns share it; None = no dropout.
+    shared
+        See `Shared`.
+    """
+    if mask is None:
+        return x + update
+    return torch.addcmul(x, update, mask.unsqueeze(-3 if shared == "rows" else -2))

@@ -1,0 +1,52 @@
+"""The update of the pair by an alignment."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bevatron.kernels import outer_product_mean
+from bevatron.models.common.folding.layer_norm import LayerNorm
+from bevatron.models.common.folding.linear import Linear
+
+
+class OuterProductMean(nn.Module):
+    """Average the outer products of two projections of an alignment over its rows.
+
+    ``y_ij = (W_o flatten(sum_s a_si x b_sj) + b_o) / (1e-3 + sum_s m_si m_sj)``. AlphaFold2,
+    algorithm 10; AlphaFold3, algorithm 9. As in the published code the division comes after the
+    last layer and its bias.
+
+    Parameters
+    ----------
+    width_msa, hidden, width_pair
+        Channels of the alignment, of a and b, and of the pair.
+    bias
+        Whether a and b have biases (AlphaFold2); the last layer always has one.
+    """
+
+    def __init__(self, width_msa: int, hidden: int, width_pair: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = LayerNorm(width_msa)
+        self.a = Linear(width_msa, hidden, bias=bias)
+        self.b = Linear(width_msa, hidden, bias=bias)
+        self.out = Linear(hidden * hidden, width_pair, init="final")
+
+    def forward(
+        self,
+        m: Float[Tensor, "*batch S N C"],
+        mask: Bool[Tensor, "*batch S N"] | None = None,
+    ) -> Float[Tensor, "*batch N N Z"]:
+        """Compute the update of the pair by the entries that the mask keeps."""
+        if mask is None:
+            mask = torch.ones(m.shape[:-1], dtype=torch.bool, device=m.device)
+        return outer_product_mean(
+            m,
+            mask,
+            *self.norm.both,
+            self.a.weight,
+            self.b.weight,
+            self.out.weight,
+            self.a.bias,
+            self.b.bias,
+            self.out.bias,
+        )

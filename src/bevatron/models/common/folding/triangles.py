@@ -1,0 +1,109 @@
+"""Updates of a pair by triangles of its edges: multiplication and attention."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bevatron.kernels import layer_norm_linear, triangle_multiply
+from bevatron.models.common.folding.attention import GatedAttention
+from bevatron.models.common.folding.layer_norm import LayerNorm
+from bevatron.models.common.folding.linear import Linear
+
+
+class TriangleMultiplication(nn.Module):
+    """Update every edge by the products of the other two edges of its triangles.
+
+    ``y_ij = sigmoid(W_g n_ij) * W_o LayerNorm(sum_k a_ik b_jk)``, incoming ``sum_k a_ki b_kj``,
+    with ``a = mask sigmoid(W_ag n) W_a n`` of the normalised pair n, likewise b. AlphaFold2,
+    algorithms 11 and 12; AlphaFold3, algorithms 12 and 13.
+
+    Parameters
+    ----------
+    width, hidden
+        Channels of the pair and of a and b.
+    outgoing
+        Whether outgoing edges are multiplied, or incoming ones.
+    bias
+        Whether the linear layers have biases (AlphaFold2).
+    """
+
+    def __init__(self, width: int, hidden: int, *, outgoing: bool, bias: bool = False) -> None:
+        super().__init__()
+        self.outgoing = outgoing
+        self.norm_in = LayerNorm(width)
+        self.a = Linear(width, hidden, bias=bias)
+        self.a_gate = Linear(width, hidden, bias=bias, init="gating")
+        self.b = Linear(width, hidden, bias=bias)
+        self.b_gate = Linear(width, hidden, bias=bias, init="gating")
+        self.norm_out = LayerNorm(hidden)
+        self.out = Linear(hidden, width, bias=bias, init="final")
+        self.out_gate = Linear(width, width, bias=bias, init="gating")
+
+    def forward(
+        self,
+        z: Float[Tensor, "*batch N N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+    ) -> Float[Tensor, "*batch N N C"]:
+        """Compute the update of the pair; edges outside the mask update no other."""
+        return triangle_multiply(
+            z,
+            mask,
+            *self.norm_in.both,
+            a_weight=self.a.weight,
+            a_gate_weight=self.a_gate.weight,
+            b_weight=self.b.weight,
+            b_gate_weight=self.b_gate.weight,
+            norm_out_weight=self.norm_out.weight,
+            norm_out_bias=self.norm_out.both[1],
+            out_weight=self.out.weight,
+            out_gate_weight=self.out_gate.weight,
+            a_bias=self.a.bias,
+            a_gate_bias=self.a_gate.bias,
+            b_bias=self.b.bias,
+            b_gate_bias=self.b_gate.bias,
+            out_bias=self.out.bias,
+            out_gate_bias=self.out_gate.bias,
+            outgoing=self.outgoing,
+        )
+
+
+class TriangleAttention(nn.Module):
+    """Attend from every edge to the edges that start at the same node, biased by the third edge.
+
+    ``softmax_k(q_ij . k_ik / sqrt(D) + b_jk)`` with ``b = W_b LayerNorm(z)``: AlphaFold2,
+    algorithm 13; AlphaFold3, algorithm 14. Around the ending node (14; 15) it is the same on the
+    transposed pair.
+
+    Parameters
+    ----------
+    width
+        Channels of the pair.
+    num_heads, head_width
+        H and D.
+    starting
+        Whether edges share the node where they start, or where they end.
+    bias
+        Whether the gate and the last layer have biases (AlphaFold2).
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, head_width: int, *, starting: bool, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.starting = starting
+        self.attention = GatedAttention(width, num_heads, head_width, bias=bias)
+        self.bias = Linear(width, num_heads, bias=False, init="normal")
+
+    def forward(
+        self,
+        z: Float[Tensor, "*batch N N C"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+    ) -> Float[Tensor, "*batch N N C"]:
+        """Compute the update of the pair; edges outside the mask are no keys."""
+        if not self.starting:
+            z = z.transpose(-2, -3)
+            mask = None if mask is None else mask.transpose(-1, -2)
+        norm = self.attention.norm
+        assert norm is not None
+        bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
+        update: Tensor = self.attention(z, bias, mask)
+        return update if self.starting else update.transpose(-2, -3)

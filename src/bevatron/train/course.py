@@ -1,0 +1,368 @@
+"""The course of a run: what is planned next, at which learning rate, and when it is over.
+
+There are two. `Epochs` uses every sample once per epoch. `Stages` draws samples and counts steps;
+for the loop, what lies between two of its validations is an epoch too. Both keep all that changes
+in `Progress`, so that a resumed run goes on as if it had not been stopped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from bevatron.data.dataset import Dataset
+from bevatron.data.packing.randomness import STEPS, counted_words
+from bevatron.errors import ConfigError
+from bevatron.parallel.mesh import Mesh
+from bevatron.task import Numbered, StepNumbers
+from bevatron.train.epochs import Drawn, EpochPlan, Segment, plan_epoch
+from bevatron.train.run import Run, Stage
+from bevatron.train.schedule import learning_rate
+from bevatron.train.settings import ScheduleConfig
+from bevatron.train.state import Progress
+
+Choice = tuple[tuple[str, int], ...]
+"""What a task has chosen for a step, by name: `bevatron.task.Numbered`."""
+
+
+class Course(Protocol):
+    """Answers the loop's questions about a run; a function of settings and progress alone."""
+
+    def data(self, progress: Progress) -> Dataset:
+        """Return what the batches of this epoch index."""
+
+    def begin(self, progress: Progress) -> str | None:
+        """Begin an epoch; return a line for the log where a stage begins with it."""
+
+    def plan(self, progress: Progress, segments: Sequence[Segment]) -> EpochPlan:
+        """Plan what is left of this epoch."""
+
+    def plan_next(self, progress: Progress) -> EpochPlan | None:
+        """Plan the epoch after this one, all of whose steps are done; None if it may not come."""
+
+    def learning_rate(self, progress: Progress, step: int, fraction: float) -> float:
+        """Compute the learning rate after so many steps, and so much of this epoch."""
+
+    def validates(self, progress: Progress) -> bool:
+        """Whether this epoch ends with a validation."""
+
+    def monitor(self, progress: Progress) -> str:
+        """Name the metric that decides, with a minus where larger is better."""
+
+    def end(self, progress: Progress, value: float | None) -> bool:
+        """Count an epoch, given what was monitored if it was validated; whether a stage begins."""
+
+    def over(self, progress: Progress) -> str | None:
+        """Return why the run is finished, None if it is not."""
+
+    def steps(self, progress: Progress) -> tuple[int, int] | None:
+        """Return the steps done and those of the whole run; None if it counts epochs."""
+
+
+def course_of(run: Run, planner: Mesh) -> Course:
+    """Return the course of a run.
+
+    Parameters
+    ----------
+    run
+        A run with stages is counted in steps.
+    planner
+        This rank among those that have batches of their own.
+    """
+    return Stages(run, planner) if run.stages else Epochs(run, planner)
+
+
+def begin_step(run: Run, progress: Progress, step: int) -> tuple[dict[str, Any], Choice]:
+    """Tell the task what is random in the step after ``step`` others.
+
+    Returns
+    -------
+    (numbers, choice)
+        What is logged of it, and what a captured step has a graph for.
+    """
+    if not isinstance(run.task, Numbered):
+        return {}, ()
+    word = counted_words(run.settings.train.seed, STEPS, step, 1)[0, 0]
+    numbers = StepNumbers(step, int(word) >> 1, progress.stage)
+    chosen = dict(run.task.begin_step(numbers))
+    # As text: not every reader of JSON keeps 63 bits of a number.
+    logged = {"stage": numbers.stage, "seed": str(numbers.seed), **chosen}
+    return logged, tuple(sorted(chosen.items()))
+
+
+def _next_epoch(progress: Progress) -> None:
+    progress.epoch += 1
+    progress.step_in_epoch, progress.segments, progress.sums = 0, [], {}
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Every sample once per epoch."""
+
+    run: Run
+    planner: Mesh
+
+    def data(self, progress: Progress) -> Dataset:
+        """Return the training samples."""
+        del progress
+        return self.run.train
+
+    def begin(self, progress: Progress) -> str | None:
+        """Begin the second stage where it is due."""
+        start = self.run.settings.schedule.stage_two_start
+        if progress.epoch != start or progress.step_in_epoch:
+            return None
+        progress.decisions.begin_stage()
+        progress.loss_steps, progress.loss_average = 0, 0.0
+        return f"epoch {progress.epoch + 1}: the second stage begins"
+
+    def plan(self, progress: Progress, segments: Sequence[Segment]) -> EpochPlan:
+        """Plan what is left of this epoch."""
+        return self._plan(progress.epoch, segments)
+
+    def plan_next(self, progress: Progress) -> EpochPlan | None:
+        """Plan the next epoch, unless this one is the last."""
+        number = progress.epoch + 1
+        return self._plan(number) if number < self.run.settings.train.epochs else None
+
+    def _plan(self, number: int, segments: Sequence[Segment] = ()) -> EpochPlan:
+        run = self.run
+        return plan_epoch(
+            run.sizes,
+            run.settings.batch,
+            self.planner,
+            seed=run.settings.train.seed,
+            epoch=number,
+            segments=segments,
+            describe=run.train.describe,
+        )
+
+    def learning_rate(self, progress: Progress, step: int, fraction: float) -> float:
+        """Compute it from the schedule."""
+        settings = self.run.settings
+        return learning_rate(
+            settings.schedule,
+            settings.optim.lr,
+            step=step,
+            epoch=progress.epoch,
+            fraction=fraction,
+            epochs=settings.train.epochs,
+            plateau_scale=progress.decisions.plateau_scale,
+        )
+
+    def validates(self, progress: Progress) -> bool:
+        """Whether it is this epoch's turn; the last is always validated."""
+        config, number = self.run.settings.train, progress.epoch + 1
+        return number % config.evaluate_every == 0 or number == config.epochs
+
+    def monitor(self, progress: Progress) -> str:
+        """Return the metric of this epoch's stage."""
+        run, start = self.run, self.run.settings.schedule.stage_two_start
+        later = start is not None and progress.epoch >= start
+        of_stage = run.stage_two_monitor if later else None
+        return run.settings.train.monitor or of_stage or run.monitor
+
+    def end(self, progress: Progress, value: float | None) -> bool:
+        """Count the epoch."""
+        del value
+        _next_epoch(progress)
+        return False
+
+    def over(self, progress: Progress) -> str | None:
+        """Return ``epochs`` or ``patience``."""
+        settings = self.run.settings
+        stage_two, patience = settings.schedule.stage_two_start, settings.train.patience
+        last_stage = stage_two is None or progress.epoch > stage_two
+        worn_out = patience is not None and progress.decisions.without_improvement >= patience
+        if progress.epoch >= settings.train.epochs:
+            return "epochs"
+        return "patience" if worn_out and last_stage else None
+
+    def steps(self, progress: Progress) -> tuple[int, int] | None:
+        """Count epochs, not steps."""
+        del progress
+        return None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages of so many steps each, on drawn samples.
+
+    Raises
+    ------
+    ConfigError
+        If settings need epochs or contradict the stages.
+    """
+
+    run: Run
+    planner: Mesh
+
+    def __post_init__(self) -> None:
+        """Refuse settings that have no meaning without epochs."""
+        settings = self.run.settings
+        if settings.optim.accumulate != 1:
+            raise ConfigError(
+                "optim.accumulate: follows from samples_per_step, batch.size and the number of "
+                "processes where samples are drawn; leave it out"
+            )
+        check_schedule(settings.schedule, "schedule")
+        for stage in self.run.stages:
+            if stage.train.seed != settings.train.seed:
+                raise ValueError(
+                    f"stage {stage.name} draws with seed {stage.train.seed}, the run has "
+                    f"{settings.train.seed}"
+                )
+            if stage.config.schedule is not None:
+                check_schedule(stage.config.schedule, f"stages.{stage.name}.schedule")
+            if stage.config.target is not None and self.run.valid is None:
+                raise ConfigError(f"stages.{stage.name}.target: needs validation data")
+
+    def _stage(self, progress: Progress) -> Stage:
+        return self.run.stages[progress.stage]
+
+    def data(self, progress: Progress) -> Dataset:
+        """Return the draws of the stage."""
+        return self._stage(progress).train
+
+    def begin(self, progress: Progress) -> str | None:
+        """Say where a stage begins."""
+        if progress.step != progress.stage_began:
+            return None
+        stage = self._stage(progress)
+        config = stage.config
+        return (
+            f"stage {stage.name}: {config.steps} steps of {config.samples_per_step} samples "
+            f"from step {progress.step + 1} on"
+        )
+
+    def plan(self, progress: Progress, segments: Sequence[Segment]) -> EpochPlan:
+        """Plan what is left until the next validation."""
+        if not segments:
+            return self._plan(progress, progress.draw, progress.step)
+        drawn = segments[0].drawn
+        assert drawn is not None
+        per_step = self._stage(progress).config.samples_per_step
+        return self._planned(progress, replace(drawn, per_step=per_step), segments)
+
+    def plan_next(self, progress: Progress) -> EpochPlan | None:
+        """Plan what follows the next validation, unless the stage ends with it."""
+        if self._is_done(progress):
+            return None
+        return self._plan(progress, progress.draw + _count(progress), progress.step)
+
+    def _plan(self, progress: Progress, first: int, begin: int) -> EpochPlan:
+        """Plan the steps after ``begin`` others and before the next validation."""
+        config, done = self._stage(progress).config, begin - progress.stage_began
+        left = min(config.evaluate_every - done % config.evaluate_every, config.steps - done)
+        count = left * config.samples_per_step
+        return self._planned(progress, Drawn(first, count, config.samples_per_step), ())
+
+    def _planned(self, progress: Progress, drawn: Drawn, segments: Sequence[Segment]) -> EpochPlan:
+        run, stage = self.run, self._stage(progress)
+        rows = stage.train.rows(drawn.first, drawn.count)
+        return plan_epoch(
+            {name: values[rows] for name, values in stage.sizes.items()},
+            run.settings.batch,
+            self.planner,
+            seed=run.settings.train.seed,
+            epoch=progress.epoch,
+            segments=segments,
+            drawn=drawn,
+        )
+
+    def learning_rate(self, progress: Progress, step: int, fraction: float) -> float:
+        """Compute it from the schedule of the stage, else that of the run, by the step alone."""
+        del fraction
+        settings, config = self.run.settings, self._stage(progress).config
+        schedule, begin, length = settings.schedule, 0, self._length
+        if config.schedule is not None:
+            schedule, begin, length = config.schedule, progress.stage_began, config.steps
+        return learning_rate(
+            schedule,
+            config.lr or settings.optim.lr,
+            step=step - begin,
+            epoch=0,
+            fraction=(step - begin) / length,
+            epochs=1,
+            plateau_scale=progress.decisions.plateau_scale,
+        )
+
+    @property
+    def _length(self) -> int:
+        return sum(stage.config.steps for stage in self.run.stages)
+
+    def validates(self, progress: Progress) -> bool:
+        """Say yes: an epoch ends where a validation is due."""
+        del progress
+        return True
+
+    def monitor(self, progress: Progress) -> str:
+        """Return the metric of the run."""
+        del progress
+        return self.run.settings.train.monitor or self.run.monitor
+
+    def end(self, progress: Progress, value: float | None) -> bool:
+        """Count the draws; go on to the next stage where this one is over."""
+        progress.draw += _count(progress)
+        _next_epoch(progress)
+        target = self._stage(progress).config.target
+        if target is not None and value is not None:
+            larger_is_better = self.monitor(progress).startswith("-")
+            progress.decisions.reached |= value <= (-target if larger_is_better else target)
+        last = progress.stage + 1 == len(self.run.stages)
+        if last or not self._is_done(progress) or self._missed(progress):
+            return False
+        progress.stage, progress.stage_began = progress.stage + 1, progress.step
+        progress.decisions.begin_stage()
+        progress.loss_steps, progress.loss_average = 0, 0.0
+        return True
+
+    def over(self, progress: Progress) -> str | None:
+        """Return ``steps``, ``target``, ``target missed`` or ``patience``."""
+        patience, decisions = self.run.settings.train.patience, progress.decisions
+        last = progress.stage + 1 == len(self.run.stages)
+        if progress.step_in_epoch:
+            return None
+        if self._is_done(progress) and self._missed(progress):
+            return "target missed"
+        if self._is_done(progress) and last:
+            early = progress.step - progress.stage_began < self._stage(progress).config.steps
+            return "target" if early else "steps"
+        worn_out = patience is not None and decisions.without_improvement >= patience
+        return "patience" if worn_out and last else None
+
+    def _is_done(self, progress: Progress) -> bool:
+        config = self._stage(progress).config
+        early = config.ends_at_target and progress.decisions.reached
+        return early or progress.step - progress.stage_began >= config.steps
+
+    def _missed(self, progress: Progress) -> bool:
+        target = self._stage(progress).config.target
+        return target is not None and not progress.decisions.reached
+
+    def steps(self, progress: Progress) -> tuple[int, int] | None:
+        """Count what is done and, if no stage ends early, to be done."""
+        later = sum(stage.config.steps for stage in self.run.stages[progress.stage :])
+        return progress.step, progress.stage_began + later
+
+
+def _count(progress: Progress) -> int:
+    """Return how many draws this epoch has."""
+    drawn = progress.segments[0].drawn if progress.segments else None
+    return 0 if drawn is None else drawn.count
+
+
+def check_schedule(schedule: ScheduleConfig, key: str) -> None:
+    """Refuse a schedule that needs epochs.
+
+    Raises
+    ------
+    ConfigError
+        Naming what to give instead.
+    """
+    if schedule.kind == "exponential" and schedule.gamma_steps is None:
+        raise ConfigError(f"{key}.gamma_steps: is needed, this run has no epochs")
+    if schedule.warmup_epochs or schedule.per_epoch or schedule.stage_two_start is not None:
+        raise ConfigError(
+            f"{key}: this run has no epochs; give warmup_steps and stages in place of "
+            "warmup_epochs, per_epoch and stage_two_start"
+        )

@@ -1,0 +1,57 @@
+"""A structure to turn in a browser, in HTML that loads nothing from elsewhere.
+
+It is drawn by 3Dmol.js 2.5.5 (Rego and Koes, Bioinformatics 31, 1322, 2015; BSD-3-Clause, see
+LICENSE in this folder), which a page carries whole.
+"""
+
+import html
+import json
+from importlib.resources import files
+
+_START = """
+(function(){
+const view=$3Dmol.createViewer(document.getElementById("structure-view"),{backgroundColor:"white"});
+const data=JSON.parse(document.getElementById("structure-data").textContent);
+view.addModel(data.text,"cif");
+const bands=[[90,"#0053d6"],[70,"#65cbf3"],[50,"#ffdb13"],[-1,"#ff7d45"]];
+const byConfidence=atom=>bands.find(band=>atom.b>=band[0])[1];
+const chains=[...new Set(view.selectedAtoms({}).map(atom=>atom.chain))].sort();
+const wheel=["#0072b2","#d55e00","#009e73","#cc79a7","#e69f00","#56b4e9","#999999","#f0e442"];
+const byChain=atom=>wheel[chains.indexOf(atom.chain)%wheel.length];
+function draw(colour){
+  view.setStyle({},{cartoon:{colorfunc:colour}});
+  const sticks={colorfunc:colour,radius:0.18},balls={colorfunc:colour,scale:0.22};
+  view.setStyle({hetflag:true},{stick:sticks,sphere:balls});
+  view.render();
+}
+const choice=document.getElementById("structure-colour");
+choice.onchange=()=>draw(choice.value==="chain"?byChain:byConfidence);
+draw(byConfidence);view.zoomTo();view.render();
+})();
+"""
+
+
+def structure_view(mmcif: str, caption: str = "") -> str:
+    """Return HTML that shows a structure, coloured by its B-factors as pLDDT or by chain.
+
+    One page holds one view.
+
+    Parameters
+    ----------
+    mmcif
+        The structure as text.
+    caption
+        A line below.
+    """
+    library = files(__name__).joinpath("3Dmol-min.js").read_text(encoding="utf-8")
+    data = json.dumps({"text": mmcif}).replace("</", "<\\/")
+    return (
+        '<figure><label>Colour <select id="structure-colour">'
+        '<option value="plddt">pLDDT: above 90, 70, 50, below</option>'
+        '<option value="chain">chain</option></select></label>'
+        '<div id="structure-view" style="position:relative;width:100%;height:560px;'
+        'border:1px solid var(--line)"></div>'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f'<script type="application/json" id="structure-data">{data}</script>'
+        f"<script>{library}</script><script>{_START}</script>"
+    )

@@ -1,0 +1,37 @@
+"""A structure that is written as mmCIF is read again as it was."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bevatron.data.proteins.mmcif import format_mmcif, write_mmcif
+from bevatron.data.readers.proteins import parse_structure, read_structure
+
+pytest.importorskip("gemmi")
+
+ENTRIES = ("1bna", "7a4d", "4gxy", "1pfe", "2hhb", "1ckb")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_reading_what_was_written_gives_the_same(entry, shared, tmp_path):
+    before = read_structure(next((shared / "data").glob(f"*/mmcif/{entry}.cif.gz")))
+    write_mmcif(tmp_path / "again.cif", before, {"ranking_score": "0.81"})
+    after = read_structure(tmp_path / "again.cif")
+    for table in ("atoms", "residues", "chains", "links"):
+        for field in dataclasses.fields(getattr(before, table)):
+            old, new = (getattr(getattr(each, table), field.name) for each in (before, after))
+            if field.name in {"position", "b_factor", "occupancy"}:
+                np.testing.assert_allclose(new, old, atol=0.006)
+            elif field.name not in {"altloc", "author_number"}:
+                # Not of locations and numbers that the file left out.
+                assert old.tolist() == new.tolist(), field.name
+
+
+def test_text_of_any_kind_is_quoted(shared):
+    structure = read_structure(next((shared / "data").glob("*/mmcif/1crn.cif.gz")))
+    names = structure.atoms.name.astype("U12")
+    names[0] = 'O5\' "x"'
+    odd = dataclasses.replace(structure, atoms=dataclasses.replace(structure.atoms, name=names))
+    again = parse_structure(format_mmcif(odd, {"said": "it's a 'test' # 1"}).encode(), "odd")
+    assert again.atoms.name[0] == 'O5\' "x"'

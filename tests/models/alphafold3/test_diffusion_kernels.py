@@ -1,0 +1,79 @@
+"""The diffusion module with fused operators, and in bfloat16, against plain PyTorch."""
+
+import importlib
+
+import pytest
+import torch
+
+from bevatron import kernels
+from bevatron.models.alphafold3.atom_transformer import AtomTransformer
+from bevatron.models.alphafold3.config_diffusion import (
+    AtomConfig,
+    DiffusionConfig,
+    TokenTransformerConfig,
+    TrunkWidths,
+)
+from bevatron.models.alphafold3.diffusion import DiffusionModule
+from bevatron.testing import assert_close
+
+random_complex = importlib.import_module("random_complex")
+
+WIDTHS = TrunkWidths(inputs=9, single=16, pair=16)
+
+
+@pytest.fixture
+def module():
+    atoms = AtomConfig(width=16, pair_width=16, num_heads=2, num_blocks=1, checkpointed=True)
+    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=True)
+    module = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS)
+    random_complex.randomise(module)
+    return module
+
+
+def outcome(module, dtype):
+    """Denoised coordinates, and gradients of trunk and weights."""
+    module.zero_grad()
+    batch = random_complex.features([5, 1, 9, 14, 4])
+    batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
+    trunk = [x.to(dtype).requires_grad_() for x in random_complex.trunk(5, WIDTHS)]
+    generator = torch.Generator().manual_seed(0)
+    x = 16 * torch.randn(2, 33, 3, generator=generator)
+    found = module(x, torch.tensor([3.0, 40.0]), module.describe(batch, *trunk))
+    found.square().mean().backward()
+    weights = [weight.grad.clone() for weight in module.parameters()]
+    return found.detach(), [x.grad for x in trunk] + weights
+
+
+def test_fused_operators_read_windows_and_shared_conditions_in_place():
+    pytest.importorskip("triton")
+    module = AtomTransformer(16, 16, 2, 1)
+    random_complex.randomise(module)
+    given = [torch.randn(shape).requires_grad_() for shape in ((2, 33, 16), (1, 33, 16))]
+    given.append(torch.randn(2, 32, 128, 16).requires_grad_())
+    mask = torch.arange(33) < 30
+    cotangent = torch.randn(2, 33, 16)
+    found = {}
+    for implementation in ("reference", "triton"):
+        with kernels.use(implementation):
+            kernels.reset_launches()
+            result = module(*given, mask)
+            sources = [*given, *module.parameters()]
+            found[implementation] = [result, *torch.autograd.grad(result, sources, cotangent)]
+            assert {which for _, which in kernels.launches()} == {implementation}
+    for fused, plain in zip(found["triton"], found["reference"], strict=True):
+        assert_close(fused, plain, 2e-5)
+
+
+def test_a_trunk_in_bfloat16_leaves_coordinates_in_float32(module):
+    expected, _ = outcome(module, torch.float32)
+    found, gradients = outcome(module, torch.bfloat16)
+    assert found.dtype == torch.float32
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert_close(found, expected, 0.02)
+
+
+def test_results_repeat_bit_for_bit(module):
+    first, gradients = outcome(module, torch.float32)
+    again, others = outcome(module, torch.float32)
+    assert torch.equal(first, again)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))

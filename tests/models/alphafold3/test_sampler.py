@@ -1,0 +1,122 @@
+"""Noise levels and sampling: against reference values, and what holds for any draw."""
+
+import importlib
+
+import pytest
+import torch
+
+from bevatron.models.alphafold3 import edm, sampler
+from bevatron.testing import assert_close
+
+golden_modules = importlib.import_module("golden_modules")
+reference, tensor = golden_modules.reference, golden_modules.tensor
+
+TOLERANCE = 1e-12
+
+
+@pytest.mark.shared
+def test_noise_levels_and_factors(shared):
+    golden = reference(shared, "edm")
+    sigma = tensor(golden["in__sigma"])
+    factors = edm.preconditioning(sigma)
+    found = {
+        "c_skip": factors.skip,
+        "c_out": factors.out,
+        "c_in": factors.in_,
+        "c_noise": factors.noise,
+        "loss_weight": edm.loss_weight(sigma),
+        "schedule_200": edm.schedule(200, dtype=torch.float64),
+        "schedule_20": edm.schedule(20, dtype=torch.float64),
+        "training_sigma": edm.training_sigma(tensor(golden["in__normal"])),
+    }
+    for name, value in found.items():
+        assert_close(value, tensor(golden[f"out__{name}"]), TOLERANCE, name)
+
+
+@pytest.mark.shared
+def test_sampling_with_given_draws(shared):
+    golden = reference(shared, "sampler")
+    target = tensor(golden["in__target"])
+    draws = [
+        sampler.StepDraw(sampler.Move(rotation, translation), normal)
+        for rotation, translation, normal in zip(
+            *(
+                tensor(golden[f"draw_{name}"])
+                for name in ("rotation", "translation", "step_normal")
+            ),
+            strict=True,
+        )
+    ]
+    seen = {"x_noisy": [], "t_hat": [], "x_denoised": []}
+
+    def denoise(x, sigma):
+        level = sigma[..., None, None].square()
+        found = (edm.SIGMA_DATA**2 * x + level * target) / (edm.SIGMA_DATA**2 + level)
+        for values, value in zip(seen.values(), (x, sigma, found), strict=True):
+            values.append(value)
+        return found
+
+    x = sampler.sample(
+        denoise,
+        tensor(golden["in__schedule"]),
+        tensor(golden["draw_initial_normal"]),
+        draws,
+        torch.ones(9, dtype=torch.bool),
+    )
+    for name, values in seen.items():
+        assert_close(torch.stack(values), tensor(golden[f"out__{name}"]), TOLERANCE, name)
+    assert_close(x, tensor(golden["out__x_final"]), TOLERANCE, "coordinates")
+
+
+def draw(seed, steps=3, shape=(2, 5)):
+    generator = torch.Generator().manual_seed(seed)
+    start = sampler.draw_start(shape, generator, torch.float64)
+    return start, list(sampler.draw_steps(steps, shape, generator, torch.float64))
+
+
+def test_draws_are_a_function_of_the_generator():
+    first, again, other = draw(1), draw(1), draw(2)
+    assert torch.equal(first[0], again[0])
+    assert all(torch.equal(a.normal, b.normal) for a, b in zip(first[1], again[1], strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_rotations_are_proper_and_without_a_preferred_direction():
+    generator = torch.Generator().manual_seed(0)
+    rotation = sampler.draw_moves((4000,), generator, torch.float64).rotation
+    product = rotation @ rotation.transpose(-1, -2)
+    assert_close(product, torch.eye(3).double().expand_as(product), TOLERANCE)
+    assert_close(torch.linalg.det(rotation), torch.ones(4000).double(), TOLERANCE)
+    # Entries of a uniform rotation have mean 0 and variance 1/3; six standard errors.
+    assert rotation.mean(0).abs().max() < 6 * (1 / 3 / 4000) ** 0.5
+    assert (rotation.square().mean(0) - 1 / 3).abs().max() < 6 * (4 / 45 / 4000) ** 0.5
+
+
+def test_moved_copies_keep_their_distances_and_lie_around_the_translation():
+    generator = torch.Generator().manual_seed(0)
+    x = 30 + torch.randn(1, 7, 3, generator=generator, dtype=torch.float64)
+    move = sampler.draw_moves((4,), generator, torch.float64)
+    moved = sampler.centre_and_move(x, move, torch.ones(7, dtype=torch.bool))
+    assert_close(torch.cdist(moved, moved), torch.cdist(x, x).expand(4, 7, 7), TOLERANCE)
+    assert_close(moved.mean(-2, keepdim=True), move.translation, TOLERANCE)
+
+
+def test_padded_atoms_change_no_sample():
+    start, steps = draw(3)
+
+    def pull(x, sigma):
+        return x / (1 + sigma[..., None, None])
+
+    levels = edm.schedule(3, dtype=torch.float64)
+    whole = torch.ones(5, dtype=torch.bool)
+    expected = sampler.sample(pull, levels, start, steps, whole)
+    padded = [sampler.StepDraw(step.move, pad(step.normal)) for step in steps]
+    found = sampler.sample(pull, levels, pad(start), padded, pad(whole[:, None])[:, 0])
+    assert torch.equal(found[:, :5], expected)
+    assert not found[:, 5:].any()
+
+
+def pad(x):
+    """Two more atoms, of ones unless they are a mask."""
+    more = torch.ones_like(x[..., :2, :]) if x.is_floating_point() else torch.zeros_like(x[:2])
+    return torch.cat([x, more], -2)

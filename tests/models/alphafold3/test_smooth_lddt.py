@@ -1,0 +1,121 @@
+"""Smooth lDDT in tiles equals the formula on all pairs at once, and never holds them all."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
+from bevatron.testing import assert_close
+
+complexes = importlib.import_module("complexes")
+
+
+def all_pairs(predicted, truth, resolved, nucleic):
+    """Algorithm 27 on dense tensors, for autograd."""
+
+    def distances(x):
+        squared = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)
+        return (squared + torch.eye(x.shape[-2], dtype=x.dtype)).sqrt()
+
+    true = distances(truth)
+    radius = torch.where(nucleic, 30.0, 15.0)[..., :, None]
+    counts = (true < radius) & resolved[..., :, None] & resolved[..., None, :]
+    counts &= ~torch.eye(truth.shape[-2], dtype=torch.bool)
+    counts = counts[..., None, :, :].double()
+    error = (distances(predicted) - true[..., None, :, :]).abs()
+    score = sum(torch.sigmoid(t - error) for t in (0.5, 1, 2, 4)) / 4
+    return (score * counts).sum((-2, -1)) / (counts.sum((-2, -1)) + 1e-10)
+
+
+def random_case(atoms, copies=2, batch=(), seed=0):
+    random = np.random.default_rng(seed)
+    truth = torch.from_numpy(random.normal(size=(*batch, atoms, 3))) * 9
+    shape = (*batch, copies, atoms, 3)
+    predicted = truth[..., None, :, :] + torch.from_numpy(random.normal(size=shape)) * 2
+    resolved = torch.from_numpy(random.random((*batch, atoms)) < 0.8)
+    nucleic = torch.from_numpy(random.random((*batch, atoms)) < 0.4)
+    return predicted.requires_grad_(), truth, resolved, nucleic
+
+
+@pytest.mark.parametrize("atoms", [1, 2, 17, 40])
+@pytest.mark.parametrize("pairs", [1, 170, 1 << 20])
+def test_tiles_of_any_size_give_the_formula_and_its_gradient(atoms, pairs):
+    case = random_case(atoms)
+    tiled, dense = smooth_lddt(*case, pairs), all_pairs(*case)
+    assert_close(tiled.detach(), dense.detach(), 1e-12)
+    cotangent = torch.tensor([1.0, -2.5], dtype=torch.float64)
+    (found,) = torch.autograd.grad(tiled, case[0], cotangent)
+    (expected,) = torch.autograd.grad(dense, case[0], cotangent)
+    assert_close(found, expected, 1e-11)
+
+
+def test_leading_axes_are_separate_structures():
+    case = random_case(11, copies=3, batch=(2, 2))
+    tiled = smooth_lddt(*case, 60)
+    assert tiled.shape == (2, 2, 3)
+    assert_close(tiled.detach(), all_pairs(*case).detach(), 1e-12)
+
+
+@pytest.mark.shared
+def test_pairs_that_count_are_those_of_the_reference(shared):
+    """Of exact predictions each pair scores the same, so the sum of a row counts its pairs."""
+    golden = complexes.reference(shared, "losses")
+    batch = complexes.loss_batch(golden)
+    truth, resolved = batch["position"], batch["resolved"]
+    nucleic = complexes.tensor(golden["in__is_dna"] + golden["in__is_rna"]) > 0
+    mask = complexes.tensor(golden["out__lddt_mask"]).double()
+    moved = truth[None].repeat(len(truth), 1, 1)
+    moved[torch.arange(len(truth)), torch.arange(len(truth))] += 1e4
+    lost = smooth_lddt(truth[None], truth, resolved, nucleic) - smooth_lddt(
+        moved, truth, resolved, nucleic
+    )
+    perfect = sum(torch.sigmoid(torch.tensor(t, dtype=torch.float64)) for t in (0.5, 1, 2, 4)) / 4
+    of_atom = mask.sum(0) + mask.sum(1)
+    assert_close(lost, of_atom * perfect / mask.sum(), 1e-9)
+
+
+def test_atoms_in_one_place_have_a_finite_gradient():
+    truth = torch.zeros(4, 3)
+    truth[1:, 0] = torch.arange(3)
+    predicted = torch.zeros(1, 4, 3, requires_grad=True)
+    yes = torch.ones(4, dtype=torch.bool)
+    smooth_lddt(predicted, truth, yes, ~yes).sum().backward()
+    assert predicted.grad.isfinite().all()
+
+
+def test_single_precision_is_close_far_from_the_origin():
+    predicted, truth, resolved, nucleic = random_case(60)
+    expected = smooth_lddt(predicted, truth, resolved, nucleic)
+    (gradient,) = torch.autograd.grad(expected.sum(), predicted)
+    shift = torch.tensor([128.0, -64.0, 256.0])
+    narrow = (predicted.detach().float() + shift).requires_grad_()
+    found = smooth_lddt(narrow, truth.float() - shift, resolved, nucleic)
+    found.sum().backward()
+    assert_close(found.double().detach(), expected.detach(), 2e-5)
+    assert_close(narrow.grad.double(), gradient, 3e-4)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+def test_no_tensor_holds_more_than_a_tile_of_pairs():
+    case = random_case(300, copies=8)
+    with LargestTensor() as largest:
+        smooth_lddt(*case, 1 << 14).sum().backward()
+    assert largest.elements <= 1 << 14
+    with LargestTensor() as largest:
+        all_pairs(*case).sum().backward()
+    assert largest.elements >= 8 * 300**2

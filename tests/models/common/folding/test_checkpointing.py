@@ -1,0 +1,67 @@
+"""Activations that are computed again: same gradients, fewer of them kept, no random state."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from bevatron.errors import ConfigError
+from bevatron.models.common.folding import Checkpointing, checkpointed, run_stack
+
+
+class Block(nn.Module):
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+        self.pair, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.calls = 0
+
+    def update(self, x):
+        self.calls += 1
+        return self.pair(x).sigmoid().square()
+
+    def forward(self, x, shift):
+        x = x + checkpointed(self.policy, "pair_block", self.update)(x)
+        return x + checkpointed(self.policy, "transition", self.other)(x).tanh() + shift
+
+
+def gradients(policy):
+    torch.manual_seed(3)
+    blocks = nn.ModuleList(Block(policy) for _ in range(5))
+    x = torch.randn(4, 8, requires_grad=True)
+    y = run_stack(policy, [partial(block, shift=torch.ones(8)) for block in blocks], x)
+    before = [block.calls for block in blocks]
+    y.square().sum().backward()
+    return [x.grad, *(p.grad for p in blocks.parameters())], before, [b.calls for b in blocks]
+
+
+@pytest.mark.parametrize(
+    ("kind", "segment", "again"),
+    [
+        ("none", 1, False),
+        ("pair", 1, True),
+        ("all", 1, True),
+        ("segments", 2, True),
+        ("paper", 1, True),
+    ],
+)
+def test_policies_change_what_is_computed_again_and_no_gradient(kind, segment, again):
+    expected, _, _ = gradients(Checkpointing())
+    found, before, after = gradients(Checkpointing(kind, segment))
+    assert before == [1] * 5
+    assert after == [2 if again else 1] * 5
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_without_gradients_nothing_is_wrapped():
+    block = Block(Checkpointing("paper"))
+    with torch.no_grad():
+        assert not block(torch.ones(8), 0.0).requires_grad
+    assert block.calls == 1
+
+
+def test_an_empty_group_is_refused():
+    with pytest.raises(ConfigError, match="segment: expected 1 or more, got 0"):
+        Checkpointing("segments", 0)

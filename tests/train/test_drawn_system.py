@@ -1,0 +1,304 @@
+"""A system whose samples are drawn trains in stages of steps through the same loop, and resumes."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+from drawn_system import (
+    FIRST,
+    SECOND,
+    KilledError,
+    Reader,
+    RecycledTask,
+    draws_by_step,
+    make_run,
+)
+
+from bevatron.data.packing import Draws
+from bevatron.errors import ConfigError, DivergenceError
+from bevatron.task import StepNumbers
+from bevatron.train import describe, fit
+from bevatron.train.capture import step as captured_module
+from bevatron.train.checkpoint import list_checkpoints
+from bevatron.train.profiling.steps import profile_steps
+from bevatron.train.settings import ScheduleConfig, StageConfig
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch):
+    """A kill leaves the page cache alone, so waiting for the disk would only cost time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+EVERY_STEP = {"checkpoint": {"every_steps": 1, "keep": 99}}
+
+
+def steps_of(folder):
+    return [record for record in tiny.records(folder) if record["kind"] == "step"]
+
+
+def same_end(one, other):
+    assert tiny.records(one) == tiny.records(other)
+    for name in ("weights.safetensors", "best/weights.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing has interrupted, and its draws by step."""
+    folder = tmp_path_factory.mktemp("whole")
+    task = RecycledTask()
+    result = fit(make_run(folder, task=task))
+    assert (result.finished, result.steps) == ("steps", 12)
+    return folder, draws_by_step(task.seen)
+
+
+def test_it_trains_validates_by_steps_and_goes_through_its_stages(whole):
+    folder, draws = whole
+    expected = [list(range(4 * step, 4 * step + 4)) for step in range(7)]
+    expected += [list(range(28 + 8 * step, 36 + 8 * step)) for step in range(5)]
+    assert [draws[step] for step in range(12)] == expected
+    epochs = [record for record in tiny.records(folder) if record["kind"] == "epoch"]
+    assert [(r["step"], r["stage"]) for r in epochs] == [
+        *[(3, "short"), (6, "short"), (7, "short")],
+        *[(9, "long"), (11, "long"), (12, "long")],
+    ]
+    assert all(record["valid"]["loss"] > 0 for record in epochs)
+    sizes = [record["sizes"] for record in steps_of(folder)]
+    assert [s["letters"] for s in sizes] == [32] * 7 + [96] * 5
+    assert [record["lr"] for record in steps_of(folder)] == [0.02] * 7 + [0.005] * 5
+    log = (folder / "log.txt").read_text()
+    assert "stage short: 7 steps of 4 samples from step 1 on" in log
+    assert "stage long: 5 steps of 8 samples from step 8 on" in log
+    assert "step 3/12  loss" in log
+    assert "warning: stages.long.samples_per_step is 8; training of this kind is known" in log
+    assert "stages.short.samples_per_step" not in log
+
+
+def test_it_learns(tmp_path):
+    long = replace(FIRST, steps=150, evaluate_every=50)
+    fit(make_run(tmp_path, first=long))
+    losses = [r["valid"]["loss"] for r in tiny.records(tmp_path) if r["kind"] == "epoch"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_numbers_of_a_step_are_in_the_journal_and_depend_on_seed_and_step_alone(
+    whole, tmp_path
+):
+    numbers = [record["numbers"] for record in steps_of(whole[0])]
+    assert [one["stage"] for one in numbers] == [0] * 7 + [1] * 5
+    assert len({one["seed"] for one in numbers}) == 12
+    assert len({one["recycles"] for one in numbers}) > 1
+    for step, one in enumerate(numbers):
+        again = StepNumbers(step, int(one["seed"]), one["stage"])
+        assert again.draw("recycles", below=4) == one["recycles"]
+    fit(make_run(tmp_path, seed=1, first=replace(FIRST, steps=3), second=replace(SECOND, steps=1)))
+    assert steps_of(tmp_path)[0]["numbers"]["seed"] != numbers[0]["seed"]
+
+
+@pytest.mark.parametrize("killed_in_step", range(1, 12))
+def test_killed_at_any_step_it_goes_on_to_the_last_bit(whole, tmp_path, killed_in_step):
+    folder, draws = whole
+    with pytest.raises(KilledError):
+        fit(make_run(tmp_path, task=RecycledTask(killed_in_step), **EVERY_STEP))
+    task = RecycledTask()
+    fit(make_run(tmp_path, task=task, resume=True, **EVERY_STEP))
+    assert min(draws_by_step(task.seen)) == killed_in_step
+    assert draws_by_step(task.seen).items() <= draws.items()
+    same_end(folder, tmp_path)
+
+
+def test_workers_and_captured_steps_give_the_same_run(whole, tmp_path, monkeypatch):
+    fit(make_run(tmp_path / "workers", loader={"workers": 2}))
+    same_end(whole[0], tmp_path / "workers")
+    monkeypatch.setattr(captured_module, "obstacle", lambda *_: None)
+    monkeypatch.setattr(
+        captured_module.CapturedStep, "_key_of", lambda self, batch: tuple(batch.letters.shape)
+    )
+    keys = []
+    begin = captured_module.StepGraphs._capture
+
+    def capture(self, key, choice, batch):
+        keys.append((key, choice))
+        begin(self, key, choice, batch)
+
+    monkeypatch.setattr(captured_module.StepGraphs, "_capture", capture)
+    monkeypatch.setattr(captured_module.StepGraphs, "feed", feed_anew)
+    fit(make_run(tmp_path / "captured"))
+    found, expected = tiny.losses(tmp_path / "captured"), tiny.losses(whole[0])
+    assert found == pytest.approx(expected, rel=1e-12)
+    recycles = {(r["numbers"]["stage"], r["numbers"]["recycles"]) for r in steps_of(whole[0])}
+    assert len(keys) == len(set(keys)) == len(recycles)
+
+
+def feed_anew(self, batch, key, choice):
+    """Hand over a batch that cannot be padded: a graph for each choice, a batch for each step."""
+    if (key, choice) not in self._replays:
+        self._capture(key, choice, batch)
+    self._inputs[key].batch = batch.to("cpu")
+
+
+def test_batches_of_several_samples_are_the_same_draws(whole, tmp_path):
+    task = RecycledTask()
+    fit(make_run(tmp_path, task=task, size=3))
+    assert draws_by_step(task.seen) == whole[1]
+    assert {len(numbers) for _, numbers in task.seen} <= {1, 2, 3}
+    assert tiny.losses(tmp_path) == pytest.approx(tiny.losses(whole[0]), rel=1e-12)
+
+
+def test_a_checkpoint_holds_the_position_and_the_mixture(whole):
+    newest = list_checkpoints(whole[0] / "checkpoints")[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert state["progress"]["draw"] == 28 + 40
+    assert state["progress"]["stage"] == 1
+    assert state["settings"]["draws.short.books.share"] == 3.0
+    assert state["settings"]["draws.long.letters.samples"] == 5
+    assert state["identity"]["train.seed"] == 0
+
+
+def test_another_mixture_is_reported_on_resume(tmp_path):
+    with pytest.raises(KilledError):
+        fit(make_run(tmp_path, task=RecycledTask(2), **EVERY_STEP))
+    run = make_run(tmp_path, resume=True)
+    stage = run.stages[0]
+    books = Draws(stage.train.sources[:1], seed=0)
+    sizes = {"letters": books.lengths("letters")}
+    run.stages = [replace(stage, train=books, sizes=sizes), run.stages[1]]
+    fit(run)
+    assert (
+        "changed: draws.short.letters.share was 1.0, is absent"
+        in (tmp_path / "log.txt").read_text()
+    )
+
+
+# ---- targets ----
+
+
+def test_a_stage_that_misses_its_target_ends_the_run(tmp_path):
+    first = replace(FIRST, target=1e-9)
+    result = fit(make_run(tmp_path, first=first))
+    assert (result.finished, result.steps) == ("target missed", 7)
+    assert (tmp_path / "weights.safetensors").exists()
+    result = fit(make_run(tmp_path, first=replace(first, target=9.0), resume=True))
+    assert (result.finished, result.steps) == ("target missed", 7)
+
+
+@pytest.mark.parametrize(("monitor", "target"), [("loss", 9.0), ("-closeness", -9.0)])
+def test_a_stage_that_reaches_its_target_is_followed_by_the_next(tmp_path, monitor, target):
+    first = replace(FIRST, target=target)
+    result = fit(make_run(tmp_path / "on", first=first, train={"monitor": monitor}))
+    assert (result.finished, result.steps) == ("steps", 12)
+    early = replace(first, ends_at_target=True)
+    result = fit(make_run(tmp_path / "early", first=early, train={"monitor": monitor}))
+    assert (result.finished, result.steps) == ("steps", 8)
+    second = replace(SECOND, target=target, ends_at_target=True)
+    groups = {"train": {"monitor": monitor}}
+    result = fit(make_run(tmp_path / "last", first=early, second=second, **groups))
+    assert (result.finished, result.steps) == ("target", 5)
+
+
+def test_a_target_reached_before_a_kill_counts(tmp_path):
+    first = replace(FIRST, target=9.0)
+    groups = {"checkpoint": {"every_steps": 1, "best": False}}
+    with pytest.raises(KilledError):
+        fit(make_run(tmp_path, first=first, task=RecycledTask(4), **groups))
+    result = fit(make_run(tmp_path, first=first, resume=True, **groups))
+    assert result.finished == "steps"
+
+
+# ---- schedules, limits, messages ----
+
+
+def test_learning_rates_follow_the_run_or_the_stage(tmp_path):
+    schedule = {"kind": "exponential", "gamma": 0.5, "gamma_steps": 5, "warmup_steps": 2}
+    own = ScheduleConfig(kind="linear", lr_min=0.0)
+    second = replace(SECOND, lr=1.0, schedule=own)
+    fit(make_run(tmp_path, second=second, schedule=schedule, optim={"lr": 0.4}))
+    rates = [record["lr"] for record in steps_of(tmp_path)]
+    assert rates[:7] == pytest.approx([0.2, 0.4, 0.4, 0.4, 0.4, 0.2, 0.2])
+    assert rates[7:] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_more_samples_a_step_after_a_resume_draw_exactly_the_rest(tmp_path):
+    with pytest.raises(KilledError):
+        fit(make_run(tmp_path, task=RecycledTask(2), **EVERY_STEP))
+    task = RecycledTask()
+    fit(make_run(tmp_path, task=task, resume=True, first=replace(FIRST, samples_per_step=2)))
+    drawn = [number for numbers in draws_by_step(task.seen).values() for number in numbers]
+    assert sorted(drawn) == list(range(8, 8 + len(drawn)))
+    assert draws_by_step(task.seen)[2] == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optim": {"accumulate": 2}}, "optim.accumulate: follows from samples_per_step"),
+        ({"schedule": {"kind": "exponential"}}, "schedule.gamma_steps: is needed, this run has"),
+        ({"schedule": {"warmup_epochs": 1.0}}, "schedule: this run has no epochs; give"),
+        (
+            {"second": replace(SECOND, schedule=ScheduleConfig(per_epoch=True))},
+            "stages.long.schedule: this run has no epochs",
+        ),
+    ],
+)
+def test_settings_that_need_epochs_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(make_run(tmp_path, **changes))
+
+
+def test_a_target_needs_validation_data(tmp_path):
+    run = make_run(tmp_path, first=replace(FIRST, target=1.0))
+    run.valid = run.valid_sizes = None
+    with pytest.raises(ConfigError, match=r"stages.short.target: needs validation data"):
+        fit(run)
+
+
+def test_draws_of_another_seed_than_the_run_are_a_mistake_of_the_recipe(tmp_path):
+    run = make_run(tmp_path)
+    run.stages = make_run(tmp_path, seed=1).stages
+    with pytest.raises(ValueError, match="stage short draws with seed 1, the run has 0"):
+        fit(run)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "steps: expected 1 or more, got 0"),
+        ({"lr": 0.0}, "lr: expected a number above 0, got 0.0"),
+        ({"ends_at_target": True}, "ends_at_target: needs a target"),
+    ],
+)
+def test_a_stage_out_of_range_is_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        StageConfig(**{"steps": 1, "samples_per_step": 1, **values})
+
+
+def test_a_bad_sample_is_named_with_its_seed(tmp_path):
+    run = make_run(tmp_path)
+    run.stages[0].train.sources[0].dataset.texts[4][:] = 25
+    torch_nan = float("nan")
+
+    class Poisoned(Reader):
+        def forward(self, batch, *args):
+            found = super().forward(batch, *args)
+            bad = (batch.letters == 25).all(1)
+            return {"score": found["score"].masked_fill(bad, torch_nan)}
+
+    run.model = Poisoned()
+    with pytest.raises(DivergenceError, match=r"text of 1, number 4 \(seed \d+\)"):
+        fit(run)
+
+
+def test_a_run_in_stages_is_described(tmp_path):
+    found = describe(make_run(tmp_path), num_ranks=2)
+    assert (found["batches_per_step"], found["steps"]) == (2, 12)
+    assert found["activation_bytes"] > 0
+    assert np.isnan(found["fill"])
+
+
+def test_a_run_in_stages_is_profiled(tmp_path):
+    found = profile_steps(make_run(tmp_path), steps=2, warm=1)
+    assert found.sizes["crops"] == 4
