@@ -103,9 +103,8 @@ def _largest_eigenvector(matrix: Float[Tensor, "*batch 4 4"]) -> Float[Tensor, "
         power = (power[..., :, :, None] * power[..., None, :, :]).sum(-2)
     # Now the projection onto the eigenvectors of the largest eigenvalue, times a number. Every
     # column is one of them; the longest is the most accurate, the first if all are as good.
-    prefer_first = torch.tensor([1e-3, 0, 0, 0], dtype=matrix.dtype, device=matrix.device)
     diagonal = power.diagonal(dim1=-2, dim2=-1)
-    longest = (diagonal / diagonal.sum(-1, keepdim=True) + prefer_first).argmax(-1)
+    longest = (diagonal / diagonal.sum(-1, keepdim=True) + identity[0] * 1e-3).argmax(-1)
     vector = power.take_along_dim(longest[..., None, None], -1).squeeze(-1)
     return vector / vector.square().sum(-1, keepdim=True).sqrt()
 

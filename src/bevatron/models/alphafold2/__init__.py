@@ -1,0 +1,1 @@
+"""AlphaFold2: structures of proteins from their alignments."""
