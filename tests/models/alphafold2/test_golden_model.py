@@ -4,50 +4,13 @@ import numpy as np
 import pytest
 import torch
 from reference_arrays import close
+from tiny_model import TINY
 
 from bevatron.models.alphafold2 import heads
-from bevatron.models.alphafold2.config import (
-    AlphaFold2Config,
-    EvoformerConfig,
-    StructureConfig,
-    TemplateConfig,
-    TriangleConfig,
-)
 from bevatron.models.alphafold2.convert import from_openfold
 from bevatron.models.alphafold2.losses import LossWeights, loss_terms
 from bevatron.models.alphafold2.model import cycles_of
 from bevatron.models.alphafold2.openfold_layout import openfold_name
-
-TRIANGLES = TriangleConfig(hidden=10, num_heads=2, head_width=6, transition_factor=2, dropout=0)
-TINY = AlphaFold2Config(
-    c_m=24,
-    c_z=20,
-    c_s=28,
-    c_t=12,
-    c_e=10,
-    max_offset=8,
-    evoformer=EvoformerConfig(2, 4, 6, 2, outer_width=5, dropout=0, triangles=TRIANGLES),
-    extra_msa=EvoformerConfig(1, 2, 4, 2, outer_width=5, dropout=0, triangles=TRIANGLES),
-    templates=TemplateConfig(
-        num_blocks=1,
-        num_heads=2,
-        head_width=5,
-        triangles=TriangleConfig(
-            hidden=8, num_heads=2, head_width=5, transition_factor=2, dropout=0
-        ),
-    ),
-    structure=StructureConfig(
-        num_blocks=3,
-        num_heads=4,
-        head_width=6,
-        num_query_points=3,
-        num_value_points=4,
-        angle_width=16,
-        dropout=0,
-    ),
-    lddt_width=16,
-    aligned_error=True,
-)
 
 ALL_LOSSES = LossWeights(experimentally_resolved=0.01, violation=1.0, tm=0.1)
 
