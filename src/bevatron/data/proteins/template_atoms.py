@@ -1,8 +1,7 @@
 """Templates of a protein's sequence: the backbone of the structures that a search has hit."""
 
 import datetime as dt
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -50,10 +49,34 @@ def find_templates(
     most
         How many to keep.
     """
-    found: list[dict[str, Any]] = []
+    found = [
+        _template(structure, chain, pairs, len(query))
+        for structure, chain, pairs in usable_hits(
+            query, hits, structures, before=before, most=most
+        )
+    ]
+    # A first one without residues gives the shapes where there are no templates.
+    rows = [_empty(len(query)), *found]
+    return Templates(**{name: np.stack([row[name] for row in rows])[1:] for name in rows[0]})
+
+
+def usable_hits(
+    query: str,
+    hits: TemplateHits,
+    structures: Callable[[str], Structure | None],
+    *,
+    before: dt.date | None = None,
+    most: int = MAX_TEMPLATES,
+) -> Iterator[tuple[Structure, int, IntArray]]:
+    """Yield structure, chain and aligned residues of the first hits that can be templates.
+
+    Parameters as for `find_templates`; the residues are pairs (of the query, of the chain),
+    int64 [pairs, 2].
+    """
+    count = 0
     for hit in range(len(hits)):
-        if len(found) == most:
-            break
+        if count == most:
+            return
         pairs = hits.pairs_of(hit).astype(np.int64)
         pairs = pairs[pairs[:, 0] < len(query)]
         if len(pairs) < max(MIN_RESIDUES, MIN_SHARE * len(query)):
@@ -67,10 +90,8 @@ def find_templates(
         placed = _placed(structure.sequence(chain), hits, hit, pairs)
         if placed is None or _is_copy(query, structure.sequence(chain), placed):
             continue
-        found.append(_template(structure, chain, placed, len(query)))
-    # A first one without residues gives the shapes where there are no templates.
-    rows = [_empty(len(query)), *found]
-    return Templates(**{name: np.stack([row[name] for row in rows])[1:] for name in rows[0]})
+        count += 1
+        yield structure, chain, placed
 
 
 def _released_before(structure: Structure, day: dt.date | None) -> bool:
