@@ -79,7 +79,7 @@ class Variant:
         if fixed not in self._permutations:
             colours = self.element.astype(np.int64)
             for number, atom in enumerate(sorted(fixed)):
-                pass
+                colours[atom] = 1000 + number
             self._permutations[fixed] = automorphisms(colours, self.bonds)
         return self._permutations[fixed]
 
