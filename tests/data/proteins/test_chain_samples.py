@@ -5,14 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bevatron.data.packing.randomness import RandomStream
 from bevatron.data.proteins import chain_samples
-from bevatron.data.proteins.chain_samples import SampleSizes, mask_rows, sample_chain
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignments import prepare_alignments
+from bevatron.data.proteins.chain_samples import ChainSizes, mask_rows, sample_chain
 from bevatron.data.proteins.rows_in_memory import RowsInMemory, rows_in_memory
 from bevatron.data.readers.proteins import read_alignment
 from bevatron.errors import DataError
 
-SIZES = SampleSizes(residues=30, msa_rows=8, extra_rows=16, templates=4)
+SIZES = ChainSizes(residues=30, msa_rows=8, extra_rows=16, templates=4)
 
 
 def alignment(num_rows=60, length=50, seed=0):
@@ -109,13 +110,14 @@ def test_a_chain_without_templates_or_with_one_row_has_a_sample():
 
 
 def test_crops_begin_everywhere_and_numbers_of_templates_are_even():
+    entry, rows = chain(35), alignment(2, 35)
     starts, templates = [], []
     for seed in range(300):
-        words = RandomStream(seed, 0)
-        starts.append(chain_samples.crop_columns(35, 30, words).start)
-        found = chain_samples.draw_templates(chain(10), slice(0, 10), words, SIZES)
+        starts.append(int(sample_chain(entry, rows, seed, SIZES, 1)["residue_index"][0]))
+        rng = np.random.default_rng(seed)
+        found = chain_samples.draw_templates(chain(10), slice(0, 10), rng, SIZES)
         templates.append(int(found["template_mask"].sum()))
-    assert np.bincount(starts, minlength=6).min() > 300 / 6 * 0.6
+    assert np.bincount(starts, minlength=6).min() > 300 / 6 * 0.5
     assert len(np.bincount(starts)) == 6
     assert np.bincount(templates, minlength=4).min() > 300 / 4 * 0.6
 
@@ -133,7 +135,7 @@ def test_masks_follow_their_shares():
     rows = np.full((400, 200), 3, dtype=np.int8)
     profile = np.zeros((200, 32), dtype=np.float32)
     profile[:, 7] = profile[:, 31] = 0.5
-    masked, chosen = mask_rows(rows, profile, RandomStream(0, 1))
+    masked, chosen = mask_rows(rows, profile, np.random.default_rng(0))
     assert abs(chosen.mean() - 0.15) < 0.01
     found = np.bincount(masked[chosen], minlength=23) / chosen.sum()
     assert (masked[~chosen] == 3).all()
@@ -148,3 +150,13 @@ def test_masks_follow_their_shares():
 def test_an_alignment_of_another_chain_is_refused():
     with pytest.raises(DataError, match="40 columns was given for a chain of 50 residues"):
         sample_chain(chain(50), alignment(5, 40), 0, SIZES)
+
+
+def test_stored_alignments_give_the_sample_of_their_files(shared, tmp_path):
+    path = shared / "data/proteins/msa/1ckb_A/pool_mmseqs2.a3m.gz"
+    stored = prepare_alignments(AlignmentReader([path]), tmp_path / "store", workers=0)[0]
+    entry = chain(stored.num_columns)
+    ours = sample_chain(entry, stored, 4, ChainSizes(), cycles=2)
+    theirs = sample_chain(entry, rows_in_memory([read_alignment(path)]), 4, ChainSizes(), cycles=2)
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[name])

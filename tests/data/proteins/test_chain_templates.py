@@ -1,4 +1,4 @@
-"""Templates of a chain: filters, places and what is stored."""
+"""Templates of a chain: where their atoms are and what is stored."""
 
 import datetime as dt
 
@@ -9,7 +9,6 @@ from bevatron.data.proteins.chain_templates import (
     TEMPLATE_FIELDS,
     Template,
     chain_templates,
-    find_target,
     place_template,
     stored_templates,
 )
@@ -22,102 +21,53 @@ def haemoglobin(shared):
     return read_structure(shared / "data/proteins/mmcif/4hhb.cif.gz")
 
 
-def rows(*hits):
-    """Hits in MMseqs2's columns: target, first query residue, first target residue, cigar."""
-    lines = []
-    for target, query, first, cigar in hits:
-        count = dict.fromkeys("MID", 0)
-        for part in cigar.replace("M", "M ").replace("I", "I ").replace("D", "D ").split():
-            count[part[-1]] += int(part[:-1])
-        width = sum(count.values())
-        ends = (query + count["M"] + count["I"] - 1, first + count["M"] + count["D"] - 1)
-        lines.append(
-            f"q\t{target}\t0.9\t{width}\t0\t0\t{query}\t{ends[0]}\t{first}\t{ends[1]}\t1e-9\t70\t{cigar}"
-        )
-    return parse_hits("\n".join(lines).encode() + b"\n", "hits.m8", "m8")
-
-
 def test_atoms_lie_at_the_residues_that_they_are_aligned_to(haemoglobin):
-    hits = rows(("4hhb_B", 3, 11, "20M2I30M"))
-    part = find_target(hits, 0, haemoglobin)
-    found = place_template(hits, 0, haemoglobin, part, 60)
     chain = int(np.flatnonzero(haemoglobin.chains.author == "B")[0])
+    pairs = np.array([[2, 10], [3, 11], [21, 29], [24, 30], [53, 59]])
+    found = place_template(haemoglobin, chain, pairs, 60)
     positions, mask = atoms37(haemoglobin, chain)
     centre = positions[mask].mean(0)
     sequence = haemoglobin.sequence(chain)
-    for query, target in ((2, 10), (21, 29), (24, 30), (53, 59)):
-        assert np.array_equal(found.mask[query], mask[target])
+    for query, target in pairs.tolist():
         known = mask[target]
+        assert np.array_equal(found.mask[query], known)
         assert np.allclose(found.positions[query][known], positions[target][known] - centre)
+        assert not found.positions[query][~known].any()
         assert "ARNDCQEGHILKMFPSTWYV"[found.aatype[query]] == sequence[target]
-    for query in (0, 1, 22, 23, 54, 59):
-        assert found.aatype[query] == 21
-        assert not found.mask[query].any()
-        assert not found.positions[query].any()
+    others = np.setdiff1d(np.arange(60), pairs[:, 0])
+    assert (found.aatype[others] == 21).all()
+    assert not found.mask[others].any()
 
 
-def test_a_hit_with_a_sequence_is_found_by_it(shared):
-    hits = read_hits(shared / "data/proteins/format_samples/1a2y_B.pdb70_hits.hhr.gz")
-    hit = hits.targets.index("1IGY_D")
-    structure = read_structure(shared / "data/proteins/mmcif/1igy.cif.gz")
-    part = find_target(hits, hit, structure)
-    found = place_template(hits, hit, structure, part, 116)
-    query = hits.pairs_of(hit)[:, 0]
-    assert (found.aatype[query] < 20).all()
-    assert (found.aatype != 21).sum() == len(query)
-    whole = structure.sequence(part.chain)
-    assert whole[part.first :].startswith(hits.sequences[hit].replace("X", whole[part.first]))
-    # Neighbours in query and template are neighbours in space.
-    pairs = hits.pairs_of(hit)
-    joined = (np.diff(pairs, axis=0) == 1).all(1)
-    joined &= found.mask[pairs[:-1, 0], 1] & found.mask[pairs[1:, 0], 1]
-    steps = found.positions[pairs[1:, 0], 1] - found.positions[pairs[:-1, 0], 1]
-    assert np.abs(np.linalg.norm(steps[joined], axis=-1) - 3.8).max() < 1.0
-
-
-def test_templates_that_may_not_be_used_are_left_out(haemoglobin):
-    chain = int(np.flatnonzero(haemoglobin.chains.author == "A")[0])
-    copy = haemoglobin.sequence(chain)
-    hits = rows(
-        ("4hhb_A", 1, 1, "141M"),  # the chain itself
-        ("4hhb_B", 1, 1, "14M"),  # too little of the chain
-        ("4hhb_Q", 1, 1, "141M"),  # no such chain
-        ("4hhb_B", 1, 100, "80M"),  # beyond the end of the template
-        ("9xyz_A", 1, 1, "141M"),  # no structure
-        ("4hhb_B", 1, 1, "100M"),
-    )
+def test_hits_of_a_search_become_templates(shared, haemoglobin):
+    hits = read_hits(shared / "data/proteins/templates/template_hits.tsv.gz")
+    number = hits.queries.index("102m_A")
+    sequence = read_structure(shared / "data/proteins/mmcif/102m.cif.gz").sequence(0)
+    length = len(sequence)
 
     def opened(code):
         return haemoglobin if code == "4hhb" else None
 
-    found = chain_templates(copy, hits, opened, None, {})
-    assert len(found["template_aatype"]) == 141
+    found = chain_templates(sequence, hits, opened, None)
     for field in TEMPLATE_FIELDS:
         field.check(found[field.name])
+    aligned = np.isin(np.arange(length), hits.pairs_of(number)[:, 0])
+    assert np.array_equal(found["template_aatype"][:length] != 21, aligned)
+    assert found["template_torsions_mask"][:length][aligned, 2].mean() > 0.95
+    # Neighbours in the chain are neighbours in space.
+    ca, known = found["template_positions"][:length, 1], found["template_atom_mask"][:length, 1]
+    step = np.linalg.norm(np.diff(ca, axis=0), axis=-1)[known[1:] & known[:-1]]
+    assert abs(np.median(step) - 3.8) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("released", "listed", "expected"),
-    [
-        (dt.date(1984, 9, 15), None, 1),
-        (dt.date(1984, 9, 14), None, 0),
-        (dt.date(2020, 1, 1), dt.date(2019, 12, 1), 0),
-        (dt.date(1980, 1, 1), dt.date(1979, 1, 1), 1),
-        (None, None, 1),
-    ],
-)
-def test_templates_are_sixty_days_older_than_the_chain(haemoglobin, released, listed, expected):
-    assert haemoglobin.released == dt.date(1984, 7, 17)
-    dates = {"4hhb": listed} if listed else {}
-    hits = rows(("4hhb_B", 1, 1, "100M"))
-    found = chain_templates("A" * 141, hits, lambda code: haemoglobin, released, dates)
-    assert len(found["template_aatype"]) == expected * 141
-
-
-def test_the_first_twenty_are_kept(haemoglobin):
-    hits = rows(*(("4hhb_B", 1, 1, "100M") for _ in range(23)))
-    found = chain_templates("A" * 120, hits, lambda code: haemoglobin, None, {})
-    assert len(found["template_aatype"]) == 20 * 120
+@pytest.mark.parametrize(("days", "expected"), [(61, True), (60, False)])
+def test_templates_are_more_than_sixty_days_older_than_the_chain(
+    shared, haemoglobin, days, expected
+):
+    hits = read_hits(shared / "data/proteins/templates/template_hits.tsv.gz")
+    released = haemoglobin.released + dt.timedelta(days=days)
+    found = chain_templates("A" * 153, hits, lambda code: haemoglobin, released)
+    assert bool(len(found["template_aatype"])) == expected
 
 
 @pytest.mark.parametrize("chain", ["1ckb_A", "1d66_A"])
@@ -144,7 +94,7 @@ def test_stored_templates_are_those_of_the_reference(shared, chain):
 
 
 def test_a_chain_without_hits_has_no_templates():
-    found = chain_templates("A" * 30, parse_hits(b"", "hits.m8", "m8"), lambda code: None, None, {})
+    found = chain_templates("A" * 30, parse_hits(b"", "hits.m8", "m8"), lambda code: None, None)
     for field in TEMPLATE_FIELDS:
         field.check(found[field.name])
         assert len(found[field.name]) == 0

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bevatron.data.proteins.chain_samples import (
+    ChainSizes,
     CycleDraw,
-    SampleSizes,
     residues_of_sample,
     rows_of_sample,
     templates_of_sample,
@@ -14,7 +14,7 @@ from bevatron.data.proteins.chain_samples import (
 from bevatron.data.proteins.rows_in_memory import RowsInMemory
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 
-SIZES = SampleSizes(residues=40, msa_rows=12, extra_rows=30, templates=4)
+SIZES = ChainSizes(residues=40, msa_rows=12, extra_rows=30, templates=4)
 
 
 @pytest.fixture(scope="module")

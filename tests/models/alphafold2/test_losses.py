@@ -95,7 +95,7 @@ def test_violations_of_each_kind(golden, batch, outputs):
 
 
 def test_lddt_of_each_residue(golden, batch, outputs):
-    found = losses.lddt(
+    found = losses.lddt_of_residues(
         outputs["final_atom_positions"][:, 1].detach(),
         batch["all_atom_positions"][:, 1],
         batch["all_atom_mask"][:, 1],
@@ -166,3 +166,30 @@ def test_losses_of_a_whole_model(shared, cycles):
     for name, term in found.items():
         close(term, stored[f"out__loss__{'plddt_loss' if name == 'plddt' else name}"], 1e-6)
     close(sum(losses.loss_terms(outputs, batch, WEIGHTS).values()), stored["out__loss__loss"], 1e-6)
+
+
+def test_single_precision_is_close_to_double(batch, outputs):
+    single = {
+        k: v.detach().float().requires_grad_(v.is_floating_point()) for k, v in outputs.items()
+    }
+    features = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
+    found = sum(losses.loss_terms(single, features, WEIGHTS).values())
+    exact = sum(losses.loss_terms(outputs, batch, WEIGHTS).values())
+    found.backward()
+    exact.backward()
+    close(found.detach().double(), exact.detach(), 2e-5)
+    for name, value in outputs.items():
+        if value.grad is not None:
+            close(single[name].grad.double(), value.grad, 1e-4)
+
+
+def test_a_prediction_equal_to_the_reference_has_no_error(batch, outputs):
+    frames = batch["rigidgroups_gt_frames"]
+    atoms = batch["atom14_gt_positions"]
+    renamed = naming.renamed_reference(atoms, batch)
+    assert not renamed.swapped.any()
+    # The root of 1e-4 is what is left of each error, in units of 10 Å.
+    error = fape.sidechain_fape(frames, atoms, renamed, batch)
+    assert abs(error - 1e-3) < 1e-5
+    scores = losses.lddt_of_residues(atoms[:, 1], atoms[:, 1], batch["backbone_rigid_mask"])
+    assert (scores == 1).all()

@@ -1,9 +1,8 @@
 """A training sample of AlphaFold2 from a chain: the draws that differ from step to step.
 
 Supplement, sections 1.2.3 to 1.2.8, without block deletion. A sample is a function of chain,
-alignment and seed alone, whatever process makes it; numbers are those of `RandomStream`, which are
-the same on every machine. It holds integers and positions; what the model embeds is computed from
-them on the device.
+alignment and seed alone, whatever process makes it. It holds integers and positions; what the model
+embeds is computed from them on the device.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bevatron.data.packing.randomness import RandomStream
 from bevatron.data.proteins.clusters_of_rows import (
     GAP,
     MASK,
@@ -24,6 +22,7 @@ from bevatron.data.proteins.clusters_of_rows import (
     cluster_sums,
     nearest_centres,
 )
+from bevatron.data.proteins.crop import crop_chain
 from bevatron.errors import DataError
 from bevatron.typing import Array, Arrays, BoolArray, IntArray
 
@@ -33,12 +32,11 @@ _TO_MASK, _TO_UNIFORM, _TO_PROFILE = 0.7, 0.8, 0.9
 """Of these 0.7 become the mask, 0.1 any of 20 residues, 0.1 one of the column; 0.1 stay."""
 CLAMPED = 0.9
 """Share of the samples whose errors are clamped."""
-_ONE = 2**31
 _ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
-class SampleSizes:
+class ChainSizes:
     """Sizes of a sample; smaller chains and alignments are padded to them.
 
     Attributes
@@ -82,7 +80,7 @@ def sample_chain(
     entry: Arrays,
     alignment: AlignmentRows,
     seed: int,
-    sizes: SampleSizes,
+    sizes: ChainSizes,
     cycles: int = 4,
 ) -> dict[str, Array]:
     """Draw a sample.
@@ -125,20 +123,17 @@ def sample_chain(
             f"an alignment of {alignment.num_columns} columns was given for a chain of {length} "
             "residues"
         )
-    words = RandomStream(seed, 0)
-    crop = crop_columns(length, sizes.residues, words)
-    clamped = words.integers(_ONE, 1)[0] < CLAMPED * _ONE
+    of_chain, *of_cycles = [
+        np.random.Generator(np.random.PCG64(each))
+        for each in np.random.SeedSequence(seed).spawn(1 + cycles)
+    ]
+    clamped = bool(of_chain.random() < CLAMPED)
+    crop = slice(*crop_chain(length, sizes.residues, of_chain, clamped=clamped))
     sample = residues_of_sample(entry, crop, sizes.residues)
     sample["use_clamped_fape"] = np.array(clamped, dtype=np.float32)
-    sample |= draw_templates(entry, crop, words, sizes)
-    draws = [draw_cycle(alignment, RandomStream(seed, 1 + c), sizes) for c in range(cycles)]
+    sample |= draw_templates(entry, crop, of_chain, sizes)
+    draws = [draw_cycle(alignment, rng, sizes) for rng in of_cycles]
     return sample | rows_of_sample(alignment, draws, crop, sizes)
-
-
-def crop_columns(length: int, size: int, words: RandomStream) -> slice:
-    """Draw where the crop begins, evenly; a chain that fits is kept whole."""
-    start = int(words.integers(max(length - size, 0) + 1, 1)[0])
-    return slice(start, min(start + size, length))
 
 
 def residues_of_sample(entry: Arrays, crop: slice, size: int) -> dict[str, Array]:
@@ -152,22 +147,22 @@ def residues_of_sample(entry: Arrays, crop: slice, size: int) -> dict[str, Array
     return found
 
 
-def draw_cycle(alignment: AlignmentRows, words: RandomStream, sizes: SampleSizes) -> CycleDraw:
+def draw_cycle(alignment: AlignmentRows, rng: np.random.Generator, sizes: ChainSizes) -> CycleDraw:
     """Draw centres, extra rows and masked positions of one iteration.
 
     The query is the first centre; the other rows are in random order, first centres, then extra
     ones.
     """
-    order = np.concatenate([[0], 1 + words.permutation(alignment.num_rows - 1)])
+    order = np.concatenate([[0], 1 + rng.permutation(alignment.num_rows - 1)])
     centres = order[: sizes.msa_rows]
     extra = order[len(centres) : len(centres) + sizes.extra_rows]
     rows, _ = alignment.read(centres, np.arange(alignment.num_columns))
-    masked, chosen = mask_rows(alphafold2_classes(rows), alignment.profile, words)
+    masked, chosen = mask_rows(alphafold2_classes(rows), alignment.profile, rng)
     return CycleDraw(centres, extra, masked, chosen)
 
 
 def mask_rows(
-    rows: Rows, profile: npt.NDArray[np.float32], words: RandomStream
+    rows: Rows, profile: npt.NDArray[np.float32], rng: np.random.Generator
 ) -> tuple[Rows, BoolArray]:
     """Draw positions to predict and what stands in their place (section 1.2.7).
 
@@ -182,11 +177,10 @@ def mask_rows(
     -------
     The rows after masking and whether a position is to be predicted, [S, L].
     """
-    chosen = words.integers(_ONE, rows.size) < REPLACED * _ONE
+    chosen = rng.random(rows.size, dtype=np.float32) < REPLACED
     place = np.flatnonzero(chosen)
-    kind = words.integers(_ONE, len(place)) / _ONE
-    uniform = words.integers(20, len(place))
-    level = words.integers(_ONE, len(place)) / _ONE
+    kind, level = rng.random(len(place)), rng.random(len(place))
+    uniform = rng.integers(0, 20, len(place))
     classes = np.concatenate([profile[:, :GAP], profile[:, -1:]], axis=1).astype(np.float64)
     levels = np.cumsum(classes, axis=1)
     levels /= levels[:, -1:]
@@ -201,7 +195,7 @@ def mask_rows(
 
 
 def rows_of_sample(
-    alignment: AlignmentRows, draws: list[CycleDraw], crop: slice, sizes: SampleSizes
+    alignment: AlignmentRows, draws: list[CycleDraw], crop: slice, sizes: ChainSizes
 ) -> dict[str, Array]:
     """Cut the rows that were drawn, and sum up the others by their nearest centre.
 
@@ -234,7 +228,7 @@ def _rows_of_cycle(
     draw: CycleDraw,
     cluster: IntArray | None,
     crop: slice,
-    sizes: SampleSizes,
+    sizes: ChainSizes,
 ) -> dict[str, Array]:
     counts = np.zeros((sizes.msa_rows, sizes.residues, NUM_COUNTED), dtype=np.int16)
     sums = np.zeros((sizes.msa_rows, sizes.residues), dtype=np.int32)
@@ -258,7 +252,7 @@ def _rows_of_cycle(
 
 
 def draw_templates(
-    entry: Arrays, crop: slice, words: RandomStream, sizes: SampleSizes
+    entry: Arrays, crop: slice, rng: np.random.Generator, sizes: ChainSizes
 ) -> dict[str, Array]:
     """Draw templates: those from a random place in a random order on, so that none is drawn too.
 
@@ -266,13 +260,13 @@ def draw_templates(
     """
     length = len(entry["aatype"])
     available = len(entry["template_aatype"]) // length if "template_aatype" in entry else 0
-    order = words.permutation(available)
-    first = int(words.integers(available + 1, 1)[0])
+    order = rng.permutation(available)
+    first = int(rng.integers(0, available + 1))
     return templates_of_sample(entry, order[first : first + sizes.templates], crop, sizes)
 
 
 def templates_of_sample(
-    entry: Arrays, chosen: IntArray, crop: slice, sizes: SampleSizes
+    entry: Arrays, chosen: IntArray, crop: slice, sizes: ChainSizes
 ) -> dict[str, Array]:
     """Cut templates, in the order given."""
     length, shape = len(entry["aatype"]), (sizes.templates, sizes.residues)

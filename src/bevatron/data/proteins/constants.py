@@ -332,6 +332,9 @@ ATOM14_GROUP, ATOM14_POSITION, ATOM14_RADIUS = _literature()
 """Rigid group of each atom, int64 [21, 14]; its position in the group's frame, float32 [21, 14, 3]
 Å; its van der Waals radius, float64 [21, 14] Å."""
 
+ATOM14_MEMBER: BoolArray = ATOM14_GROUP[..., None] == np.arange(8)
+"""Whether an atom slot is in a rigid group, bool [21, 14, 8]; empty slots are in the backbone."""
+
 
 def _frame(x_axis: FloatArray, in_xy: FloatArray, origin: FloatArray) -> FloatArray:
     e_1 = x_axis / np.linalg.norm(x_axis)

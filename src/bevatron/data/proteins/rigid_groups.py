@@ -102,7 +102,10 @@ def atoms_of_frames(
 
     Zero where a residue has no atom.
     """
-    group = of_residues("ATOM14_GROUP", aatype)
-    frames = Rigid(gather_atoms(groups.rotation, group), gather_atoms(groups.translation, group))
+    # A sum, not an index: the gradient of an index is added up in any order on a GPU.
+    member = of_residues("ATOM14_MEMBER", aatype).to(groups.translation.dtype)
+    origin = (member[..., None] * groups.translation[..., None, :, :]).sum(-2)
+    rotation = (member[..., None, None] * groups.rotation[..., None, :, :, :]).sum(-3)
+    frames = Rigid(rotation, origin)
     atoms = apply(frames, of_residues("ATOM14_POSITION", aatype).to(groups.translation.dtype))
     return atoms * of_residues("ATOM14_MASK", aatype)[..., None]

@@ -51,6 +51,9 @@ def reference_inputs(sample: Mapping[str, Tensor], cycle: int) -> dict[str, Tens
     for name in ("atom14_atom_exists", "atom37_atom_exists"):
         tables[name] = tables[name] * real[..., None]
     return {
+        "aatype": aatype,
+        "residue_index": sample["residue_index"].long(),
+        "seq_mask": real,
         "all_atom_positions": positions,
         "all_atom_mask": known,
         "seq_length": sample["seq_length"].long(),

@@ -40,7 +40,7 @@ class LossWeights:
     tm: float = 0.0
 
 
-FINE_TUNING = LossWeights(experimentally_resolved=0.01, violation=1.0)
+FINE_TUNING_WEIGHTS = LossWeights(experimentally_resolved=0.01, violation=1.0)
 """Weights of fine-tuning; models with a head for the aligned error add ``tm=0.1``."""
 
 
@@ -213,13 +213,13 @@ def plddt_loss(
 ) -> Float[Tensor, "*batch"]:
     """Cross-entropy of the lDDT of CA that the prediction has, 50 bins; section 1.9.6."""
     bins = logits.shape[-1]
-    score = lddt(position.detach(), reference, mask)
+    score = lddt_of_residues(position.detach(), reference, mask)
     label = (score * bins).floor().long().clamp(max=bins - 1)
     error = _cross_entropy(logits, label)
     return (error * mask).sum(-1) / (_EPS + mask.sum(-1))
 
 
-def lddt(
+def lddt_of_residues(
     position: Float[Tensor, "*batch N 3"],
     reference: Float[Tensor, "*batch N 3"],
     mask: Float[Tensor, "*batch N"],
