@@ -37,6 +37,7 @@ def loss_batch(g):
         "has_frame": tensor(g["in__has_frame"]) > 0,
         "polymer_ligand_bonds": torch.from_numpy(np.stack([rows, columns], -1)).long(),
         "resolution": torch.tensor(2.0, dtype=torch.float64),
+        "weight": torch.tensor(1.0, dtype=torch.float64),
     }
 
 

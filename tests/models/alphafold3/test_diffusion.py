@@ -5,7 +5,8 @@ import importlib
 import pytest
 import torch
 
-from bevatron.models.alphafold3 import atom_windows, edm, sampler
+from bevatron.kernels import pair_attention
+from bevatron.models.alphafold3 import atom_transformer, atom_windows, edm, sampler
 from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import (
     AtomConfig,
@@ -13,8 +14,10 @@ from bevatron.models.alphafold3.config_diffusion import (
     TokenTransformerConfig,
     TrunkWidths,
 )
+from bevatron.models.alphafold3.convert_keys import protenix_names
 from bevatron.models.alphafold3.diffusion import DiffusionModule
-from bevatron.models.alphafold3.protenix_diffusion import protenix_names
+from bevatron.models.common.folding import attention as folding_attention
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.testing import assert_close
 
 random_complex = importlib.import_module("random_complex")
@@ -26,8 +29,8 @@ COPIES = 3
 
 @pytest.fixture
 def module():
-    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1, checkpointed=False)
-    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=False)
+    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1)
+    tokens = TokenTransformerConfig(16, 2, 1)
     module = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS).double()
     random_complex.randomise(module)
     return module
@@ -48,8 +51,8 @@ def denoised(module, batch, trunk, x, sigma):
 
 
 def noisy(num_atoms):
-    generator = torch.Generator().manual_seed(5)
-    x = 16 * torch.randn(COPIES, num_atoms, 3, generator=generator, dtype=torch.float64)
+    normal = SeededNormal(torch.tensor(5), torch.float64)
+    x = 16 * normal((COPIES, num_atoms, 3))
     return x, torch.tensor([0.5, 9.0, 200.0], dtype=torch.float64)
 
 
@@ -101,9 +104,9 @@ def test_rollout_keeps_no_graph_and_repeats(module, batch, trunk):
     described = module.describe(batch, *trunk)
 
     def rollout():
-        generator = torch.Generator().manual_seed(2)
-        start = sampler.draw_start((2, 38), generator, torch.float64)
-        steps = sampler.draw_steps(4, (2, 38), generator, torch.float64)
+        normal = SeededNormal(torch.tensor(2), torch.float64)
+        start = normal((2, 38, 3))
+        steps = sampler.draw_steps(4, (2, 38), normal)
         levels = edm.schedule(4, dtype=torch.float64)
         denoise = lambda x, sigma: module(x, sigma, described)  # noqa: E731
         return sampler.sample(denoise, levels, start, steps, batch["atom_mask"])
@@ -114,25 +117,25 @@ def test_rollout_keeps_no_graph_and_repeats(module, batch, trunk):
     assert torch.equal(found, rollout())
 
 
-def test_pairs_of_the_trunk_are_not_repeated_for_copies(module, batch, trunk):
-    described = module.describe(batch, *trunk)
+def test_pairs_are_not_repeated_for_copies(module, batch, trunk, monkeypatch):
+    """Biases have as many numbers for three copies as for one."""
     shapes = []
 
-    def record(_module, given, _result):
-        shapes.extend(tuple(x.shape) for x in given if x.ndim >= 3)
+    def attention(q, k, v, bias, mask, **others):
+        shapes.append((tuple(q.shape[:2]), tuple(bias.shape)))
+        return pair_attention(q, k, v, bias, mask, **others)
 
-    for block in module.transformer.blocks:
-        block.attention.bias.register_forward_hook(record)
-    for block in [*module.encoder.transformer.blocks, *module.decoder.transformer.blocks]:
-        block.attention.bias.register_forward_hook(record)
-    module(*noisy(38), described)
-    assert shapes == [(2, 32, 128, 4), (7, 7, 6), (2, 32, 128, 4)]
+    for user in (atom_transformer, folding_attention):
+        monkeypatch.setattr(user, "pair_attention", attention)
+    denoised(module, batch, trunk, *noisy(38))
+    atoms, tokens = ((2, COPIES), (2, 1, 2, 32, 128)), ((1, COPIES), (1, 1, 2, 7, 7))
+    assert shapes == [atoms, tokens, atoms]
 
 
 def test_a_new_module_denoises_without_the_trunk(batch, trunk):
     """Gates are almost closed at first and what trunk and noise add is zero."""
-    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1, checkpointed=False)
-    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=False)
+    atoms = AtomConfig(width=16, pair_width=4, num_heads=2, num_blocks=1)
+    tokens = TokenTransformerConfig(16, 2, 1)
     new = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS).double()
     x, sigma = noisy(38)
     other = [2 * given for given in trunk]

@@ -20,7 +20,9 @@ from bevatron.models.alphafold3.diffusion import DiffusionModule
 from bevatron.models.alphafold3.diffusion_transformer import (
     ConditionedAttention,
     DiffusionTransformer,
+    biases_of,
 )
+from bevatron.models.common.folding import Checkpointing
 
 golden_modules = importlib.import_module("golden_modules")
 check, inputs, load = golden_modules.check, golden_modules.inputs, golden_modules.load
@@ -29,11 +31,14 @@ reference, sample, tensor = golden_modules.reference, golden_modules.sample, gol
 pytestmark = pytest.mark.shared
 
 WIDTHS = TrunkWidths(inputs=14, single=12, pair=10)
-SMALL = {"width": 16, "pair_width": 6, "num_heads": 2}
 
 
-def small_atoms(num_blocks, *, checkpointed=False):
-    return AtomConfig(**SMALL, num_blocks=num_blocks, checkpointed=checkpointed)
+KEEP = Checkpointing("none")
+POLICIES = [KEEP, Checkpointing("all"), Checkpointing("paper"), Checkpointing("segments", 2)]
+
+
+def small_atoms(num_blocks):
+    return AtomConfig(width=16, pair_width=6, num_heads=2, num_blocks=num_blocks)
 
 
 def test_adaptive_norm(shared):
@@ -56,17 +61,18 @@ def test_attention_with_pair_bias(shared, batched):
     module = load(ConditionedAttention(21, 24, 16, 3), golden)
     a, s, z = inputs(golden, "a", "s", "z")
     mask = torch.ones(17, dtype=torch.bool)
-    given = [x[None] for x in (a, s, z, mask)] if batched else [a, s, z, mask]
+    (bias,) = biases_of(z, [module.bias])
+    given = [x[None] for x in (a, s, bias, mask)] if batched else [a, s, bias, mask]
     check(golden, module, {"y": module(*given)}, a=a, s=s, z=z)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_diffusion_transformer(shared, checkpointed):
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
+def test_diffusion_transformer(shared, policy):
     golden = reference(shared, "diffusion_transformer2")
-    module = load(DiffusionTransformer(21, 24, 16, 3, 2, checkpointed=checkpointed), golden)
+    module = load(DiffusionTransformer(21, 24, 16, 3, 2, policy), golden)
     a, s, z = inputs(golden, "a", "s", "z")
     mask = torch.ones(17, dtype=torch.bool)
-    check(golden, module, {"y": module(a, s, z, mask)}, a=a, s=s, z=z)
+    check(golden, module, {"y": module(a, s, module.biases(z), mask)}, a=a, s=s, z=z)
 
 
 def test_noise_embedding(shared):
@@ -78,7 +84,7 @@ def test_noise_embedding(shared):
 
 def test_atom_encoder_without_coordinates(shared):
     golden = reference(shared, "atom_attention_encoder_input")
-    module = load(AtomEncoder(small_atoms(2), 18), golden)
+    module = load(AtomEncoder(small_atoms(2), 18, None, KEEP), golden)
     batch = sample(golden)
     atoms = module.describe(batch)
     a, q = module(atoms)
@@ -91,7 +97,7 @@ def test_atom_encoder_without_coordinates(shared):
 @pytest.mark.parametrize("batched", [False, True])
 def test_atom_encoder_with_coordinates(shared, batched):
     golden = reference(shared, "atom_attention_encoder_coords")
-    module = load(AtomEncoder(small_atoms(1), 18, (12, 10)), golden)
+    module = load(AtomEncoder(small_atoms(1), 18, (12, 10), KEEP), golden)
     r, s, z = inputs(golden, "r_l", "s", "z")
     batch = sample(golden)
     if batched:
@@ -106,7 +112,7 @@ def test_atom_encoder_with_coordinates(shared, batched):
 
 def test_atom_decoder(shared):
     golden = reference(shared, "atom_attention_decoder")
-    module = load(AtomDecoder(small_atoms(1), 18), golden)
+    module = load(AtomDecoder(small_atoms(1), 18, KEEP), golden)
     a, q, c = inputs(golden, "a", "q_skip", "c_skip")
     batch = sample(golden)
     mask = batch["atom_mask"]
@@ -125,12 +131,12 @@ def test_diffusion_conditioning(shared):
     check(golden, module, found, s_inputs=s_inputs, s_trunk=s, z_trunk=z)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_denoiser(shared, checkpointed):
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
+def test_denoiser(shared, policy):
     golden = reference(shared, "diffusion_module")
-    atoms = small_atoms(1, checkpointed=checkpointed)
-    tokens = TokenTransformerConfig(18, 3, 2, checkpointed=checkpointed)
-    module = load(DiffusionModule(DiffusionConfig(atoms, tokens, atoms), WIDTHS), golden)
+    atoms, tokens = small_atoms(1), TokenTransformerConfig(18, 3, 2)
+    config = DiffusionConfig(atoms, tokens, atoms, checkpointing=policy)
+    module = load(DiffusionModule(config, WIDTHS), golden)
     x, s_inputs, s, z = inputs(golden, "x_noisy", "s_inputs", "s_trunk", "z_trunk")
     shared_by_copies = module.describe(sample(golden), s_inputs, s, z)
     found = module(x, tensor(golden["in__t_hat"]), shared_by_copies)

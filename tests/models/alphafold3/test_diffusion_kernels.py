@@ -14,6 +14,7 @@ from bevatron.models.alphafold3.config_diffusion import (
     TrunkWidths,
 )
 from bevatron.models.alphafold3.diffusion import DiffusionModule
+from bevatron.models.common.folding import Checkpointing
 from bevatron.testing import assert_close
 
 random_complex = importlib.import_module("random_complex")
@@ -23,8 +24,8 @@ WIDTHS = TrunkWidths(inputs=9, single=16, pair=16)
 
 @pytest.fixture
 def module():
-    atoms = AtomConfig(width=16, pair_width=16, num_heads=2, num_blocks=1, checkpointed=True)
-    tokens = TokenTransformerConfig(16, 2, 1, checkpointed=True)
+    atoms = AtomConfig(width=16, pair_width=16, num_heads=2, num_blocks=1)
+    tokens = TokenTransformerConfig(16, 2, 1)
     module = DiffusionModule(DiffusionConfig(atoms, tokens, atoms, noise_width=8), WIDTHS)
     random_complex.randomise(module)
     return module
@@ -46,7 +47,7 @@ def outcome(module, dtype):
 
 def test_fused_operators_read_windows_and_shared_conditions_in_place():
     pytest.importorskip("triton")
-    module = AtomTransformer(16, 16, 2, 1)
+    module = AtomTransformer(16, 16, 2, 1, Checkpointing())
     random_complex.randomise(module)
     given = [torch.randn(shape).requires_grad_() for shape in ((2, 33, 16), (1, 33, 16))]
     given.append(torch.randn(2, 32, 128, 16).requires_grad_())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bevatron.models.alphafold3 import losses
+from bevatron.models.alphafold3 import edm, losses
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.testing import assert_close
 
@@ -87,7 +87,7 @@ def test_the_squared_error_without_its_noise_weight_equals_the_reference(golden,
     assert_close(weight, complexes.tensor(golden["out__align_weight"]), 1e-12)
     value = diffusion.aligned_squared_error(x, truth, resolved, weight).mean()
     assert_close(value.detach(), complexes.tensor(golden["out__mse_unscaled"]), 1e-9)
-    scale = diffusion.noise_weight(outputs["sigma"])
+    scale = edm.loss_weight(outputs["sigma"])
     assert_close(scale, complexes.tensor(golden["out__per_sample_scale"]), 1e-12)
 
 
@@ -138,9 +138,9 @@ def stacked(batch, outputs, copies):
 def test_a_batch_is_the_sum_of_its_structures_and_weight_zero_leaves_one_out(batch, outputs):
     alone = losses.total_loss(outputs, batch, ALL)
     many, given = stacked(batch, outputs, 3)
-    weight = torch.tensor([1.0, 0, 1])
+    many["weight"] = torch.tensor([1.0, 0, 1], dtype=torch.float64)
     given["denoised"].data[1] += 1
-    terms = losses.total_loss(given, many, ALL, weight)
+    terms = losses.total_loss(given, many, ALL)
     for name, term in terms.items():
         assert float(term.count) == 2
         assert_close(term.sum.detach(), 2 * alone[name].sum.detach(), 1e-12, name)
@@ -165,7 +165,7 @@ def padded(batch, outputs, atoms, tokens):
         name: longer(value, (0,), atoms, fills[name])
         if name in fills
         else value
-        if name in ("resolution", "polymer_ligand_bonds")
+        if name in ("resolution", "weight", "polymer_ligand_bonds")
         else longer(value, (0,), tokens, a if name.endswith("atom") else 0)
         for name, value in batch.items()
     }
@@ -222,3 +222,13 @@ def test_narrow_outputs_give_losses_of_single_precision(golden, batch, outputs, 
         assert term.sum.dtype == torch.float32
         tight = 2e-5 if dtype == torch.float32 or name not in losses.CONFIDENCES else 2e-2
         assert_close(term.sum.double().detach(), wide[name].sum.detach(), tight, name)
+
+
+@pytest.mark.shared
+def test_the_loss_never_waits_for_the_device(batch, outputs):
+    """Tensors without data: asking one for a number is an error."""
+    batch = {name: value.to("meta") for name, value in batch.items()}
+    outputs = {name: value.detach().to("meta").requires_grad_() for name, value in outputs.items()}
+    terms = losses.total_loss(outputs, batch, ALL)
+    sum(term.sum for term in terms.values()).backward()
+    assert outputs["denoised"].grad.shape == outputs["denoised"].shape

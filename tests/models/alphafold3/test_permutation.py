@@ -224,3 +224,12 @@ def test_the_assignment_does_not_depend_on_where_the_prediction_lies():
     turn = torch.tensor([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.float64)
     position, _ = permute_truth(x @ turn.T + 100, sample)
     assert_close(position.double(), x, 1e-12)
+
+
+def test_it_never_waits_for_the_device():
+    """Tensors without data: asking one for a number is an error."""
+    sample = {name: value.to("meta") for name, value in four_copies().items()}
+    sample["permutation_atoms"] = torch.zeros(8, dtype=torch.int64, device="meta")
+    position, resolved = permute_truth(sample["position"], sample)
+    assert position.shape == sample["position"].shape
+    assert resolved.dtype == torch.bool

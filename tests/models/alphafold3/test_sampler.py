@@ -5,7 +5,8 @@ import importlib
 import pytest
 import torch
 
-from bevatron.models.alphafold3 import edm, sampler
+from bevatron.models.alphafold3 import augmentation, edm, noising, sampler
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.testing import assert_close
 
 golden_modules = importlib.import_module("golden_modules")
@@ -38,7 +39,7 @@ def test_sampling_with_given_draws(shared):
     golden = reference(shared, "sampler")
     target = tensor(golden["in__target"])
     draws = [
-        sampler.StepDraw(sampler.Move(rotation, translation), normal)
+        sampler.StepDraw(augmentation.Move(rotation, translation), normal)
         for rotation, translation, normal in zip(
             *(
                 tensor(golden[f"draw_{name}"])
@@ -69,12 +70,12 @@ def test_sampling_with_given_draws(shared):
 
 
 def draw(seed, steps=3, shape=(2, 5)):
-    generator = torch.Generator().manual_seed(seed)
-    start = sampler.draw_start(shape, generator, torch.float64)
-    return start, list(sampler.draw_steps(steps, shape, generator, torch.float64))
+    normal = SeededNormal(torch.tensor(seed), torch.float64)
+    start = normal((*shape, 3))
+    return start, list(sampler.draw_steps(steps, shape, normal))
 
 
-def test_draws_are_a_function_of_the_generator():
+def test_draws_are_a_function_of_the_seed():
     first, again, other = draw(1), draw(1), draw(2)
     assert torch.equal(first[0], again[0])
     assert all(torch.equal(a.normal, b.normal) for a, b in zip(first[1], again[1], strict=True))
@@ -82,8 +83,8 @@ def test_draws_are_a_function_of_the_generator():
 
 
 def test_rotations_are_proper_and_without_a_preferred_direction():
-    generator = torch.Generator().manual_seed(0)
-    rotation = sampler.draw_moves((4000,), generator, torch.float64).rotation
+    normal = SeededNormal(torch.tensor(0), torch.float64)
+    rotation = augmentation.draw_moves((4000,), normal).rotation
     product = rotation @ rotation.transpose(-1, -2)
     assert_close(product, torch.eye(3).double().expand_as(product), TOLERANCE)
     assert_close(torch.linalg.det(rotation), torch.ones(4000).double(), TOLERANCE)
@@ -93,11 +94,11 @@ def test_rotations_are_proper_and_without_a_preferred_direction():
 
 
 def test_moved_copies_keep_their_distances_and_lie_around_the_translation():
-    generator = torch.Generator().manual_seed(0)
-    x = 30 + torch.randn(1, 7, 3, generator=generator, dtype=torch.float64)
-    move = sampler.draw_moves((4,), generator, torch.float64)
-    moved = sampler.centre_and_move(x, move, torch.ones(7, dtype=torch.bool))
-    assert_close(torch.cdist(moved, moved), torch.cdist(x, x).expand(4, 7, 7), TOLERANCE)
+    normal = SeededNormal(torch.tensor(0), torch.float64)
+    x = 30 + normal((1, 7, 3))
+    move = augmentation.draw_moves((4,), normal)
+    moved = augmentation.centre_and_move(x, move, torch.ones(7, dtype=torch.bool))
+    assert_close(distances(moved), distances(x).expand(4, 7, 7), TOLERANCE)
     assert_close(moved.mean(-2, keepdim=True), move.translation, TOLERANCE)
 
 
@@ -116,7 +117,33 @@ def test_padded_atoms_change_no_sample():
     assert not found[:, 5:].any()
 
 
+def distances(x):
+    return (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1)
+
+
 def pad(x):
     """Two more atoms, of ones unless they are a mask."""
     more = torch.ones_like(x[..., :2, :]) if x.is_floating_point() else torch.zeros_like(x[:2])
     return torch.cat([x, more], -2)
+
+
+def test_noisy_copies_are_moved_structures_with_noise_of_their_level():
+    normal = SeededNormal(torch.tensor(4), torch.float64)
+    position = normal((500, 3))
+    resolved = normal((500,)) > -0.8
+    draw = noising.draw_copies((6, 500), normal)
+    copies = noising.noisy_copies(position, resolved, draw)
+    assert not copies.target[:, ~resolved].any()
+    found, known = distances(copies.target[:, resolved]), distances(position[resolved])
+    assert_close(found, known.expand_as(found), TOLERANCE)
+    spread = (copies.x - copies.target).std(dim=(-2, -1))
+    assert_close(spread / copies.sigma, torch.ones(6).double(), 0.1)
+    assert len(set(copies.sigma.tolist())) == 6
+
+
+def test_draws_of_too_few_steps_are_refused():
+    start, steps = draw(1, steps=2)
+    with pytest.raises(ValueError, match="zip"):
+        sampler.sample(
+            lambda x, _: x, edm.schedule(3), start, steps, torch.ones(5, dtype=torch.bool)
+        )

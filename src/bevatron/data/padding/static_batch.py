@@ -86,7 +86,7 @@ class StaticBatch:
             rest = padding.get(name, 0)
             if isinstance(ragged, tuple):
                 target[...] = rest
-                np.copyto(target[tuple(map(slice, values.shape))], values, casting="same_kind")
+                np.copyto(target[(*map(slice, values.shape), ...)], values, casting="same_kind")
                 continue
             if ragged.dim:
                 values, target = (np.moveaxis(one, ragged.dim, 0) for one in (values, target))

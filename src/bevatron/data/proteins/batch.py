@@ -113,7 +113,7 @@ def one_sample(
             "optim.accumulate to the number of samples of a step"
         )
     (sample,), (weight,) = samples, weights
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in sample.items()}
+    tensors = {name: torch.from_numpy(np.asarray(x, order="C")) for name, x in sample.items()}
     tensors.setdefault("seed", torch.zeros((), dtype=torch.int64))
     tensors["weight"] = torch.tensor(weight, dtype=torch.float32)
     return tensors, np.asarray(indices, dtype=np.int64)

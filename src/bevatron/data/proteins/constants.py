@@ -317,10 +317,10 @@ GROUP_AMBIGUOUS: BoolArray = np.concatenate([np.zeros((21, 4), bool), CHI_PI_PER
 """Which rigid groups have interchangeable names, bool [21, 8]."""
 
 
-def _literature() -> tuple[IntArray, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _literature() -> tuple[IntArray, npt.NDArray[np.float32], FloatArray]:
     group = np.zeros((21, 14), dtype=np.int64)
     position = np.zeros((21, 14, 3), dtype=np.float32)
-    radius = np.zeros((21, 14), dtype=np.float32)
+    radius = np.zeros((21, 14))
     for residue, atoms in enumerate(_ATOMS.values()):
         for slot, (name, (number, xyz)) in enumerate(atoms.items()):
             group[residue, slot], position[residue, slot] = number, xyz
@@ -330,7 +330,10 @@ def _literature() -> tuple[IntArray, npt.NDArray[np.float32], npt.NDArray[np.flo
 
 ATOM14_GROUP, ATOM14_POSITION, ATOM14_RADIUS = _literature()
 """Rigid group of each atom, int64 [21, 14]; its position in the group's frame, float32 [21, 14, 3]
-Å; its van der Waals radius, float32 [21, 14] Å."""
+Å; its van der Waals radius, float64 [21, 14] Å."""
+
+ATOM14_MEMBER: BoolArray = ATOM14_GROUP[..., None] == np.arange(8)
+"""Whether an atom slot is in a rigid group, bool [21, 14, 8]; empty slots are in the backbone."""
 
 
 def _frame(x_axis: FloatArray, in_xy: FloatArray, origin: FloatArray) -> FloatArray:

@@ -47,11 +47,12 @@ def group_frames(
     flat = slots.flatten(-2)
     back, origin, in_xy = gather_atoms(position, flat).unflatten(-2, (8, 3)).unbind(-2)
     atoms_resolved = gather_atoms(resolved, flat).unflatten(-1, (8, 3)).amin(-1)
-    forward = position.new_tensor([-1, 1, 1, 1, 1, 1, 1, 1])[:, None]
-    rotation = orthonormal_axes(forward * (origin - back), in_xy - origin, _EPS)
-    ambiguous = of_residues("GROUP_AMBIGUOUS", aatype)
-    half_turn = position.new_tensor([1, -1, -1])
-    exchanged = torch.where(ambiguous[..., None, None], rotation * half_turn, rotation)
+    x_axis = origin - back
+    x_axis = torch.cat([-x_axis[..., :1, :], x_axis[..., 1:, :]], dim=-2)
+    rotation = orthonormal_axes(x_axis, in_xy - origin, _EPS)
+    ambiguous = of_residues("GROUP_AMBIGUOUS", aatype)[..., None, None]
+    half_turn = torch.cat([rotation[..., :1], -rotation[..., 1:]], dim=-1)
+    exchanged = torch.where(ambiguous, half_turn, rotation)
     exists = of_residues("GROUP_MASK", aatype) * atoms_resolved
     return GroupFrames(Rigid(rotation, origin), Rigid(exchanged, origin), exists)
 
@@ -101,7 +102,10 @@ def atoms_of_frames(
 
     Zero where a residue has no atom.
     """
-    group = of_residues("ATOM14_GROUP", aatype)
-    frames = Rigid(gather_atoms(groups.rotation, group), gather_atoms(groups.translation, group))
+    # A sum, not an index: the gradient of an index is added up in any order on a GPU.
+    member = of_residues("ATOM14_MEMBER", aatype).to(groups.translation.dtype)
+    origin = (member[..., None] * groups.translation[..., None, :, :]).sum(-2)
+    rotation = (member[..., None, None] * groups.rotation[..., None, :, :, :]).sum(-3)
+    frames = Rigid(rotation, origin)
     atoms = apply(frames, of_residues("ATOM14_POSITION", aatype).to(groups.translation.dtype))
     return atoms * of_residues("ATOM14_MASK", aatype)[..., None]

@@ -150,8 +150,8 @@ def distance_bounds(overlap_tolerance: float, deviations: float) -> DistanceBoun
     """
     bonds, angles = _read(_BONDS), _read(_ANGLES)
     pair = ATOM14_MASK[:, :, None] & ATOM14_MASK[:, None, :] & ~np.eye(14, dtype=bool)
-    reach = np.round(ATOM14_RADIUS.astype(np.float64), 3)
-    lower = np.where(pair, reach[:, :, None] + reach[:, None, :] - overlap_tolerance, 0.0)
+    reach = ATOM14_RADIUS[:, :, None] + ATOM14_RADIUS[:, None, :]
+    lower = np.where(pair, reach - overlap_tolerance, 0.0)
     upper = np.where(pair, NO_BOUND, 0.0)
     for residue, name in enumerate(RESIDUES):
         lengths = {frozenset(atoms): (mean, spread) for atoms, mean, spread in bonds[name]}

@@ -1,15 +1,16 @@
 """Templates of a protein's sequence: the backbone of the structures that a search has hit."""
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.proteins.templates import Templates
 from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, UNKNOWN
 from bevatron.data.readers.proteins.hits import TemplateHits
 from bevatron.data.readers.proteins.structure import Structure
-from bevatron.typing import Array, IntArray
+from bevatron.typing import IntArray
 
 MAX_TEMPLATES = 20
 """Templates that are kept of a sequence."""
@@ -25,15 +26,15 @@ or another numbering."""
 _BACKBONE = {"N": 0, "CA": 1, "C": 2, "CB": 3}
 
 
-def template_arrays(
+def find_templates(
     query: str,
     hits: TemplateHits,
     structures: Callable[[str], Structure | None],
     *,
     before: dt.date | None = None,
     most: int = MAX_TEMPLATES,
-) -> dict[str, Array]:
-    """Take the atoms of the first T hits that can be templates (AlphaFold3, section 2.4, table 5).
+) -> Templates:
+    """Take the atoms of the first hits that can be templates (AlphaFold3, section 2.4, table 5).
 
     Parameters
     ----------
@@ -47,18 +48,35 @@ def template_arrays(
         Only entries released before this day; None for any. An entry without a date is left out.
     most
         How many to keep.
-
-    Returns
-    -------
-    dict
-        ``restype`` int8 [T, L], the gap where nothing is aligned; ``pseudo_beta`` float32
-        [T, L, 3], CB or CA of glycine, Å; ``pseudo_beta_mask`` bool [T, L]; ``backbone`` float32
-        [T, L, 3, 3], N, CA and C, Å; ``backbone_mask`` bool [T, L], whether all three are known.
     """
-    found: list[dict[str, Array]] = []
+    found = [
+        _template(structure, chain, pairs, len(query))
+        for structure, chain, pairs in usable_hits(
+            query, hits, structures, before=before, most=most
+        )
+    ]
+    # A first one without residues gives the shapes where there are no templates.
+    rows = [_empty(len(query)), *found]
+    return Templates(**{name: np.stack([row[name] for row in rows])[1:] for name in rows[0]})
+
+
+def usable_hits(
+    query: str,
+    hits: TemplateHits,
+    structures: Callable[[str], Structure | None],
+    *,
+    before: dt.date | None = None,
+    most: int = MAX_TEMPLATES,
+) -> Iterator[tuple[Structure, int, IntArray]]:
+    """Yield structure, chain and aligned residues of the first hits that can be templates.
+
+    Parameters as for `find_templates`; the residues are pairs (of the query, of the chain),
+    int64 [pairs, 2].
+    """
+    count = 0
     for hit in range(len(hits)):
-        if len(found) == most:
-            break
+        if count == most:
+            return
         pairs = hits.pairs_of(hit).astype(np.int64)
         pairs = pairs[pairs[:, 0] < len(query)]
         if len(pairs) < max(MIN_RESIDUES, MIN_SHARE * len(query)):
@@ -72,10 +90,8 @@ def template_arrays(
         placed = _placed(structure.sequence(chain), hits, hit, pairs)
         if placed is None or _is_copy(query, structure.sequence(chain), placed):
             continue
-        found.append(_template(structure, chain, placed, len(query)))
-    # A first one without residues gives the shapes where there are no templates.
-    rows = [_empty(len(query)), *found]
-    return {name: np.stack([row[name] for row in rows])[1:] for name in rows[0]}
+        count += 1
+        yield structure, chain, placed
 
 
 def _released_before(structure: Structure, day: dt.date | None) -> bool:
@@ -128,7 +144,7 @@ def _is_copy(query: str, sequence: str, pairs: IntArray) -> bool:
     return same and contiguous and len(pairs) > MAX_SHARE * len(query)
 
 
-def _empty(length: int) -> dict[str, Array]:
+def _empty(length: int) -> dict[str, Any]:
     return {
         "restype": np.full(length, GAP, dtype=np.int8),
         "pseudo_beta": np.zeros((length, 3), dtype=np.float32),
@@ -138,7 +154,7 @@ def _empty(length: int) -> dict[str, Array]:
     }
 
 
-def _template(structure: Structure, chain: int, pairs: IntArray, length: int) -> dict[str, Array]:
+def _template(structure: Structure, chain: int, pairs: IntArray, length: int) -> dict[str, Any]:
     """Put the atoms of a chain at the positions of the query."""
     position, known = _backbone(structure, chain)
     letters = structure.sequence(chain)

@@ -69,11 +69,18 @@ def torsions(
     )
     sin_cos = dihedral(torch.cat([atoms, chi], dim=-3))
     # Psi is that of O, which lies opposite the next residue's N.
-    sin_cos = sin_cos * sin_cos.new_tensor([1, 1, -1, 1, 1, 1, 1])[:, None]
-    turn = 1 - 2 * of_residues("CHI_PI_PERIODIC", known_type).to(sin_cos.dtype)
-    alternative = torch.cat([sin_cos[..., :3, :], sin_cos[..., 3:, :] * turn[..., None]], dim=-2)
+    psi, others = sin_cos[..., 2:3, :], sin_cos[..., 3:, :]
+    sin_cos = torch.cat([sin_cos[..., :2, :], -psi, others], dim=-2)
     chi_mask = of_residues("CHI_MASK", known_type) * chi_resolved.prod(-1)
-    return Torsions(sin_cos, alternative, torch.cat([mask, chi_mask], dim=-1))
+    return Torsions(sin_cos, exchanged(sin_cos, known_type), torch.cat([mask, chi_mask], dim=-1))
+
+
+def exchanged(
+    sin_cos: Float[Tensor, "*residues 7 2"], aatype: Int[Tensor, "*residues"]
+) -> Float[Tensor, "*residues 7 2"]:
+    """Return torsions after half a turn of the chi that exchanges two names."""
+    turn = 1 - 2 * of_residues("CHI_PI_PERIODIC", aatype.clamp(max=UNKNOWN)).to(sin_cos.dtype)
+    return torch.cat([sin_cos[..., :3, :], sin_cos[..., 3:, :] * turn[..., None]], dim=-2)
 
 
 def dihedral(atoms: Float[Tensor, "*angles 4 3"]) -> Float[Tensor, "*angles 2"]:

@@ -8,10 +8,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.kernels import conditioned_transition, layer_norm, layer_norm_linear
-from bevatron.models.alphafold3.projection import Projection, joined_bias
+from bevatron.models.common.folding import LayerNorm, Linear
 
 GATE_BIAS = -2.0
 """Initial bias of output gates: a new block hardly changes its input."""
+
+
+def output_gate(condition_width: int, width: int) -> Linear:
+    """Build the linear layer whose sigmoid gates an update: weights 0, bias `GATE_BIAS`."""
+    layer = Linear(condition_width, width, init="final")
+    nn.init.constant_(layer.bias, GATE_BIAS)
+    return layer
 
 
 class AdaptiveNorm(nn.Module):
@@ -30,17 +37,17 @@ class AdaptiveNorm(nn.Module):
 
     def __init__(self, width: int, condition_width: int) -> None:
         super().__init__()
-        self.condition_norm = nn.Parameter(torch.ones(condition_width))
-        self.scale = Projection(condition_width, width, bias=True, start="zeros")
-        self.shift = Projection(condition_width, width, start="zeros")
+        self.condition_norm = LayerNorm(condition_width, bias=False)
+        self.scale = Linear(condition_width, width, init="final")
+        self.shift = Linear(condition_width, width, bias=False, init="final")
 
     def forward(
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
         """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
         weight = torch.cat([self.scale.weight, self.shift.weight])
-        bias = joined_bias(s, self.scale, self.shift)
-        both = layer_norm_linear(s, self.condition_norm, None, weight, bias)
+        bias = torch.cat([self.scale.bias, torch.zeros_like(self.scale.bias)])
+        both = layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
         scale, shift = both.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)
 
@@ -62,12 +69,10 @@ class ConditionedTransition(nn.Module):
     def __init__(self, width: int, condition_width: int, factor: int = 2) -> None:
         super().__init__()
         self.norm = AdaptiveNorm(width, condition_width)
-        self.gate = Projection(width, factor * width, start="relu")
-        self.up = Projection(width, factor * width, start="relu")
-        self.down = Projection(factor * width, width)
-        self.output_gate = Projection(
-            condition_width, width, bias=True, start="zeros", start_bias=GATE_BIAS
-        )
+        self.gate = Linear(width, factor * width, bias=False, init="he")
+        self.up = Linear(width, factor * width, bias=False, init="he")
+        self.down = Linear(factor * width, width, bias=False)
+        self.output_gate = output_gate(condition_width, width)
 
     def forward(
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
@@ -76,7 +81,7 @@ class ConditionedTransition(nn.Module):
         return conditioned_transition(
             a,
             s.expand(*a.shape[:-1], s.shape[-1]),
-            self.norm.condition_norm,
+            self.norm.condition_norm.weight,
             self.norm.scale.weight,
             self.norm.scale.bias,
             self.norm.shift.weight,

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from bevatron.kernels import layer_norm, layer_norm_linear
+from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.atom_transformer import AtomTransformer
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of
 from bevatron.models.alphafold3.config_diffusion import AtomConfig
-from bevatron.models.alphafold3.projection import Projection
+from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear
 
 ELEMENTS, NAME_CHARACTERS, NAME_LENGTH = 128, 64, 4
 """Classes of ``ref_element``, and of each of the characters of ``ref_atom_name_chars``."""
@@ -52,15 +52,15 @@ class TrunkToAtoms(nn.Module):
 
     def __init__(self, config: AtomConfig, single_width: int, pair_width: int) -> None:
         super().__init__()
-        self.single_norm = nn.Parameter(torch.ones(single_width))
-        self.single = Projection(single_width, config.width, start="zeros")
-        self.pair_norm = nn.Parameter(torch.ones(pair_width))
-        self.pair = Projection(pair_width, config.pair_width, start="zeros")
-        self.coordinates = Projection(3, config.width)
+        self.single_norm = LayerNorm(single_width, bias=False)
+        self.single = Linear(single_width, config.width, bias=False, init="final")
+        self.pair_norm = LayerNorm(pair_width, bias=False)
+        self.pair = Linear(pair_width, config.pair_width, bias=False, init="final")
+        self.coordinates = Linear(3, config.width, bias=False)
 
     def singles(self, s: Float[Tensor, "*batch N D"], tokens: AtomTokens) -> Tensor:
         """Give every atom what the trunk says of its token, [..., 1, A, C]."""
-        rows = layer_norm_linear(s, self.single_norm, None, self.single.weight)
+        rows = layer_norm_linear(s, *self.single_norm.parts, self.single.weight)
         return tokens.spread(rows[..., None, :, :])
 
     def pairs(
@@ -68,7 +68,7 @@ class TrunkToAtoms(nn.Module):
     ) -> Float[Tensor, "*batch W Q K P"]:
         """Give every pair of atoms in a window what the trunk says of their tokens."""
         N = z.shape[-2]
-        rows = layer_norm_linear(z, self.pair_norm, None, self.pair.weight)
+        rows = layer_norm_linear(z, *self.pair_norm.parts, self.pair.weight)
         query = queries_of(token[..., None])
         key = keys_of(token[..., None]).transpose(-1, -2)
         sample = torch.arange(z[..., 0, 0, 0].numel(), device=z.device)
@@ -88,29 +88,33 @@ class AtomEncoder(nn.Module):
     trunk_widths
         Channels of the trunk's single and pair representation for the diffusion module's encoder,
         which also takes coordinates; None for the encoder of the input embedder.
+    checkpointing
+        What the backward pass computes again.
     """
 
     def __init__(
-        self, config: AtomConfig, token_width: int, trunk_widths: tuple[int, int] | None = None
+        self,
+        config: AtomConfig,
+        token_width: int,
+        trunk_widths: tuple[int, int] | None,
+        checkpointing: Checkpointing,
     ) -> None:
         super().__init__()
         C, P = config.width, config.pair_width
-        self.position = Projection(3, C)
-        self.charge = Projection(1, C)
-        self.features = Projection(1 + ELEMENTS + NAME_LENGTH * NAME_CHARACTERS, C)
-        self.offset = Projection(3, P)
-        self.inverse_distance = Projection(1, P)
-        self.same_space = Projection(1, P)
+        self.position = Linear(3, C, bias=False)
+        self.charge = Linear(1, C, bias=False)
+        self.features = Linear(1 + ELEMENTS + NAME_LENGTH * NAME_CHARACTERS, C, bias=False)
+        self.offset = Linear(3, P, bias=False)
+        self.inverse_distance = Linear(1, P, bias=False)
+        self.same_space = Linear(1, P, bias=False)
         self.trunk = None if trunk_widths is None else TrunkToAtoms(config, *trunk_widths)
-        self.pair_of_query = Projection(C, P)
-        self.pair_of_key = Projection(C, P)
+        self.pair_of_query = Linear(C, P, bias=False)
+        self.pair_of_key = Linear(C, P, bias=False)
         self.pair_mlp = nn.ModuleList(
-            Projection(P, P, start=start) for start in ("relu", "relu", "zeros")
+            Linear(P, P, bias=False, init=init) for init in ("he", "he", "final")
         )
-        self.transformer = AtomTransformer(
-            C, P, config.num_heads, config.num_blocks, checkpointed=config.checkpointed
-        )
-        self.to_tokens = Projection(C, token_width)
+        self.transformer = AtomTransformer(C, P, config.num_heads, config.num_blocks, checkpointing)
+        self.to_tokens = Linear(C, token_width, bias=False)
 
     def describe(
         self,
@@ -207,20 +211,22 @@ class AtomDecoder(nn.Module):
         Widths, heads and blocks.
     token_width
         T.
+    checkpointing
+        What the backward pass computes again.
     """
 
-    def __init__(self, config: AtomConfig, token_width: int) -> None:
+    def __init__(self, config: AtomConfig, token_width: int, checkpointing: Checkpointing) -> None:
         super().__init__()
-        self.from_tokens = Projection(token_width, config.width)
+        self.from_tokens = Linear(token_width, config.width, bias=False)
         self.transformer = AtomTransformer(
             config.width,
             config.pair_width,
             config.num_heads,
             config.num_blocks,
-            checkpointed=config.checkpointed,
+            checkpointing,
         )
-        self.norm = nn.Parameter(torch.ones(config.width))
-        self.update = Projection(config.width, 3)
+        self.norm = LayerNorm(config.width, bias=False)
+        self.update = Linear(config.width, 3, bias=False)
 
     def forward(
         self, a: Float[Tensor, "*batch M N T"], q: Float[Tensor, "*batch M A C"], atoms: Atoms
@@ -239,5 +245,5 @@ class AtomDecoder(nn.Module):
         q = q + atoms.tokens.spread(self.from_tokens(a))
         q = self.transformer(q, atoms.c, atoms.p, atoms.mask)
         wide = torch.promote_types(q.dtype, torch.float32)
-        update: Tensor = self.update(layer_norm(q.to(wide), self.norm))
+        update: Tensor = self.update(self.norm(q.to(wide)))
         return update

@@ -8,19 +8,22 @@ Legend: M copies, A atoms, W windows of Q = 32 queries and K = 128 keys, C chann
 a pair, H heads.
 """
 
+from functools import partial
+
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import pair_attention
-from bevatron.models.alphafold3.adaptive import GATE_BIAS, AdaptiveNorm, ConditionedTransition
+from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
 from bevatron.models.alphafold3.atom_windows import keys_of, queries_of, rows_of
 from bevatron.models.alphafold3.diffusion_transformer import (
-    AttentionProjections,
+    ConditionedBias,
     DiffusionBlock,
-    PairBias,
-    run_block,
+    biases_of,
 )
-from bevatron.models.alphafold3.projection import Projection, joined
+from bevatron.models.common.folding import Checkpointing, Linear, run_stack
 
 
 class WindowAttention(nn.Module):
@@ -42,31 +45,37 @@ class WindowAttention(nn.Module):
         self.num_heads = num_heads
         self.norm = AdaptiveNorm(width, width)
         self.key_norm = AdaptiveNorm(width, width)
-        self.attention = AttentionProjections(width)
-        self.bias = PairBias(pair_width, num_heads)
-        self.output_gate = Projection(width, width, bias=True, start="zeros", start_bias=GATE_BIAS)
+        self.q = Linear(width, width, init="glorot")
+        self.k = Linear(width, width, bias=False, init="glorot")
+        self.v = Linear(width, width, bias=False, init="glorot")
+        self.gate = Linear(width, width, bias=False, init="gating")
+        self.out = Linear(width, width, bias=False)
+        self.bias = ConditionedBias(pair_width, num_heads)
+        self.output_gate = output_gate(width, width)
 
     def forward(
         self,
         a: Float[Tensor, "*batch M A C"],
         c: Float[Tensor, "*batch _ A C"],
-        p: Float[Tensor, "*batch W Q K P"],
+        bias: Float[Tensor, "*batch W H Q K"],
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
-        """Return the update, to be added to a; masked atoms are no keys."""
-        layers, (M, A) = self.attention, a.shape[-3:-1]
+        """Return the update, to be added to a; masked atoms are no keys.
+
+        ``bias`` is that of every window's pairs, of `biases_of`.
+        """
+        M, A = a.shape[-3:-1]
         a = self.norm(a, c)
-        rows = queries_of(joined(a, layers.query, layers.gate))
-        around = keys_of(joined(self.key_norm(a, c), layers.key, layers.value))
+        rows = queries_of(_joined(a, self.q.weight, self.gate.weight, bias=self.q.bias))
+        around = keys_of(_joined(self.key_norm(a, c), self.k.weight, self.v.weight))
         parts = (*rows.chunk(2, -1), *around.chunk(2, -1))
         q, gate, k, v = (self._in_windows(x) for x in parts)
-        bias = self.bias(p)
         keep = keys_of(mask[..., None])[..., 0].reshape(-1, 1, k.shape[2]).expand(-1, M, -1)
         attended = pair_attention(
             q, k, v, bias.reshape(-1, 1, *bias.shape[-3:]), keep, gate=gate, layout="BSNHD"
         )
-        windows = attended.reshape(*p.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
-        update: Tensor = layers.output(rows_of(windows.flatten(-2), A))
+        windows = attended.reshape(*bias.shape[:-3], *attended.shape[1:]).movedim(-5, -4)
+        update: Tensor = self.out(rows_of(windows.flatten(-2), A))
         output_gate: Tensor = self.output_gate(c).sigmoid()
         return output_gate * update
 
@@ -85,8 +94,8 @@ class AtomTransformer(nn.Module):
         C and P.
     num_heads, num_blocks
         H, and how many.
-    checkpointed
-        Whether the backward pass recomputes the inside of each block.
+    checkpointing
+        What the backward pass computes again.
     """
 
     def __init__(
@@ -95,14 +104,15 @@ class AtomTransformer(nn.Module):
         pair_width: int,
         num_heads: int,
         num_blocks: int,
-        *,
-        checkpointed: bool = False,
+        checkpointing: Checkpointing,
     ) -> None:
         super().__init__()
-        self.checkpointed = checkpointed
+        self.checkpointing = checkpointing
         self.blocks = nn.ModuleList(
             DiffusionBlock(
-                WindowAttention(width, pair_width, num_heads), ConditionedTransition(width, width)
+                WindowAttention(width, pair_width, num_heads),
+                ConditionedTransition(width, width),
+                checkpointing,
             )
             for _ in range(num_blocks)
         )
@@ -115,6 +125,19 @@ class AtomTransformer(nn.Module):
         mask: Bool[Tensor, "*batch A"],
     ) -> Float[Tensor, "*batch M A C"]:
         """Update atoms; c may have one copy for all."""
-        for block in self.blocks:
-            q = run_block(block, q, c, p, mask, checkpointed=self.checkpointed)
-        return q
+        biases = biases_of(p, [block.get_submodule("attention.bias") for block in self.blocks])
+        blocks = [
+            partial(block, s=c, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, biases, strict=True)
+        ]
+        return run_stack(self.checkpointing, blocks, q)
+
+
+def _joined(
+    x: Float[Tensor, "*rows C"], *weights: Tensor, bias: Tensor | None = None
+) -> Float[Tensor, "*rows _"]:
+    """Apply several layers to the same rows in one matmul; the first may have a bias."""
+    weight = torch.cat(weights).to(x.dtype)
+    if bias is not None:
+        bias = F.pad(bias.to(x.dtype), (0, len(weight) - len(bias)))
+    return F.linear(x, weight, bias)

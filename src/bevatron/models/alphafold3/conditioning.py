@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.config_diffusion import TrunkWidths
-from bevatron.models.alphafold3.projection import Projection
 from bevatron.models.alphafold3.relative_position import RelativePositionEncoding
-from bevatron.models.alphafold3.transition import Transition
+from bevatron.models.common.folding import LayerNorm, Linear, Transition
 
 SEED_OF_NOISE_EMBEDDING = 42
 
@@ -58,14 +57,14 @@ class DiffusionConditioning(nn.Module):
         super().__init__()
         C, P = widths.single, widths.pair
         self.relative_position = RelativePositionEncoding(P)
-        self.pair_norm = nn.Parameter(torch.ones(2 * P))
-        self.pair = Projection(2 * P, P)
+        self.pair_norm = LayerNorm(2 * P, bias=False)
+        self.pair = Linear(2 * P, P, bias=False)
         self.pair_transitions = nn.ModuleList(Transition(P, 2) for _ in range(2))
-        self.single_norm = nn.Parameter(torch.ones(C + widths.inputs))
-        self.single = Projection(C + widths.inputs, C)
+        self.single_norm = LayerNorm(C + widths.inputs, bias=False)
+        self.single = Linear(C + widths.inputs, C, bias=False)
         self.noise_embedding = NoiseEmbedding(noise_width)
-        self.noise_norm = nn.Parameter(torch.ones(noise_width))
-        self.noise = Projection(noise_width, C)
+        self.noise_norm = LayerNorm(noise_width, bias=False)
+        self.noise = Linear(noise_width, C, bias=False)
         self.single_transitions = nn.ModuleList(Transition(C, 2) for _ in range(2))
 
     def pairs(
@@ -73,7 +72,7 @@ class DiffusionConditioning(nn.Module):
     ) -> Float[Tensor, "*batch N N P"]:
         """Condition pairs of the trunk on relative positions (lines 1 to 5)."""
         both = torch.cat([z, self.relative_position(batch).to(z.dtype)], -1)
-        z = layer_norm_linear(both, self.pair_norm, None, self.pair.weight)
+        z = layer_norm_linear(both, *self.pair_norm.parts, self.pair.weight)
         for transition in self.pair_transitions:
             z = z + transition(z)
         return z
@@ -83,7 +82,7 @@ class DiffusionConditioning(nn.Module):
     ) -> Float[Tensor, "*batch N C"]:
         """Join the trunk's single representation and the input embedding (lines 6 and 7)."""
         both = torch.cat([s, s_inputs.to(s.dtype)], -1)
-        return layer_norm_linear(both, self.single_norm, None, self.single.weight)
+        return layer_norm_linear(both, *self.single_norm.parts, self.single.weight)
 
     def at_noise(
         self, singles: Float[Tensor, "*batch N C"], noise: Float[Tensor, "*batch M"]
@@ -98,7 +97,7 @@ class DiffusionConditioning(nn.Module):
             c_noise of `edm.preconditioning`.
         """
         level = self.noise_embedding(noise).to(singles.dtype)
-        level = layer_norm_linear(level, self.noise_norm, None, self.noise.weight)
+        level = layer_norm_linear(level, *self.noise_norm.parts, self.noise.weight)
         s = singles[..., None, :, :] + level[..., None, :]
         for transition in self.single_transitions:
             s = s + transition(s)

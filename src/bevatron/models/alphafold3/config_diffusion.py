@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from bevatron.models.alphafold3.config_trunk import PairConfig, PairformerConfig
+from bevatron.models.common.folding import Checkpointing
+
 
 @dataclass(frozen=True)
 class AtomConfig:
@@ -13,15 +16,12 @@ class AtomConfig:
         Channels of an atom and of a pair of atoms.
     num_heads, num_blocks
         Of the transformer.
-    checkpointed
-        Whether the backward pass recomputes the inside of each block.
     """
 
     width: int = 128
     pair_width: int = 16
     num_heads: int = 4
     num_blocks: int = 3
-    checkpointed: bool = True
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,11 @@ class TokenTransformerConfig:
         Channels of a token.
     num_heads, num_blocks
         Its sizes.
-    checkpointed
-        Whether the backward pass recomputes the inside of each block.
     """
 
     width: int = 768
     num_heads: int = 16
     num_blocks: int = 24
-    checkpointed: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,15 @@ class DiffusionConfig:
         That over tokens.
     noise_width
         Channels of the embedding of a noise level.
+    checkpointing
+        What the backward pass computes again.
     """
 
     encoder: AtomConfig = field(default_factory=AtomConfig)
     transformer: TokenTransformerConfig = field(default_factory=TokenTransformerConfig)
     decoder: AtomConfig = field(default_factory=AtomConfig)
     noise_width: int = 256
+    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing("all"))
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,17 @@ class ConfidenceConfig:
 
     Attributes
     ----------
-    num_blocks
-        Of its Pairformer.
+    pairformer
+        Its blocks, without dropout in published models.
     pae_bins, pde_bins, plddt_bins
         Classes of aligned errors, distance errors and lDDT.
     atoms_per_token
         The largest number of atoms in a token: rows of the weights per atom.
     """
 
-    num_blocks: int = 4
+    pairformer: PairformerConfig = field(
+        default_factory=lambda: PairformerConfig(num_blocks=4, pair=PairConfig(dropout=0.0))
+    )
     pae_bins: int = 64
     pde_bins: int = 64
     plddt_bins: int = 50

@@ -9,17 +9,16 @@ Legend: M copies, A atoms, N tokens, C channels of a single, P of a pair, I of t
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bevatron.kernels import layer_norm, layer_norm_linear
+from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3 import edm
 from bevatron.models.alphafold3.atom_attention import AtomDecoder, AtomEncoder, Atoms
 from bevatron.models.alphafold3.conditioning import DiffusionConditioning
 from bevatron.models.alphafold3.config_diffusion import DiffusionConfig, TrunkWidths
 from bevatron.models.alphafold3.diffusion_transformer import DiffusionTransformer
-from bevatron.models.alphafold3.projection import Projection
+from bevatron.models.common.folding import LayerNorm, Linear
 
 
 class Shared(NamedTuple):
@@ -29,8 +28,8 @@ class Shared(NamedTuple):
     ----------
     singles
         The condition of tokens before the noise level is added.
-    pairs
-        The conditioned pairs.
+    biases
+        What the conditioned pairs add in the attention of each block of the token transformer.
     atoms
         Conditions and pairs of atoms.
     mask
@@ -38,7 +37,7 @@ class Shared(NamedTuple):
     """
 
     singles: Float[Tensor, "*batch N C"]
-    pairs: Float[Tensor, "*batch N N P"]
+    biases: list[Float[Tensor, "*batch H N N"]]
     atoms: Atoms
     mask: Bool[Tensor, "*batch N"]
 
@@ -58,19 +57,21 @@ class DiffusionModule(nn.Module):
         super().__init__()
         token = config.transformer
         self.conditioning = DiffusionConditioning(widths, config.noise_width)
-        self.encoder = AtomEncoder(config.encoder, token.width, (widths.single, widths.pair))
-        self.single_norm = nn.Parameter(torch.ones(widths.single))
-        self.single = Projection(widths.single, token.width, start="zeros")
+        self.encoder = AtomEncoder(
+            config.encoder, token.width, (widths.single, widths.pair), config.checkpointing
+        )
+        self.single_norm = LayerNorm(widths.single, bias=False)
+        self.single = Linear(widths.single, token.width, bias=False, init="final")
         self.transformer = DiffusionTransformer(
             token.width,
             widths.single,
             widths.pair,
             token.num_heads,
             token.num_blocks,
-            checkpointed=token.checkpointed,
+            config.checkpointing,
         )
-        self.token_norm = nn.Parameter(torch.ones(token.width))
-        self.decoder = AtomDecoder(config.decoder, token.width)
+        self.token_norm = LayerNorm(token.width, bias=False)
+        self.decoder = AtomDecoder(config.decoder, token.width, config.checkpointing)
 
     def describe(
         self,
@@ -92,7 +93,7 @@ class DiffusionModule(nn.Module):
         pairs = self.conditioning.pairs(batch, z)
         atoms = self.encoder.describe(batch, s, pairs)
         singles = self.conditioning.singles(s_inputs, s)
-        return Shared(singles, pairs, atoms, batch["token_mask"])
+        return Shared(singles, self.transformer.biases(pairs), atoms, batch["token_mask"])
 
     def forward(
         self,
@@ -115,7 +116,7 @@ class DiffusionModule(nn.Module):
         skip, out, in_ = (factor[..., None, None] for factor in factors[:3])
         s = self.conditioning.at_noise(shared.singles, factors.noise)
         a, q = self.encoder(shared.atoms, in_ * x)
-        a = a + layer_norm_linear(s, self.single_norm, None, self.single.weight)
-        a = self.transformer(a, s, shared.pairs, shared.mask)
-        update: Tensor = self.decoder(layer_norm(a, self.token_norm), q, shared.atoms)
+        a = a + layer_norm_linear(s, *self.single_norm.parts, self.single.weight)
+        a = self.transformer(a, s, shared.biases, shared.mask)
+        update: Tensor = self.decoder(self.token_norm(a), q, shared.atoms)
         return skip * x + out * update.to(x.dtype)

@@ -1,47 +1,62 @@
 """The transformer over tokens of the diffusion module (AlphaFold3, algorithms 23 and 24).
 
-Noisy copies of one structure share the pair z: a bias is computed once per block and the copies are
-the rows of the attention operator, which sums the bias's gradient over them.
+Noisy copies of one structure share the pair z: biases are computed once for all of them and the
+copies are the rows of the attention operator, which sums a bias's gradient over them.
 
 Legend: M copies, N tokens, C channels of a token, D of its condition, P of a pair, H heads.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
-from bevatron.models.alphafold3.adaptive import GATE_BIAS, AdaptiveNorm, ConditionedTransition
-from bevatron.models.alphafold3.projection import Projection
-
-
-class AttentionProjections(nn.Module):
-    """Queries (with a bias), keys, values, gate and output of an attention of full width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.query = Projection(width, width, bias=True)
-        self.key = Projection(width, width)
-        self.value = Projection(width, width)
-        self.gate = Projection(width, width, start="zeros")
-        self.output = Projection(width, width)
+from bevatron.kernels import layer_norm_linear
+from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransition, output_gate
+from bevatron.models.common.folding import (
+    Checkpointing,
+    GatedAttention,
+    LayerNorm,
+    Linear,
+    checkpointed,
+    run_stack,
+)
 
 
-class PairBias(nn.Module):
-    """A bias per head from the pair: ``W LayerNorm(z)``, the norm without a bias."""
+class ConditionedBias(nn.Module):
+    """Weights of a bias per head from the pair, ``W LayerNorm(z)``, the norm without a bias."""
 
     def __init__(self, pair_width: int, num_heads: int) -> None:
         super().__init__()
-        self.norm = nn.Parameter(torch.ones(pair_width))
-        self.projection = Projection(pair_width, num_heads)
+        self.norm = LayerNorm(pair_width, bias=False)
+        self.linear = Linear(pair_width, num_heads, bias=False)
 
-    def forward(self, z: Float[Tensor, "*pairs Q K P"]) -> Float[Tensor, "*pairs H Q K"]:
-        """Map pairs of queries and keys to one number per head."""
-        per_head: Tensor = layer_norm_linear(z, self.norm, None, self.projection.weight)
-        return per_head.movedim(-1, -3)
+    @property
+    def weight(self) -> Float[Tensor, "H P"]:
+        """Of the layer for rows that are normalised but not scaled."""
+        return self.linear.weight * self.norm.weight
+
+
+def biases_of(
+    z: Float[Tensor, "*pairs Q K P"], layers: Iterable[nn.Module]
+) -> list[Float[Tensor, "*pairs H Q K"]]:
+    """Compute the biases of all blocks of a stack, reading the pair once.
+
+    A norm's weight is multiplied into the layer behind it: blocks differ in the matmul alone.
+
+    Parameters
+    ----------
+    z
+        The pair.
+    layers
+        Each block's `ConditionedBias`, all with the same number of heads.
+    """
+    weights = [cast("ConditionedBias", layer).weight for layer in layers]
+    biases = layer_norm_linear(z, None, None, torch.cat(weights)).chunk(len(weights), -1)
+    return [bias.movedim(-1, -3) for bias in biases]
 
 
 class ConditionedAttention(nn.Module):
@@ -62,40 +77,49 @@ class ConditionedAttention(nn.Module):
 
     def __init__(self, width: int, condition_width: int, pair_width: int, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
         self.norm = AdaptiveNorm(width, condition_width)
-        self.attention = AttentionProjections(width)
-        self.bias = PairBias(pair_width, num_heads)
-        self.output_gate = Projection(
-            condition_width, width, bias=True, start="zeros", start_bias=GATE_BIAS
+        self.attention = GatedAttention(
+            width, num_heads, width // num_heads, norm=False, q_bias=True
         )
+        # Not zero: the gate below is almost closed at first.
+        self.attention.out = Linear(width, width, bias=False)
+        self.bias = ConditionedBias(pair_width, num_heads)
+        self.output_gate = output_gate(condition_width, width)
 
     def forward(
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        z: Float[Tensor, "*batch N N P"],
+        bias: Float[Tensor, "*batch H N N"],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Return the update, to be added to a; masked tokens are no keys."""
-        M, N, C = a.shape[-3:]
-        layers = self.attention
-        rows = qkvg(
-            self.norm(a, s),
-            layers.query.weight,
-            layers.key.weight,
-            layers.value.weight,
-            layers.gate.weight,
-            q_bias=layers.query.bias,
-        )
-        heads = (self.num_heads, C // self.num_heads)
-        q, k, v, gate = (x.reshape(-1, M, N, C).unflatten(-1, heads) for x in rows)
-        bias = self.bias(z).reshape(-1, 1, self.num_heads, N, N)
-        keep = mask.reshape(-1, 1, N).expand(-1, M, N)
-        attended = pair_attention(q, k, v, bias, keep, gate=gate, layout="BSNHD")
-        update: Tensor = layers.output(attended.reshape(a.shape))
-        output_gate: Tensor = self.output_gate(s).sigmoid()
-        return output_gate * update
+        """Return the update, to be added to a; masked tokens are no keys.
+
+        ``bias`` is b(z), of `biases_of`.
+        """
+        keys = mask[..., None, :].expand(a.shape[:-1])
+        update: Tensor = self.attention(self.norm(a, s), bias, keys)
+        gate: Tensor = self.output_gate(s).sigmoid()
+        return gate * update
+
+
+class DiffusionBlock(nn.Module):
+    """``a += attention(a, s, bias)``, then ``a += transition(a, s)``: of tokens or of atoms."""
+
+    def __init__(
+        self, attention: nn.Module, transition: ConditionedTransition, checkpointing: Checkpointing
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.transition = transition
+        self.checkpointing = checkpointing
+
+    def forward(self, a: Tensor, s: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+        """Update rows."""
+        policy = self.checkpointing
+        a = a + checkpointed(policy, "attention_pair_bias", self.attention)(a, s, bias, mask)
+        update: Tensor = checkpointed(policy, "transition", self.transition)(a, s)
+        return a + update
 
 
 class DiffusionTransformer(nn.Module):
@@ -110,8 +134,8 @@ class DiffusionTransformer(nn.Module):
         C, D and P.
     num_heads, num_blocks
         H, and how many.
-    checkpointed
-        Whether the backward pass recomputes the inside of each block.
+    checkpointing
+        What the backward pass computes again.
     """
 
     def __init__(
@@ -121,50 +145,33 @@ class DiffusionTransformer(nn.Module):
         pair_width: int,
         num_heads: int,
         num_blocks: int,
-        *,
-        checkpointed: bool = False,
+        checkpointing: Checkpointing,
     ) -> None:
         super().__init__()
-        self.checkpointed = checkpointed
+        self.checkpointing = checkpointing
         self.blocks = nn.ModuleList(
             DiffusionBlock(
                 ConditionedAttention(width, condition_width, pair_width, num_heads),
                 ConditionedTransition(width, condition_width),
+                checkpointing,
             )
             for _ in range(num_blocks)
         )
+
+    def biases(self, z: Float[Tensor, "*batch N N P"]) -> list[Float[Tensor, "*batch H N N"]]:
+        """Compute the biases of all blocks, which all copies and noise levels share."""
+        return biases_of(z, [block.get_submodule("attention.bias") for block in self.blocks])
 
     def forward(
         self,
         a: Float[Tensor, "*batch M N C"],
         s: Float[Tensor, "*batch M N D"],
-        z: Float[Tensor, "*batch N N P"],
+        biases: Sequence[Float[Tensor, "*batch H N N"]],
         mask: Bool[Tensor, "*batch N"],
     ) -> Float[Tensor, "*batch M N C"]:
-        """Update tokens of all copies."""
-        for block in self.blocks:
-            a = run_block(block, a, s, z, mask, checkpointed=self.checkpointed)
-        return a
-
-
-class DiffusionBlock(nn.Module):
-    """``a += attention(a, s, z)``, then ``a += transition(a, s)``: of tokens or of atoms."""
-
-    def __init__(self, attention: nn.Module, transition: ConditionedTransition) -> None:
-        super().__init__()
-        self.attention = attention
-        self.transition = transition
-
-    def forward(self, a: Tensor, s: Tensor, z: Tensor, mask: Tensor) -> Tensor:
-        """Update rows."""
-        a = a + self.attention(a, s, z, mask)
-        update: Tensor = self.transition(a, s)
-        return a + update
-
-
-def run_block(block: Callable[..., Tensor], *inputs: Tensor, checkpointed: bool) -> Tensor:
-    """Run a block; with ``checkpointed`` its inside is computed again in the backward pass."""
-    if checkpointed and torch.is_grad_enabled():
-        found: Tensor = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return found
-    return block(*inputs)
+        """Update tokens of all copies, with what `biases` gives; padded tokens are masked."""
+        blocks = [
+            partial(block, s=s, bias=bias, mask=mask)
+            for block, bias in zip(self.blocks, biases, strict=True)
+        ]
+        return run_stack(self.checkpointing, blocks, a)

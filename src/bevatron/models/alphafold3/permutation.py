@@ -5,8 +5,8 @@ bonds: section 4.2 of the AlphaFold3 supplement. It is done once a step, on the 
 mini-rollout, before any loss. Nothing here asks the device for a number.
 
 A **molecule** is a chain, or several joined by covalent bonds; molecules of one entity are copies
-of each other. Besides the fields of the contract a sample brings, for its A cropped atoms, N tokens
-and M molecules of which something is in the crop:
+of each other. A sample brings, for its A cropped atoms, N tokens and M molecules of which
+something is in the crop:
 
 ========================  =================================================================
 ``molecule``              int64 [N]: the molecule of a token, 0 to M - 1
@@ -94,18 +94,21 @@ def exchange_copies(
     count_KM = _sum_over_molecules(seen.to(rollout.dtype), members)
     anchor = _anchor(batch, members, count_KM)
     # One candidate for each copy k of the anchor: the truth superposed so that it lies on it.
-    in_anchor = members.index_select(0, anchor.reshape(1)).squeeze(0)
+    in_anchor = members.index_select(0, anchor)
     rotation, translation = superposition(truth, predicted[None], (seen & in_anchor).to(truth))
     distance = _centre_distances(truth, predicted, seen, members, count_KM, rotation, translation)
     assigned = _assign(distance, anchor, batch, members)
     candidates = torch.cat([batch["molecule_copy"][None], assigned])
     deviation = _deviations(candidates, truth, predicted, seen, batch["molecule"])
-    exists = torch.arange(len(x_KA3), device=x_KA3.device) < batch["molecule_copies"][anchor]
+    exists = torch.arange(len(x_KA3), device=x_KA3.device) < batch["molecule_copies"].index_select(
+        0, anchor
+    )
     deviation[1:].masked_fill_(~exists, torch.inf)
     as_good = deviation <= deviation.amin() * (1 + _AS_GOOD) + _AS_GOOD**2
     exchanged = (candidates != batch["molecule_copy"]).sum(-1)
-    chosen = torch.where(as_good, exchanged, candidates.shape[1] + 1).argmin()
-    copy_of_atom = candidates[chosen][batch["molecule"]][batch["atom_to_token"]]
+    chosen = torch.where(as_good, exchanged, candidates.shape[1] + 1).argmin(keepdim=True)
+    of_molecule = candidates.index_select(0, chosen).squeeze(0)
+    copy_of_atom = of_molecule[batch["molecule"]][batch["atom_to_token"]]
     atoms = torch.arange(len(rollout), device=rollout.device)
     position = batch["copy_position"][copy_of_atom, atoms]
     return position, seen_KA[copy_of_atom, atoms] & batch["atom_mask"]
@@ -123,7 +126,7 @@ def _sum_over_molecules(
     return (value[..., None, :] * members).sum(-1)
 
 
-def _anchor(batch: Mapping[str, Tensor], members: Tensor, count_KM: Tensor) -> Int[Tensor, ""]:
+def _anchor(batch: Mapping[str, Tensor], members: Tensor, count_KM: Tensor) -> Int[Tensor, "1"]:
     """Choose the molecule to superpose by: a polymer, of few copies, of which much is seen."""
     size = members.sum(-1)
     ligand = (members & (batch["molecule_type"] == 3)).sum(-1)
@@ -135,7 +138,7 @@ def _anchor(batch: Mapping[str, Tensor], members: Tensor, count_KM: Tensor) -> I
     merit = (seen >= _ENOUGH_TO_SUPERPOSE).long() * 2 + polymer
     for more in (len(count_KM) - copies, seen, last):
         merit = (merit << 18) + more
-    return torch.where(copies > 0, merit, -1).argmax()
+    return torch.where(copies > 0, merit, -1).argmax(keepdim=True)
 
 
 def _centre_distances(
@@ -164,7 +167,7 @@ def _centre_distances(
 
 def _assign(
     distance: Float[Tensor, "K M K"],
-    anchor: Int[Tensor, ""],
+    anchor: Int[Tensor, "1"],
     batch: Mapping[str, Tensor],
     members: Bool[Tensor, "M N"],
 ) -> Int[Tensor, "K M"]:

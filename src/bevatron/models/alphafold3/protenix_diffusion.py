@@ -1,10 +1,8 @@
-"""Names of weights in Protenix's files and here: the diffusion module and its parts.
+"""Names of weights in Protenix's files and here: the diffusion module, the confidence head, atoms.
 
-A module lists how its parts are called there; a key's name is put together on the way down. What is
-not listed has the same name in both, as the numbers of blocks.
+`convert_keys` joins these tables with those of the trunk. An empty name stands where parts belong
+to the module itself.
 """
-
-from collections.abc import Iterator
 
 from torch import nn
 
@@ -12,19 +10,18 @@ from bevatron.models.alphafold3.adaptive import AdaptiveNorm, ConditionedTransit
 from bevatron.models.alphafold3.atom_attention import AtomDecoder, AtomEncoder, TrunkToAtoms
 from bevatron.models.alphafold3.atom_transformer import AtomTransformer, WindowAttention
 from bevatron.models.alphafold3.conditioning import DiffusionConditioning
+from bevatron.models.alphafold3.confidence import ConfidenceHead
 from bevatron.models.alphafold3.diffusion import DiffusionModule
 from bevatron.models.alphafold3.diffusion_transformer import (
-    AttentionProjections,
     ConditionedAttention,
+    ConditionedBias,
     DiffusionBlock,
-    PairBias,
 )
 from bevatron.models.alphafold3.relative_position import RelativePositionEncoding
-from bevatron.models.alphafold3.transition import Transition
+from bevatron.models.common.folding.published_names import ATTENTION
 
-ATTENTION = {
+CONDITIONED_ATTENTION = {
     "norm": "layernorm_a",
-    "attention": "attention",
     "bias": "",
     "output_gate": "linear_a_last",
 }
@@ -47,7 +44,7 @@ ENCODER = {
 
 NAMES: dict[type[nn.Module], dict[str, str]] = {
     AdaptiveNorm: {
-        "condition_norm": "layernorm_s.weight",
+        "condition_norm": "layernorm_s",
         "scale": "linear_s",
         "shift": "linear_nobias_s",
     },
@@ -58,25 +55,20 @@ NAMES: dict[type[nn.Module], dict[str, str]] = {
         "down": "linear_nobias_b",
         "output_gate": "linear_s",
     },
-    AttentionProjections: {
-        "query": "linear_q",
-        "key": "linear_k",
-        "value": "linear_v",
-        "gate": "linear_g",
-        "output": "linear_o",
-    },
-    PairBias: {"norm": "layernorm_z.weight", "projection": "linear_nobias_z"},
-    ConditionedAttention: ATTENTION,
-    WindowAttention: ATTENTION | {"key_norm": "layernorm_kv"},
+    ConditionedBias: {"norm": "layernorm_z", "linear": "linear_nobias_z"},
+    ConditionedAttention: CONDITIONED_ATTENTION,
+    WindowAttention: CONDITIONED_ATTENTION
+    | {ours: f"attention.{theirs}" for ours, theirs in ATTENTION.items()}
+    | {"key_norm": "layernorm_kv"},
     DiffusionBlock: {
         "attention": "attention_pair_bias",
         "transition": "conditioned_transition_block",
     },
     AtomTransformer: {"blocks": "diffusion_transformer.blocks"},
     TrunkToAtoms: {
-        "single_norm": "layernorm_s.weight",
+        "single_norm": "layernorm_s",
         "single": "linear_no_bias_s",
-        "pair_norm": "layernorm_z.weight",
+        "pair_norm": "layernorm_z",
         "pair": "linear_no_bias_z",
         "coordinates": "linear_no_bias_r",
     },
@@ -84,70 +76,47 @@ NAMES: dict[type[nn.Module], dict[str, str]] = {
     AtomDecoder: {
         "from_tokens": "linear_no_bias_a",
         "transformer": "atom_transformer",
-        "norm": "layernorm_q.weight",
+        "norm": "layernorm_q",
         "update": "linear_no_bias_out",
     },
-    Transition: {
-        "norm": "layernorm1",
-        "gate": "linear_no_bias_a",
-        "up": "linear_no_bias_b",
-        "down": "linear_no_bias",
-    },
-    RelativePositionEncoding: {"projection": "linear_no_bias"},
+    RelativePositionEncoding: {"linear": "linear_no_bias"},
     DiffusionConditioning: {
         "relative_position": "relpe",
-        "pair_norm": "layernorm_z.weight",
+        "pair_norm": "layernorm_z",
         "pair": "linear_no_bias_z",
         "pair_transitions.0": "transition_z1",
         "pair_transitions.1": "transition_z2",
-        "single_norm": "layernorm_s.weight",
+        "single_norm": "layernorm_s",
         "single": "linear_no_bias_s",
         "noise_embedding": "fourier_embedding",
-        "noise_norm": "layernorm_n.weight",
+        "noise_norm": "layernorm_n",
         "noise": "linear_no_bias_n",
         "single_transitions.0": "transition_s1",
         "single_transitions.1": "transition_s2",
     },
+    ConfidenceHead: {
+        "trunk_norm": "input_strunk_ln",
+        "column": "linear_no_bias_s1",
+        "row": "linear_no_bias_s2",
+        "distance_bin": "linear_no_bias_d",
+        "distance": "linear_no_bias_d_wo_onehot",
+        "pairformer": "pairformer_stack",
+        "pae_norm": "pae_ln",
+        "pde_norm": "pde_ln",
+        "plddt_norm": "plddt_ln",
+        "resolved_norm": "resolved_ln",
+        "pae": "linear_no_bias_pae",
+        "pde": "linear_no_bias_pde",
+        "plddt": "plddt_weight",
+        "resolved": "resolved_weight",
+    },
     DiffusionModule: {
         "conditioning": "diffusion_conditioning",
         "encoder": "atom_attention_encoder",
-        "single_norm": "layernorm_s.weight",
+        "single_norm": "layernorm_s",
         "single": "linear_no_bias_s",
         "transformer": "diffusion_transformer",
-        "token_norm": "layernorm_a.weight",
+        "token_norm": "layernorm_a",
         "decoder": "atom_attention_decoder",
     },
 }
-
-
-def protenix_names(module: nn.Module) -> dict[str, str]:
-    """Return Protenix's name of every key of a module's state dict.
-
-    Examples
-    --------
-    >>> protenix_names(Transition(8, 2))["up.weight"]
-    'linear_no_bias_b.weight'
-    """
-    return dict(_walk(module, "", ""))
-
-
-def _walk(module: nn.Module, ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    names = NAMES.get(type(module), {})
-    own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
-    for name in own:
-        yield ours + name, theirs + names.get(name, name)
-    for name, child in module.named_children():
-        yield from _walk_child(child, name, names, ours, theirs)
-
-
-def _walk_child(
-    child: nn.Module, name: str, names: dict[str, str], ours: str, theirs: str
-) -> Iterator[tuple[str, str]]:
-    if isinstance(child, nn.ModuleList):
-        for number, item in enumerate(child):
-            listed = f"{name}.{number}"
-            there = names.get(listed, f"{names.get(name, name)}.{number}")
-            yield from _walk(item, f"{ours}{listed}.", f"{theirs}{there}.")
-        return
-    there = names.get(name, name)
-    yield from _walk(child, f"{ours}{name}.", f"{theirs}{there}." if there else theirs)

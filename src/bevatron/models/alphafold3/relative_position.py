@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bevatron.models.alphafold3.projection import Projection
+from bevatron.models.common.folding import Linear
 
 FARTHEST, FARTHEST_COPY = 32, 2
 
@@ -18,7 +18,7 @@ class RelativePositionEncoding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         classes = 2 * (2 * FARTHEST + 2) + 1 + (2 * FARTHEST_COPY + 2)
-        self.projection = Projection(classes, width)
+        self.linear = Linear(classes, width, bias=False)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*batch N N P"]:
         """Encode every pair of tokens."""
@@ -30,7 +30,7 @@ class RelativePositionEncoding(nn.Module):
             entity[..., None],
             _classes(batch["sym_id"], FARTHEST_COPY, entity),
         ]
-        encoded: Tensor = self.projection(torch.cat(features, -1).to(self.projection.weight.dtype))
+        encoded: Tensor = self.linear(torch.cat(features, -1).to(self.linear.weight.dtype))
         return encoded
 
 

@@ -17,8 +17,8 @@ What the model gives (`outputs`, D noisy copies, R rollouts; leading axes of a b
 ==============  ======================  =======================================================
 
 A step without the confidence head leaves out the last five; its terms are left out too. The batch
-is that of the contract of `bevatron.data.proteins`; its ``position`` and ``resolved`` are the truth
-after the permutation alignment.
+is a `bevatron.data.proteins.complex_batch.ComplexBatch`, or any mapping of its tensors; its
+``position`` and ``resolved`` are the truth after `permutation.permute_truth`.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bevatron.models.alphafold3.edm import loss_weight
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
 
@@ -109,7 +110,6 @@ def total_loss(
     outputs: Mapping[str, Tensor],
     batch: Mapping[str, Tensor],
     weights: LossWeights,
-    structure_weight: Float[Tensor, "*batch"] | None = None,
 ) -> dict[str, Term]:
     """Compute every weighted term of the loss as a sum over structures and their number.
 
@@ -121,17 +121,16 @@ def total_loss(
     outputs
         What the model gives, as this module says.
     batch
-        A sample, or several with a leading axis.
+        A sample, or several with a leading axis; its ``weight`` is 0 of a structure that must not
+        count, and 1 otherwise.
     weights
         Of the stage.
-    structure_weight
-        1, or 0 of a structure that must not count; 1 if it is not given.
 
     Returns
     -------
     The terms with a weight above zero, by name.
     """
-    counted = torch.ones_like(batch["resolution"]) if structure_weight is None else structure_weight
+    counted = batch["weight"]
     count = counted.double().sum()
     of_terms = weights.of_terms()
     values = structure_losses(outputs, batch, [name for name, w in of_terms.items() if w > 0])
@@ -171,7 +170,7 @@ def _diffusion_losses(
 ) -> dict[str, Tensor]:
     predicted, truth, resolved = outputs["denoised"], batch["position"], batch["resolved"]
     predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
-    noise = diffusion.noise_weight(outputs["sigma"].to(predicted.dtype))
+    noise = loss_weight(outputs["sigma"].to(predicted.dtype))
     losses = {}
     if "mse" in names:
         weight = diffusion.atom_weights(

@@ -9,21 +9,6 @@ from torch import Tensor
 from bevatron.maths.superposition import superposed
 from bevatron.models.alphafold3.losses.atoms import gather_atoms
 
-SIGMA_DATA = 16.0
-"""Å."""
-
-KIND_WEIGHTS = (1.0, 6.0, 6.0, 11.0)
-"""Of an atom by ``molecule_type``: protein, RNA, DNA, ligand."""
-
-
-def noise_weight(sigma: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    r"""Weight of a copy by its noise: :math:`(s^2 + s_d^2) / (s\,s_d)^2` with s_d = 16 Å.
-
-    The supplement's equation 6 prints a sum in the denominator, which every implementation reads
-    as the product: only so is the loss of all noise levels of one size (Karras et al., 2022).
-    """
-    return (sigma.square() + SIGMA_DATA**2) / (sigma * SIGMA_DATA).square()
-
 
 def atom_weights(
     molecule_type: Int[Tensor, "*batch N"],
@@ -32,9 +17,9 @@ def atom_weights(
     dtype: torch.dtype,
 ) -> Float[Tensor, "*batch A"]:
     r"""Weights of atoms: 1 + 5 RNA + 5 DNA + 10 ligand, 0 where not resolved (equation 4)."""
-    of_kind = torch.tensor(KIND_WEIGHTS, dtype=dtype, device=molecule_type.device)
     kind = molecule_type.take_along_dim(atom_to_token, -1)
-    return of_kind[kind] * resolved
+    nucleic, ligand = (kind == 1) | (kind == 2), kind == 3
+    return (1 + 5 * nucleic.to(dtype) + 10 * ligand.to(dtype)) * resolved
 
 
 def aligned_squared_error(

@@ -1,5 +1,7 @@
 """Gated attention within rows with a bias that they share, and the bias that a pair gives."""
 
+from math import prod
+
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -96,17 +98,17 @@ class GatedAttention(nn.Module):
             q_bias=self.q.bias,
             norm=None if self.norm is None else self.norm.parts,
         )
-        S, N = x.shape[-3:-1]
-        heads = (-1, S, N, self.num_heads, self.head_width)
+        B, (S, N) = prod(x.shape[:-3]), x.shape[-3:-1]
+        heads = (B, S, N, self.num_heads, self.head_width)
         q, k, v, gate = (part.reshape(heads) for part in projected)
         attended = pair_attention(
             q,
             k,
             v,
-            bias=None if bias is None else bias.reshape(-1, 1, *bias.shape[-3:]),
-            mask=None if mask is None else mask.reshape(-1, S, N),
+            bias=None if bias is None else bias.reshape(B, 1, *bias.shape[-3:]),
+            mask=None if mask is None else mask.reshape(B, S, N),
             gate=gate,
             layout="BSNHD",
         )
-        update: Tensor = self.out(attended.reshape(*x.shape[:-1], -1))
+        update: Tensor = self.out(attended.reshape(*x.shape[:-1], self.num_heads * self.head_width))
         return update

@@ -1,0 +1,254 @@
+"""Sizes of an AlphaFold2, frozen and checked, and the published ones by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.hyper_parameters import check_ranges, preset_values
+
+
+@dataclass(frozen=True)
+class TriangleConfig:
+    """Sizes of what updates a pair representation from itself.
+
+    Attributes
+    ----------
+    hidden
+        Channels of the projections of triangle multiplication.
+    num_heads, head_width
+        Of triangle attention.
+    transition_factor
+        Hidden over input channels of the pair transition.
+    dropout
+        Rate of the dropout of triangle updates.
+    """
+
+    hidden: int = 128
+    num_heads: int = 4
+    head_width: int = 32
+    transition_factor: int = 4
+    dropout: float = 0.25
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden", "num_heads", "head_width", "transition_factor")
+        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
+        check_ranges(self, [("dropout", 0, 1)])
+
+
+@dataclass(frozen=True)
+class EvoformerConfig:
+    """Sizes of a stack of Evoformer blocks (algorithm 6) or of extra-MSA blocks (18).
+
+    Attributes
+    ----------
+    num_blocks
+        Blocks.
+    num_heads, head_width
+        Of row and column attention of the alignment.
+    transition_factor
+        Hidden over input channels of the alignment's transition.
+    outer_width
+        Channels of each projection of the outer product mean.
+    dropout
+        Rate of the dropout of row attention.
+    triangles
+        Updates of the pair.
+    """
+
+    num_blocks: int = 48
+    num_heads: int = 8
+    head_width: int = 32
+    transition_factor: int = 4
+    outer_width: int = 32
+    dropout: float = 0.15
+    triangles: TriangleConfig = TriangleConfig()
+
+    def __post_init__(self) -> None:
+        sizes = ("num_blocks", "num_heads", "head_width", "transition_factor", "outer_width")
+        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
+        check_ranges(self, [("dropout", 0, 1)])
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """Sizes of the template embedder (algorithms 16 and 17).
+
+    Attributes
+    ----------
+    num_blocks
+        Blocks of the pair stack.
+    num_heads, head_width
+        Of the attention of a pair over templates.
+    unit_vectors
+        Whether the pair features hold the unit vectors between residues; published models were
+        trained with zeros in their place.
+    triangles
+        Updates of a template's pair representation.
+    """
+
+    num_blocks: int = 2
+    num_heads: int = 4
+    head_width: int = 16
+    unit_vectors: bool = False
+    triangles: TriangleConfig = TriangleConfig(
+        hidden=64, num_heads=4, head_width=16, transition_factor=2
+    )
+
+    def __post_init__(self) -> None:
+        sizes = ("num_blocks", "num_heads", "head_width")
+        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
+
+
+@dataclass(frozen=True)
+class StructureConfig:
+    """Sizes of the structure module (algorithm 20).
+
+    Attributes
+    ----------
+    num_blocks
+        Times that its one block is applied.
+    num_heads, head_width
+        Of invariant point attention (algorithm 22).
+    num_query_points, num_value_points
+        Points of a head.
+    num_transition_layers
+        Transitions of three layers after each attention.
+    angle_width, num_angle_blocks
+        Hidden channels and residual blocks of the network of torsion angles.
+    position_scale
+        Å in a unit of the translations inside.
+    dropout
+        After attention and transition.
+    """
+
+    num_blocks: int = 8
+    num_heads: int = 12
+    head_width: int = 16
+    num_query_points: int = 4
+    num_value_points: int = 8
+    num_transition_layers: int = 1
+    angle_width: int = 128
+    num_angle_blocks: int = 2
+    position_scale: float = 10.0
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        sizes = [name for name in vars(self) if name not in {"position_scale", "dropout"}]
+        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
+        check_ranges(self, [("dropout", 0, 1)])
+
+
+EXTRA_MSA = EvoformerConfig(num_blocks=4, head_width=8)
+"""The published stack of the extra alignment: heads of 8, otherwise as the Evoformer."""
+
+
+EACH_BLOCK = Checkpointing("all")
+"""Every block is computed again in the backward pass."""
+
+
+@dataclass(frozen=True)
+class AlphaFold2Config:
+    """Everything that defines an AlphaFold2 apart from its weights; the defaults are published.
+
+    Attributes
+    ----------
+    c_m, c_z, c_s
+        Channels of the alignment, the pair and the single representation.
+    c_t, c_e
+        Channels of templates and of the extra alignment.
+    max_offset
+        Distances along the chain are clipped here for the relative positions (algorithm 4).
+    evoformer, extra_msa, templates, structure
+        The parts.
+    lddt_width
+        Hidden channels of the head that predicts lDDT.
+    aligned_error
+        Whether there is a head for the predicted aligned error, as in the "ptm" models.
+    checkpointing
+        What is computed again in the backward pass; the defaults keep no more than the input of
+        each block.
+    """
+
+    c_m: int = 256
+    c_z: int = 128
+    c_s: int = 384
+    c_t: int = 64
+    c_e: int = 64
+    max_offset: int = 32
+    evoformer: EvoformerConfig = EvoformerConfig()
+    extra_msa: EvoformerConfig = EXTRA_MSA
+    templates: TemplateConfig = TemplateConfig()
+    structure: StructureConfig = StructureConfig()
+    lddt_width: int = 128
+    aligned_error: bool = False
+    checkpointing: Checkpointing = EACH_BLOCK
+
+    def __post_init__(self) -> None:
+        sizes = ("c_m", "c_z", "c_s", "c_t", "c_e", "max_offset", "lddt_width")
+        check_ranges(self, ((name, 1, float("inf")) for name in sizes))
+
+    @classmethod
+    def preset(cls, name: str) -> Self:
+        """Return a configuration by its name.
+
+        ``alphafold2`` is the published model (93,229,082 parameters), ``alphafold2-ptm`` the one
+        with a head for the aligned error (93,237,338), ``small`` one for a CPU.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such preset.
+
+        Examples
+        --------
+        >>> AlphaFold2Config.preset("small").evoformer.num_blocks
+        4
+        """
+        return cls(**preset_values(PRESETS, name))
+
+
+_small_triangles = TriangleConfig(hidden=32, num_heads=2, head_width=16, transition_factor=2)
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "alphafold2": {},
+    "alphafold2-ptm": {"aligned_error": True},
+    "small": {
+        "c_m": 64,
+        "c_z": 32,
+        "c_s": 64,
+        "c_t": 16,
+        "c_e": 16,
+        "evoformer": EvoformerConfig(
+            num_blocks=4,
+            num_heads=4,
+            head_width=16,
+            transition_factor=2,
+            outer_width=8,
+            triangles=_small_triangles,
+        ),
+        "extra_msa": EvoformerConfig(
+            num_blocks=1,
+            num_heads=2,
+            head_width=8,
+            transition_factor=2,
+            outer_width=8,
+            triangles=_small_triangles,
+        ),
+        "templates": TemplateConfig(
+            num_blocks=1,
+            num_heads=2,
+            head_width=8,
+            triangles=TriangleConfig(hidden=16, num_heads=2, head_width=8, transition_factor=2),
+        ),
+        "structure": StructureConfig(
+            num_blocks=4, num_heads=4, head_width=8, angle_width=32, num_value_points=4
+        ),
+        "lddt_width": 32,
+    },
+}
+"""The configurations that `AlphaFold2Config.preset` knows."""
+
+FINE_TUNING_SIZES = ChainSizes(residues=384, msa_rows=508, extra_rows=5120)
+"""Of samples in fine-tuning; the defaults are those of initial training."""

@@ -1,0 +1,196 @@
+"""The Evoformer and the stack of the extra alignment; algorithms 6 and 18."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
+from bevatron.models.alphafold2.drops import Drops
+from bevatron.models.alphafold2.msa_attention import (
+    MSAColumnAttention,
+    MSAColumnGlobalAttention,
+    MSARowAttention,
+)
+from bevatron.models.common.folding import (
+    Checkpointing,
+    Linear,
+    OuterProductMean,
+    Transition,
+    TriangleAttention,
+    TriangleMultiplication,
+    add_dropped,
+    checkpointed,
+    run_stack,
+)
+
+Masks = Sequence[Tensor | None] | Tensor
+"""Dropout masks, or as many None."""
+
+Representations = tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"]]
+"""Alignment and pair."""
+
+NO_DROPOUT = (None,) * 4
+PAIR_UPDATES = 4
+"""Updates of the pair that have dropout."""
+
+
+class PairStack(nn.Module):
+    """Updates of the pair from itself; lines 6 to 10 of algorithm 6."""
+
+    def __init__(self, c_z: int, config: TriangleConfig) -> None:
+        super().__init__()
+        heads = (config.num_heads, config.head_width)
+        self.tri_mul_out = TriangleMultiplication(c_z, config.hidden, outgoing=True, bias=True)
+        self.tri_mul_in = TriangleMultiplication(c_z, config.hidden, outgoing=False, bias=True)
+        self.tri_att_start = TriangleAttention(c_z, *heads, starting=True, bias=True)
+        self.tri_att_end = TriangleAttention(c_z, *heads, starting=False, bias=True)
+        self.pair_transition = Transition(c_z, config.transition_factor, gated=False)
+
+    def forward(
+        self,
+        z: Float[Tensor, "*batch N N Z"],
+        mask: Bool[Tensor, "*batch N N"],
+        drops: Masks = NO_DROPOUT,
+    ) -> Float[Tensor, "*batch N N Z"]:
+        """Return the new pair."""
+        z = add_dropped(z, self.tri_mul_out(z, mask), drops[0])
+        z = add_dropped(z, self.tri_mul_in(z, mask), drops[1])
+        z = add_dropped(z, self.tri_att_start(z, mask), drops[2])
+        z = add_dropped(z, self.tri_att_end(z, mask), drops[3], "columns")
+        update: Tensor = self.pair_transition(z)
+        return z + update
+
+
+class EvoformerBlock(nn.Module):
+    """One block; algorithm 6, and 18 with another column attention.
+
+    Parameters
+    ----------
+    c_m, c_z
+        Channels of the alignment and the pair.
+    config
+        Sizes.
+    column
+        Attention over the rows of a column.
+    checkpointing
+        Which parts are computed again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        c_m: int,
+        c_z: int,
+        config: EvoformerConfig,
+        column: type[MSAColumnAttention | MSAColumnGlobalAttention],
+        checkpointing: Checkpointing,
+    ) -> None:
+        super().__init__()
+        heads = (config.num_heads, config.head_width)
+        self.checkpointed = partial(checkpointed, checkpointing)
+        self.msa_att_row = MSARowAttention(c_m, c_z, *heads)
+        self.msa_att_col = column(c_m, *heads)
+        self.msa_transition = Transition(c_m, config.transition_factor, gated=False)
+        self.outer_product_mean = OuterProductMean(c_m, config.outer_width, c_z, bias=True)
+        self.pair_stack = PairStack(c_z, config.triangles)
+
+    def forward(
+        self,
+        state: Representations,
+        msa_mask: Bool[Tensor, "*batch S N"],
+        pair_mask: Bool[Tensor, "*batch N N"],
+        row_drop: Float[Tensor, "*batch N M"] | None = None,
+        pair_drops: Masks = NO_DROPOUT,
+    ) -> Representations:
+        """Return the new alignment and pair."""
+        m, z = state
+        row = self.checkpointed("msa_row_attention", self.msa_att_row)
+        m = add_dropped(m, row(m, z, msa_mask), row_drop)
+        m = m + self.checkpointed("msa_column_attention", self.msa_att_col)(m, msa_mask)
+        m = m + self.checkpointed("transition", self.msa_transition)(m)
+        z = z + self.checkpointed("outer_product_mean", self.outer_product_mean)(m, msa_mask)
+        return m, self.checkpointed("pair_block", self.pair_stack)(z, pair_mask, pair_drops)
+
+
+class _Stack(nn.Module):
+    """Blocks one after another, with their dropout masks drawn at once."""
+
+    def __init__(
+        self,
+        c_m: int,
+        c_z: int,
+        config: EvoformerConfig,
+        column: type[MSAColumnAttention | MSAColumnGlobalAttention],
+        checkpointing: Checkpointing,
+    ) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.rates = (config.dropout, config.triangles.dropout)
+        self.blocks = nn.ModuleList(
+            EvoformerBlock(c_m, c_z, config, column, checkpointing)
+            for _ in range(config.num_blocks)
+        )
+
+    def run(
+        self, m: Tensor, z: Tensor, msa_mask: Tensor, pair_mask: Tensor, drops: Drops
+    ) -> Representations:
+        """Return the alignment and the pair after all blocks."""
+        count = len(self.blocks)
+        rows = drops.draw(m, count, self.rates[0])
+        pairs = drops.draw(z, PAIR_UPDATES * count, self.rates[1])
+        bound = [
+            partial(
+                block,
+                msa_mask=msa_mask,
+                pair_mask=pair_mask,
+                row_drop=row,
+                pair_drops=pairs[PAIR_UPDATES * i :][:PAIR_UPDATES],
+            )
+            for i, (block, row) in enumerate(zip(self.blocks, rows, strict=True))
+        ]
+        return run_stack(self.checkpointing, bound, (m, z))
+
+
+class Evoformer(_Stack):
+    """The stack of blocks and the single representation, a projection of the first row."""
+
+    def __init__(
+        self, c_m: int, c_z: int, c_s: int, config: EvoformerConfig, checkpointing: Checkpointing
+    ) -> None:
+        super().__init__(c_m, c_z, config, MSAColumnAttention, checkpointing)
+        self.linear = Linear(c_m, c_s)
+
+    def forward(
+        self,
+        m: Float[Tensor, "*batch S N M"],
+        z: Float[Tensor, "*batch N N Z"],
+        msa_mask: Bool[Tensor, "*batch S N"],
+        pair_mask: Bool[Tensor, "*batch N N"],
+        drops: Drops,
+    ) -> tuple[
+        Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"], Float[Tensor, "*batch N C"]
+    ]:
+        """Return alignment, pair and single representation."""
+        m, z = self.run(m, z, msa_mask, pair_mask, drops)
+        return m, z, self.linear(m[..., 0, :, :])
+
+
+class ExtraMSAStack(_Stack):
+    """Blocks that take in the extra alignment, of which only the pair is kept; algorithm 18."""
+
+    def __init__(
+        self, c_e: int, c_z: int, config: EvoformerConfig, checkpointing: Checkpointing
+    ) -> None:
+        super().__init__(c_e, c_z, config, MSAColumnGlobalAttention, checkpointing)
+
+    def forward(
+        self,
+        e: Float[Tensor, "*batch S N E"],
+        z: Float[Tensor, "*batch N N Z"],
+        msa_mask: Bool[Tensor, "*batch S N"],
+        pair_mask: Bool[Tensor, "*batch N N"],
+        drops: Drops,
+    ) -> Float[Tensor, "*batch N N Z"]:
+        """Return the new pair."""
+        return self.run(e, z, msa_mask, pair_mask, drops)[1]

@@ -1,0 +1,134 @@
+"""What is predicted from the representations besides the structure; supplement, section 1.9.
+
+`expected_lddt`, `expected_error` and `predicted_tm` turn logits into the numbers that users read.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.common.folding import LayerNorm, Linear
+
+LDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, NUM_ATOM37, ERROR_BINS = 50, 64, 23, 37, 64
+MAX_ERROR = 31.0
+"""Last edge between the bins of the aligned error, Å."""
+
+
+class LDDTHead(nn.Module):
+    """Logits of the lDDT of every residue; algorithm 29."""
+
+    def __init__(self, c_s: int, width: int) -> None:
+        super().__init__()
+        self.norm = LayerNorm(c_s)
+        self.linear_1 = Linear(c_s, width, init="he")
+        self.linear_2 = Linear(width, width, init="he")
+        self.linear_3 = Linear(width, LDDT_BINS, init="final")
+
+    def forward(self, s: Float[Tensor, "*batch N C"]) -> Float[Tensor, "*batch N 50"]:
+        """Compute logits of bins of 2 from 0 to 100."""
+        hidden = self.linear_1(self.norm(s)).relu()
+        logits: Tensor = self.linear_3(self.linear_2(hidden).relu())
+        return logits
+
+
+class DistogramHead(nn.Module):
+    """Logits of the distances of CB atoms; section 1.9.8."""
+
+    def __init__(self, c_z: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_z, DISTOGRAM_BINS, init="final")
+
+    def forward(self, z: Float[Tensor, "*batch N N Z"]) -> Float[Tensor, "*batch N N 64"]:
+        """Compute logits that are symmetric in i and j."""
+        logits: Tensor = self.linear(z)
+        return logits + logits.transpose(-2, -3)
+
+
+class LinearHead(nn.Module):
+    """Logits by one layer."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = Linear(width, num_classes, init="final")
+
+    def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
+        """Compute logits of the last axis."""
+        logits: Tensor = self.linear(x)
+        return logits
+
+
+class Heads(nn.Module):
+    """All heads; that of the aligned error if the configuration has it."""
+
+    def __init__(self, config: AlphaFold2Config) -> None:
+        super().__init__()
+        self.plddt = LDDTHead(config.c_s, config.lddt_width)
+        self.distogram = DistogramHead(config.c_z)
+        self.masked_msa = LinearHead(config.c_m, MSA_CLASSES)
+        self.experimentally_resolved = LinearHead(config.c_s, NUM_ATOM37)
+        self.tm = LinearHead(config.c_z, ERROR_BINS) if config.aligned_error else None
+
+    def forward(
+        self,
+        structure: Float[Tensor, "*batch N C"],
+        single: Float[Tensor, "*batch N C"],
+        pair: Float[Tensor, "*batch N N Z"],
+        msa: Float[Tensor, "*batch S N M"],
+    ) -> dict[str, Tensor]:
+        """Compute all logits.
+
+        Parameters
+        ----------
+        structure
+            The single representation that leaves the structure module.
+        single, pair, msa
+            The representations that leave the Evoformer.
+        """
+        found = {
+            "lddt_logits": self.plddt(structure),
+            "distogram_logits": self.distogram(pair),
+            "masked_msa_logits": self.masked_msa(msa),
+            "experimentally_resolved_logits": self.experimentally_resolved(single),
+        }
+        if self.tm is not None:
+            found["tm_logits"] = self.tm(pair)
+        return found
+
+
+def expected_lddt(logits: Float[Tensor, "*residues K"]) -> Float[Tensor, "*residues"]:
+    """Return the expected lDDT, 0 to 100: the mean of the bins' centres."""
+    bins = logits.shape[-1]
+    centres = (torch.arange(bins, device=logits.device, dtype=logits.dtype) + 0.5) * (100 / bins)
+    return (logits.softmax(-1) * centres).sum(-1)
+
+
+def error_centres(logits: Float[Tensor, "*pairs K"]) -> Float[Tensor, "K"]:
+    """Return the centres of the bins of the aligned error, Å; the last bin is open."""
+    step = MAX_ERROR / (logits.shape[-1] - 2)
+    bins = torch.arange(logits.shape[-1], device=logits.device, dtype=logits.dtype)
+    return (bins + 0.5) * step
+
+
+def expected_error(logits: Float[Tensor, "*batch N N K"]) -> Float[Tensor, "*batch N N"]:
+    """Return the expected error of j in Å when i's frame is superposed."""
+    return (logits.softmax(-1) * error_centres(logits)).sum(-1)
+
+
+def predicted_tm(
+    logits: Float[Tensor, "*batch N N K"], mask: Float[Tensor, "*batch N"]
+) -> Float[Tensor, "*batch"]:
+    r"""Return the predicted TM-score, the best over the residues superposed; section 1.9.7.
+
+    .. math::
+        \max_i \frac{1}{N} \sum_j \mathrm{E}\Big[\frac{1}{1 + (e_{ij} / d_0)^2}\Big], \qquad
+        d_0 = 1.24 \sqrt[3]{\max(N, 19) - 15} - 1.8
+
+    over the N residues that the mask keeps.
+    """
+    count = mask.sum(-1)
+    d_0 = 1.24 * (count.clamp(min=19) - 15) ** (1 / 3) - 1.8
+    score = 1 / (1 + (error_centres(logits) / d_0[..., None]).square())
+    expected = (logits.softmax(-1) * score[..., None, None, :]).sum(-1)
+    means = (expected * mask[..., None, :]).sum(-1) / count.clamp(min=1)[..., None]
+    return (means * mask).amax(-1)

@@ -1,0 +1,268 @@
+"""The structure module: frames of the backbone, torsion angles and atoms from the representations.
+
+Supplement of AlphaFold2, section 1.8, algorithms 20, 22 and 23; `bevatron.data.proteins` has 24.
+Inside, translations are in units of ``position_scale`` (10 Å); all that leaves is in Å.
+"""
+
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from bevatron.data.proteins.rigid_groups import atoms_of_frames, frames_of_torsions
+from bevatron.maths import rigid
+from bevatron.maths.rigid import Rigid
+from bevatron.models.alphafold2.config import StructureConfig
+from bevatron.models.alphafold2.drops import Drops
+from bevatron.models.common.folding import LayerNorm, Linear
+
+MASKED = 1e5
+"""Subtracted from the logits of masked residues."""
+UNIT_HEAD_WEIGHT = 0.541324854612918
+"""Softplus of it is 1."""
+
+
+class InvariantPointAttention(nn.Module):
+    r"""Attention over residues that sees points in each other's frames; algorithm 22.
+
+    .. math::
+        a_{ij} = \operatorname{softmax}_j\Big(\sqrt{\tfrac{1}{3 D}}\, q_i \cdot k_j +
+        \sqrt{\tfrac{1}{3}}\, b_{ij} - \tfrac{\gamma}{2} \sqrt{\tfrac{2}{27 P}} \sum_p
+        |T_i q_{ip} - T_j k_{jp}|^2\Big)
+
+    for each of H heads of D channels and P points.
+    """
+
+    def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
+        super().__init__()
+        H, D = config.num_heads, config.head_width
+        P, V = config.num_query_points, config.num_value_points
+        self.sizes = (H, D, P, V)
+        self.head_weights = nn.Parameter(torch.full((H,), UNIT_HEAD_WEIGHT))
+        self.q = Linear(c_s, H * D)
+        self.kv = Linear(c_s, H * 2 * D)
+        self.q_points = Linear(c_s, H * P * 3)
+        self.kv_points = Linear(c_s, H * (P + V) * 3)
+        self.bias = Linear(c_z, H)
+        self.out = Linear(H * (c_z + D + V * 4), c_s, init="final")
+
+    def forward(
+        self,
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch N N Z"],
+        frames: Rigid,
+        mask: Bool[Tensor, "*batch N"],
+    ) -> Float[Tensor, "*batch N C"]:
+        """Return the update of s."""
+        H, D, P, V = self.sizes
+        k, v = self.kv(s).unflatten(-1, (H, 2 * D)).split(D, dim=-1)
+        k_points, v_points = self._points(self.kv_points(s), frames).split([P, V], dim=-2)
+        weights = self._weights(s, z, k, k_points, frames, mask)
+
+        scalars = torch.einsum("...ijh,...jhd->...ihd", weights, v)
+        points = torch.einsum("...ijh,...jhpx->...ihpx", weights, v_points)
+        points = rigid.apply_inverse(rigid.select(frames, (..., None, None)), points)
+        norms = torch.sqrt(points.square().sum(-1) + 1e-8)
+        pairs = torch.einsum("...ijh,...ijc->...ihc", weights, z)
+        by_axis = points.flatten(-3, -2).mT.flatten(-2)
+        parts = [scalars.flatten(-2), by_axis, norms.flatten(-2), pairs.flatten(-2)]
+        update: Tensor = self.out(torch.cat(parts, dim=-1))
+        return update
+
+    def _weights(
+        self, s: Tensor, z: Tensor, k: Tensor, k_points: Tensor, frames: Rigid, mask: Tensor
+    ) -> Float[Tensor, "*batch N N H"]:
+        H, D, P, _ = self.sizes
+        q = self.q(s).unflatten(-1, (H, D))
+        q_points = self._points(self.q_points(s), frames)
+        gaps = q_points[..., :, None, :, :, :] - k_points[..., None, :, :, :, :]
+        gamma = F.softplus(self.head_weights) * sqrt(2 / (27 * P))
+        logits = sqrt(1 / (3 * D)) * torch.einsum("...ihd,...jhd->...ijh", q, k)
+        logits = logits + sqrt(1 / 3) * self.bias(z)
+        logits = logits - 0.5 * gamma * gaps.square().sum((-1, -2))
+        both = mask[..., :, None, None] & mask[..., None, :, None]
+        weights: Tensor = (logits - MASKED * ~both).softmax(-2)
+        return weights
+
+    def _points(self, projected: Tensor, frames: Rigid) -> Float[Tensor, "*batch N H P 3"]:
+        """Take a projection, all x before all y before all z, as points of the world."""
+        H = self.sizes[0]
+        points = projected.unflatten(-1, (3, H, -1)).movedim(-3, -1)
+        return rigid.apply(rigid.select(frames, (..., None, None)), points)
+
+
+class SingleTransition(nn.Module):
+    """Three layers with a residual; lines 8 and 9 of algorithm 20."""
+
+    def __init__(self, c_s: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(c_s, c_s, init="he")
+        self.linear_2 = Linear(c_s, c_s, init="he")
+        self.linear_3 = Linear(c_s, c_s, init="final")
+
+    def forward(self, s: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
+        """Return s with its update added."""
+        hidden = self.linear_2(self.linear_1(s).relu()).relu()
+        update: Tensor = self.linear_3(hidden)
+        return s + update
+
+
+class StructureTransition(nn.Module):
+    """Transitions, dropout and norm after invariant point attention."""
+
+    def __init__(self, c_s: int, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(SingleTransition(c_s) for _ in range(num_layers))
+        self.norm = LayerNorm(c_s)
+
+    def forward(
+        self, s: Float[Tensor, "*rows C"], drop: Float[Tensor, "*rows C"] | None
+    ) -> Float[Tensor, "*rows C"]:
+        """Return the new s."""
+        for layer in self.layers:
+            s = layer(s)
+        normalised: Tensor = self.norm(_dropped(s, drop))
+        return normalised
+
+
+class BackboneUpdate(nn.Module):
+    """Six numbers per residue that move its frame; algorithm 23."""
+
+    def __init__(self, c_s: int) -> None:
+        super().__init__()
+        self.linear = Linear(c_s, 6, init="final")
+
+    def forward(
+        self, s: Float[Tensor, "*rows C"], frames: Float[Tensor, "*rows 7"]
+    ) -> Float[Tensor, "*rows 7"]:
+        """Return the moved frames, (unit quaternion, translation)."""
+        return moved_frames(frames, self.linear(s))
+
+
+def moved_frames(
+    frames: Float[Tensor, "*rows 7"], update: Float[Tensor, "*rows 6"]
+) -> Float[Tensor, "*rows 7"]:
+    """Compose frames on the right with the rotation (1, b, c, d) and the translation (x, y, z)."""
+    quaternion, origin = frames.split([4, 3], dim=-1)
+    turn, shift = update.split([3, 3], dim=-1)
+    whole = torch.cat([torch.ones_like(turn[..., :1]), turn], dim=-1)
+    turned = rigid.normalise_quaternion(rigid.compose_quaternions(quaternion, whole))
+    shift = rigid.rotate(rigid.rotation_of_quaternion(quaternion), shift)
+    return torch.cat([turned, origin + shift], dim=-1)
+
+
+class AngleBlock(nn.Module):
+    """A residual block of the network of torsion angles; lines 12 and 13 of algorithm 20."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(width, width, init="he")
+        self.linear_2 = Linear(width, width, init="final")
+
+    def forward(self, a: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
+        """Return a with its update added."""
+        update: Tensor = self.linear_2(self.linear_1(a.relu()).relu())
+        return a + update
+
+
+class AngleResnet(nn.Module):
+    """Seven torsion angles per residue as (sine, cosine); lines 11 to 14 of algorithm 20."""
+
+    def __init__(self, c_s: int, width: int, num_blocks: int) -> None:
+        super().__init__()
+        self.linear_in = Linear(c_s, width)
+        self.linear_initial = Linear(c_s, width)
+        self.layers = nn.ModuleList(AngleBlock(width) for _ in range(num_blocks))
+        self.linear_out = Linear(width, 14)
+
+    def forward(
+        self, s: Float[Tensor, "*rows C"], initial: Float[Tensor, "*rows C"]
+    ) -> tuple[Float[Tensor, "*rows 7 2"], Float[Tensor, "*rows 7 2"]]:
+        """Return the angles as they leave the network, and as points of the unit circle."""
+        a = self.linear_in(s.relu()) + self.linear_initial(initial.relu())
+        for layer in self.layers:
+            a = layer(a)
+        raw: Tensor = self.linear_out(a.relu()).unflatten(-1, (7, 2))
+        return raw, raw / torch.sqrt(raw.square().sum(-1, keepdim=True).clamp(min=1e-8))
+
+
+class StructureModule(nn.Module):
+    """Frames, torsion angles and atoms of every residue; algorithm 20.
+
+    Parameters
+    ----------
+    c_s, c_z
+        Channels of the single and the pair representation.
+    config
+        Sizes; all blocks share their weights.
+    """
+
+    def __init__(self, c_s: int, c_z: int, config: StructureConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm_s = LayerNorm(c_s)
+        self.norm_z = LayerNorm(c_z)
+        self.linear_in = Linear(c_s, c_s)
+        self.ipa = InvariantPointAttention(c_s, c_z, config)
+        self.norm_ipa = LayerNorm(c_s)
+        self.transition = StructureTransition(c_s, config.num_transition_layers)
+        self.bb_update = BackboneUpdate(c_s)
+        self.angle_resnet = AngleResnet(c_s, config.angle_width, config.num_angle_blocks)
+
+    def forward(
+        self,
+        single: Float[Tensor, "*batch N C"],
+        pair: Float[Tensor, "*batch N N Z"],
+        aatype: Int[Tensor, "*batch N"],
+        mask: Bool[Tensor, "*batch N"],
+        drops: Drops,
+    ) -> dict[str, Tensor]:
+        """Compute the structure after every block, the blocks as first axis.
+
+        Returns
+        -------
+        dict
+            ``frames`` [blocks, ..., N, 7] (unit quaternion w, x, y, z and translation),
+            ``sidechain_frames`` [blocks, ..., N, 8, 4, 4], ``unnormalized_angles`` and ``angles``
+            [blocks, ..., N, 7, 2] (sine, cosine), ``positions`` [blocks, ..., N, 14, 3] in Å and
+            ``states`` [blocks, ..., N, C], the single representation.
+        """
+        initial = self.norm_s(single)
+        z = self.norm_z(pair)
+        s = self.linear_in(initial)
+        frames = s.new_zeros(*s.shape[:-1], 7)
+        frames[..., 0] = 1.0
+        count = self.config.num_blocks
+        masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
+        blocks = []
+        for block in range(count):
+            s = s + self.ipa(s, z, rigid.rigid_of_quaternion(frames), mask)
+            s = self.norm_ipa(_dropped(s, masks[2 * block]))
+            s = self.transition(s, masks[2 * block + 1])
+            frames = self.bb_update(s, frames)
+            blocks.append((frames, *self.angle_resnet(s, initial), s))
+            # Gradients through the rotations of several blocks destabilise training.
+            frames = torch.cat([frames[..., :4].detach(), frames[..., 4:]], dim=-1)
+        return self._structure(aatype, *(torch.stack(found) for found in zip(*blocks, strict=True)))
+
+    def _structure(
+        self, aatype: Tensor, frames: Tensor, raw: Tensor, angles: Tensor, states: Tensor
+    ) -> dict[str, Tensor]:
+        quaternion, origin = frames.split([4, 3], dim=-1)
+        frames = torch.cat([quaternion, origin * self.config.position_scale], dim=-1)
+        aatype = aatype.expand(frames.shape[:-1])
+        groups = frames_of_torsions(rigid.rigid_of_quaternion(frames), angles, aatype)
+        return {
+            "frames": frames,
+            "sidechain_frames": rigid.matrix_of_rigid(groups),
+            "unnormalized_angles": raw,
+            "angles": angles,
+            "positions": atoms_of_frames(groups, aatype),
+            "states": states,
+        }
+
+
+def _dropped(s: Tensor, mask: Tensor | None) -> Tensor:
+    return s if mask is None else s * mask

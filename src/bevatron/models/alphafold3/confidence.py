@@ -1,0 +1,148 @@
+"""The confidence head (AlphaFold3, algorithm 31): how wrong a predicted structure may be.
+
+Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding, K the
+largest number of atoms in a token.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bevatron.kernels import layer_norm_linear
+from bevatron.models.alphafold3.atom_tokens import AtomTokens
+from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
+from bevatron.models.alphafold3.pairformer import Pairformer
+from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
+
+DISTANCE_BINS = (3.25, 50.75, 39)
+"""Lower ends of the first and the last bin of distances, Å, and how many."""
+FARTHEST = 1e6
+"""Å."""
+LARGEST_SINGLE = 512.0
+
+
+class ConfidenceLogits(NamedTuple):
+    """Logits of classes; `bevatron.models.alphafold3.losses` knows what they mean.
+
+    Attributes
+    ----------
+    plddt
+        lDDT of every atom.
+    pae
+        Error of token j in the frame of token i.
+    pde
+        Error of the distance of two tokens, symmetric.
+    resolved
+        Whether an atom is resolved.
+    """
+
+    plddt: Float[Tensor, "*batch A _"]
+    pae: Float[Tensor, "*batch N N _"]
+    pde: Float[Tensor, "*batch N N _"]
+    resolved: Float[Tensor, "*batch A 2"]
+
+
+class ConfidenceHead(nn.Module):
+    """Distances of a predicted structure added to the trunk's pairs, a Pairformer, four heads.
+
+    Beyond the supplement, as in Protenix: a linear layer of the distance itself and a norm in front
+    of every output.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    widths
+        I, C and P of the trunk.
+    checkpointing
+        What the backward pass computes again.
+    """
+
+    def __init__(
+        self, config: ConfidenceConfig, widths: TrunkWidths, checkpointing: Checkpointing
+    ) -> None:
+        super().__init__()
+        C, P, K = widths.single, widths.pair, config.atoms_per_token
+        self.trunk_norm = LayerNorm(C)
+        self.column = Linear(widths.inputs, P, bias=False)
+        self.row = Linear(widths.inputs, P, bias=False)
+        self.distance_bin = Linear(DISTANCE_BINS[2], P, bias=False)
+        self.distance = Linear(1, P, bias=False)
+        self.pairformer = Pairformer(C, P, config.pairformer, checkpointing)
+        self.pae_norm, self.pde_norm = LayerNorm(P), LayerNorm(P)
+        self.plddt_norm, self.resolved_norm = LayerNorm(C), LayerNorm(C)
+        self.pae = Linear(P, config.pae_bins, bias=False, init="final")
+        self.pde = Linear(P, config.pde_bins, bias=False, init="final")
+        self.plddt = nn.Parameter(torch.zeros(K, C, config.plddt_bins))
+        self.resolved = nn.Parameter(torch.zeros(K, C, 2))
+
+    def forward(
+        self,
+        batch: Mapping[str, Tensor],
+        s_inputs: Float[Tensor, "*batch N I"],
+        s: Float[Tensor, "*batch N C"],
+        z: Float[Tensor, "*batch N N P"],
+        coordinates: Float[Tensor, "*batch A 3"],
+    ) -> ConfidenceLogits:
+        """Judge one structure of every sample; nothing but the head's own weights is trained.
+
+        Parameters
+        ----------
+        batch
+            ``atom_to_token``, ``atom_mask``, ``token_mask`` and ``representative_atom``.
+        s_inputs, s, z
+            Input embedding, single and pair representation of the trunk.
+        coordinates
+            Of a rollout, Å.
+
+        Returns
+        -------
+        Logits, in float32 where the trunk is 16-bit.
+        """
+        s_inputs, s, z, coordinates = (x.detach() for x in (s_inputs, s, z, coordinates))
+        mask = batch["token_mask"]
+        s = s.clamp(-LARGEST_SINGLE, LARGEST_SINGLE)
+        s = self.trunk_norm(s)
+        rows, columns = self.row(s_inputs), self.column(s_inputs)
+        z = z + rows[..., :, None, :] + columns[..., None, :, :]
+        z = z + self._distances(coordinates, batch["representative_atom"]).to(z.dtype)
+        s, z = self.pairformer(s, z, mask)
+        wide = torch.promote_types(z.dtype, torch.float32)
+        s, z = s.to(wide), z.to(wide)
+        tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], mask.shape[-1])
+        return ConfidenceLogits(
+            _per_atom(s, self.plddt_norm, self.plddt, tokens),
+            _normed(z, self.pae_norm, self.pae),
+            _normed(z + z.transpose(-2, -3), self.pde_norm, self.pde),
+            _per_atom(s, self.resolved_norm, self.resolved, tokens),
+        )
+
+    def _distances(self, coordinates: Tensor, representative: Tensor) -> Tensor:
+        """Embed distances of representative atoms, [..., N, N, P]."""
+        x = coordinates.gather(-2, representative[..., None].expand(*representative.shape, 3))
+        bins = distance_bins(x, *DISTANCE_BINS, farthest=FARTHEST)
+        # Not torch.cdist: by a matmul it is wrong by 0.01 Å for near atoms.
+        distance = (x[..., :, None, :] - x[..., None, :, :]).norm(dim=-1, keepdim=True)
+        embedded: Tensor = self.distance_bin(bins.to(x.dtype)) + self.distance(distance)
+        return embedded
+
+
+def _normed(z: Tensor, norm: LayerNorm, layer: Linear) -> Tensor:
+    return layer_norm_linear(z, *norm.parts, layer.weight)
+
+
+def _per_atom(s: Tensor, norm: LayerNorm, weight: Tensor, tokens: AtomTokens) -> Tensor:
+    """Apply the weights of an atom's place in its token to the token's row.
+
+    All places are computed for all tokens, which takes less memory than an atom's own weights.
+    """
+    K, _, bins = weight.shape
+    n = norm(s)
+    logits = torch.einsum("...nc,kcb->...nkb", n, weight.to(n.dtype))
+    slot = tokens.token * K + tokens.place.clamp(max=K - 1)
+    sample = torch.arange(slot[..., 0].numel(), device=slot.device)
+    first = sample.reshape(*slot.shape[:-1], 1) * logits.shape[-3] * K
+    return logits.reshape(-1, bins)[first + slot]

@@ -1,0 +1,130 @@
+"""Hyper-parameters of AlphaFold3, frozen and checked, and named ones.
+
+The defaults are AlphaFold3's, in the sizes that Protenix chose where the supplement is silent: 368
+million parameters.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from bevatron.errors import ConfigError
+from bevatron.models.alphafold3.config_diffusion import (
+    AtomConfig,
+    ConfidenceConfig,
+    DiffusionConfig,
+    TokenTransformerConfig,
+    TrunkWidths,
+)
+from bevatron.models.alphafold3.config_trunk import (
+    MsaConfig,
+    PairConfig,
+    PairformerConfig,
+    TemplateConfig,
+)
+from bevatron.models.common.folding import Checkpointing
+from bevatron.models.common.hyper_parameters import preset_values
+
+TOKEN_FEATURES = 32 + 32 + 1
+"""Channels of the input embedding besides those of the atoms: class, profile, mean deletions."""
+
+
+@dataclass(frozen=True)
+class AlphaFold3Config:
+    """Everything that defines an AlphaFold3 apart from its weights.
+
+    Attributes
+    ----------
+    widths
+        Channels of input embedding, single and pair representation.
+    atoms
+        The atom encoder of the input embedder.
+    templates, msa, pairformer
+        The parts of the trunk.
+    diffusion, confidence
+        See `DiffusionConfig` and `ConfidenceConfig`.
+    distogram_bins
+        Classes of the distance of two tokens.
+    cycles
+        The largest number of passes through the trunk.
+    checkpointing
+        What the backward pass through the trunk computes again.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range or values contradict each other.
+
+    Examples
+    --------
+    >>> AlphaFold3Config().pairformer.num_blocks
+    48
+    >>> AlphaFold3Config.preset("small").widths.pair
+    32
+    """
+
+    widths: TrunkWidths = field(default_factory=TrunkWidths)
+    atoms: AtomConfig = field(default_factory=AtomConfig)
+    templates: TemplateConfig = field(default_factory=TemplateConfig)
+    msa: MsaConfig = field(default_factory=MsaConfig)
+    pairformer: PairformerConfig = field(default_factory=PairformerConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    confidence: ConfidenceConfig = field(default_factory=ConfidenceConfig)
+    distogram_bins: int = 64
+    cycles: int = 4
+    checkpointing: Checkpointing = field(default_factory=lambda: Checkpointing("all"))
+
+    def __post_init__(self) -> None:
+        if self.widths.inputs <= TOKEN_FEATURES:
+            raise ConfigError(
+                f"widths.inputs: expected more than the {TOKEN_FEATURES} features of a token, got "
+                f"{self.widths.inputs}"
+            )
+        if self.cycles < 1:
+            raise ConfigError(f"cycles: expected 1 or more, got {self.cycles}")
+
+    @property
+    def token_width(self) -> int:
+        """Channels that the atom encoder gives a token."""
+        return self.widths.inputs - TOKEN_FEATURES
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return hyper-parameters by name, with changes.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such preset.
+        """
+        return cls(**preset_values(PRESETS, name) | changes)
+
+
+_SMALL_PAIR = PairConfig(hidden=32, num_heads=4, head_width=8, transition=2)
+_SMALL_UNDROPPED = replace(_SMALL_PAIR, dropout=0.0)
+_SMALL_ATOMS = AtomConfig(width=32, pair_width=8, num_heads=4, num_blocks=1)
+_HALF_PAIR = PairConfig(transition=2)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "alphafold3": {},
+    "megafold": {
+        "msa": MsaConfig(head_width=32, transition=2, pair=_HALF_PAIR),
+        "pairformer": PairformerConfig(head_width=64, transition=2, pair=_HALF_PAIR),
+    },
+    "small": {
+        "widths": TrunkWidths(inputs=TOKEN_FEATURES + 64, single=64, pair=32),
+        "atoms": _SMALL_ATOMS,
+        "templates": TemplateConfig(num_blocks=1, width=32, pair=_SMALL_PAIR),
+        "msa": MsaConfig(num_blocks=2, width=32, outer_width=8, num_heads=4, pair=_SMALL_PAIR),
+        "pairformer": PairformerConfig(4, 4, 16, 2, _SMALL_PAIR),
+        "diffusion": DiffusionConfig(
+            encoder=_SMALL_ATOMS,
+            transformer=TokenTransformerConfig(width=64, num_heads=4, num_blocks=4),
+            decoder=_SMALL_ATOMS,
+            noise_width=32,
+        ),
+        "confidence": ConfidenceConfig(PairformerConfig(1, 4, 16, 2, _SMALL_UNDROPPED)),
+        "checkpointing": Checkpointing(),
+    },
+}
+"""AlphaFold3; the numbers in which the model that MegaFold trains differs (its code's other
+deviations are not followed); and a model that a CPU trains."""

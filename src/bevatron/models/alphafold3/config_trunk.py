@@ -1,0 +1,136 @@
+"""Sizes of AlphaFold3's trunk: templates, alignment, Pairformer."""
+
+from dataclasses import dataclass, field
+
+from bevatron.errors import ConfigError
+from bevatron.models.common.hyper_parameters import check_ranges
+
+
+@dataclass(frozen=True)
+class PairConfig:
+    """A block that updates a pair by its triangles.
+
+    Attributes
+    ----------
+    hidden
+        Channels of the projections of triangle multiplication.
+    num_heads, head_width
+        Of triangle attention.
+    transition
+        Hidden channels over channels of the transition.
+    dropout
+        Share of the channels of a row or column that an update leaves as they are.
+    """
+
+    hidden: int = 128
+    num_heads: int = 4
+    head_width: int = 32
+    transition: int = 4
+    dropout: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [*_SIZES, ("hidden", 1, 65536), ("transition", 1, 64)])
+        check_dropout(self.dropout)
+
+
+@dataclass(frozen=True)
+class TemplateConfig:
+    """The template embedder (AlphaFold3, algorithm 16).
+
+    The sizes are Protenix's, so that its weights fit; AlphaFold3 has 64 hidden channels and heads
+    of 16.
+
+    Attributes
+    ----------
+    num_blocks
+        Pair blocks; 0 = no templates.
+    width
+        Channels of a template's pair.
+    pair
+        Its blocks.
+    """
+
+    num_blocks: int = 2
+    width: int = 64
+    pair: PairConfig = field(default_factory=lambda: PairConfig(transition=2))
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [("num_blocks", 0, 1024), ("width", 1, 65536)])
+
+
+@dataclass(frozen=True)
+class MsaConfig:
+    """The MSA module (AlphaFold3, algorithm 8).
+
+    Attributes
+    ----------
+    num_blocks
+        Blocks; 0 = no alignment.
+    width
+        Channels of a row.
+    outer_width
+        Channels of each projection of the outer product mean.
+    num_heads, head_width
+        Of pair-weighted averaging.
+    transition
+        Hidden channels over channels.
+    dropout
+        Of what pair-weighted averaging adds.
+    pair
+        The blocks of the pair.
+    """
+
+    num_blocks: int = 4
+    width: int = 64
+    outer_width: int = 32
+    num_heads: int = 8
+    head_width: int = 8
+    transition: int = 4
+    dropout: float = 0.15
+    pair: PairConfig = field(default_factory=PairConfig)
+
+    def __post_init__(self) -> None:
+        sizes = (("width", 1, 65536), ("outer_width", 1, 4096), ("transition", 1, 64))
+        check_ranges(self, [*_SIZES, *sizes, ("num_blocks", 0, 1024)])
+        check_dropout(self.dropout)
+
+
+@dataclass(frozen=True)
+class PairformerConfig:
+    """A stack of Pairformer blocks (AlphaFold3, algorithm 17).
+
+    Attributes
+    ----------
+    num_blocks
+        Blocks.
+    num_heads, head_width
+        Of the attention among tokens.
+    transition
+        Hidden channels over channels, of the single representation.
+    pair
+        The blocks of the pair.
+    """
+
+    num_blocks: int = 48
+    num_heads: int = 16
+    head_width: int = 24
+    transition: int = 4
+    pair: PairConfig = field(default_factory=PairConfig)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, [*_SIZES, ("num_blocks", 0, 1024), ("transition", 1, 64)])
+
+
+_SIZES = (("num_heads", 1, 65536), ("head_width", 1, 65536))
+
+
+def check_dropout(rate: float) -> None:
+    """Check a rate.
+
+    Raises
+    ------
+    ConfigError
+        If it is not in [0, 1).
+    """
+    if not 0 <= rate < 1:
+        raise ConfigError(f"dropout: expected one in [0, 1), got {rate}")

@@ -1,0 +1,147 @@
+"""Names of weights here and in Protenix's files, both ways.
+
+Each kind of module says what its parts are called there; a part may be a path of several names. The
+longest path that fits is taken, and what no table names is called the same.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from bevatron.errors import DataError
+from bevatron.models.alphafold3 import protenix_diffusion
+from bevatron.models.alphafold3.msa import MsaBlock, MsaModule, PairWeightedAveraging
+from bevatron.models.alphafold3.pair import PairBlock
+from bevatron.models.alphafold3.pairformer import AttentionPairBias, PairformerBlock
+from bevatron.models.alphafold3.templates import TemplateEmbedder
+from bevatron.models.alphafold3.trunk import Embedding, Trunk
+from bevatron.models.common.folding import (
+    GatedAttention,
+    OuterProductMean,
+    Transition,
+    TriangleAttention,
+    TriangleMultiplication,
+    published_names,
+)
+
+PAIR = {
+    "multiply_outgoing": "tri_mul_out",
+    "multiply_incoming": "tri_mul_in",
+    "attend_starting": "tri_att_start",
+    "attend_ending": "tri_att_end",
+    "transition": "pair_transition",
+}
+EMBEDDING = {
+    "single": "linear_no_bias_sinit",
+    "row": "linear_no_bias_zinit1",
+    "column": "linear_no_bias_zinit2",
+    "relative_position": "relative_position_encoding",
+    "bond": "linear_no_bias_token_bond",
+}
+
+NAMES: dict[type[nn.Module], Mapping[str, str]] = {
+    **protenix_diffusion.NAMES,
+    TriangleMultiplication: published_names.TRIANGLE_MULTIPLICATION,
+    TriangleAttention: published_names.TRIANGLE_ATTENTION,
+    OuterProductMean: published_names.OUTER_PRODUCT_MEAN,
+    Transition: published_names.SWIGLU_TRANSITION,
+    GatedAttention: published_names.ATTENTION,
+    PairBlock: PAIR,
+    AttentionPairBias: {
+        "attention.norm": "layernorm_a",
+        "bias.norm": "layernorm_z",
+        "bias.linear": "linear_nobias_z",
+    },
+    PairformerBlock: {
+        "pair": "",
+        "attention": "attention_pair_bias",
+        "transition": "single_transition",
+    },
+    PairWeightedAveraging: {
+        "norm": "layernorm_m",
+        "v": "linear_no_bias_mv",
+        "gate": "linear_no_bias_mg",
+        "bias.norm": "layernorm_z",
+        "bias.linear": "linear_no_bias_z",
+        "out": "linear_no_bias_out",
+    },
+    MsaBlock: {
+        "outer_product_mean": "outer_product_mean_msa",
+        "averaging": "msa_stack.msa_pair_weighted_averaging",
+        "transition": "msa_stack.transition_m",
+        "pair": "pair_stack",
+    },
+    MsaModule: {"row": "linear_no_bias_m", "inputs": "linear_no_bias_s"},
+    TemplateEmbedder: {
+        "norm_in": "layernorm_z",
+        "pair": "linear_no_bias_z",
+        "features": "linear_no_bias_a",
+        "blocks": "pairformer_stack.blocks",
+        "norm_out": "layernorm_v",
+        "out": "linear_no_bias_u",
+    },
+    Embedding: EMBEDDING,
+    Trunk: {
+        "embedding": "",
+        "recycled_single.norm": "layernorm_s",
+        "recycled_single.linear": "linear_no_bias_s",
+        "recycled_pair.norm": "layernorm_z_cycle",
+        "recycled_pair.linear": "linear_no_bias_z_cycle",
+        "templates": "template_embedder",
+        "msa": "msa_module",
+        "pairformer": "pairformer_stack",
+    },
+}
+
+
+def protenix_names(module: nn.Module) -> dict[str, str]:
+    """Return Protenix's name of every key of a module's state dict.
+
+    Examples
+    --------
+    >>> protenix_names(TriangleAttention(8, 2, 4, starting=True))["attention.q.weight"]
+    'mha.linear_q.weight'
+    """
+    return {key: _name(module, key) for key in module.state_dict()}
+
+
+def from_protenix(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict for a module from one of Protenix.
+
+    Raises
+    ------
+    DataError
+        If there are other weights in it, or a shape differs; it names the first.
+    """
+    names, own = protenix_names(module), module.state_dict()
+    missing = sorted(set(names.values()) - set(weights))
+    unknown = sorted(set(weights) - set(names.values()))
+    if missing or unknown:
+        what = f"lacks {missing[0]}" if missing else f"holds {unknown[0]}, which this model has not"
+        raise DataError(f"the state dict of Protenix {what}")
+    for ours, theirs in names.items():
+        if weights[theirs].shape != own[ours].shape:
+            raise DataError(
+                f"the state dict of Protenix has {theirs} of {tuple(weights[theirs].shape)}, this "
+                f"model one of {tuple(own[ours].shape)}"
+            )
+    return {ours: weights[theirs] for ours, theirs in names.items()}
+
+
+def to_protenix(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state dict under Protenix's names."""
+    own = module.state_dict()
+    return {theirs: own[ours] for ours, theirs in protenix_names(module).items()}
+
+
+def _name(module: nn.Module, key: str) -> str:
+    table = NAMES.get(type(module), {})
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ".".join(parts[:length])
+        if path in table:
+            break
+    rest = ".".join(parts[length:])
+    there = table.get(path, path)
+    inside = _name(module.get_submodule(path), rest) if rest else ""
+    return ".".join(part for part in (there, inside) if part)

@@ -1,0 +1,90 @@
+"""The block that updates a pair by its triangles, which all stacks of the trunk share."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from bevatron.models.alphafold3.config_trunk import PairConfig
+from bevatron.models.common.folding import (
+    Transition,
+    TriangleAttention,
+    TriangleMultiplication,
+    add_dropped,
+    keep_masks,
+)
+
+DROPOUTS = 4
+"""Of a pair block."""
+
+
+class PairBlock(nn.Module):
+    """Triangle multiplications, triangle attentions and a transition, each added to the pair.
+
+    AlphaFold3, algorithm 17, lines 2 to 6. Updates share dropout along rows, that of attention
+    around the ending node along columns.
+
+    Parameters
+    ----------
+    width
+        Channels of the pair.
+    config
+        The other sizes.
+    """
+
+    def __init__(self, width: int, config: PairConfig) -> None:
+        super().__init__()
+        heads = (config.num_heads, config.head_width)
+        self.multiply_outgoing = TriangleMultiplication(width, config.hidden, outgoing=True)
+        self.multiply_incoming = TriangleMultiplication(width, config.hidden, outgoing=False)
+        self.attend_starting = TriangleAttention(width, *heads, starting=True)
+        self.attend_ending = TriangleAttention(width, *heads, starting=False)
+        self.transition = Transition(width, config.transition)
+
+    def forward(
+        self,
+        z: Float[Tensor, "*batch N N P"],
+        mask: Bool[Tensor, "*batch N N"] | None = None,
+        drops: Float[Tensor, "4 *batch N P"] | None = None,
+    ) -> Float[Tensor, "*batch N N P"]:
+        """Compute the new pair.
+
+        Parameters
+        ----------
+        z
+            Pair representation.
+        mask
+            True for pairs of tokens that exist.
+        drops
+            One item of `pair_drops`; None = no dropout.
+        """
+        drop = [None] * DROPOUTS if drops is None else drops.unbind()
+        z = add_dropped(z, self.multiply_outgoing(z, mask), drop[0])
+        z = add_dropped(z, self.multiply_incoming(z, mask), drop[1])
+        z = add_dropped(z, self.attend_starting(z, mask), drop[2])
+        z = add_dropped(z, self.attend_ending(z, mask), drop[3], "columns")
+        return add_dropped(z, self.transition(z), None)
+
+
+def pair_drops(
+    seed: Int[Tensor, ""] | None,
+    call: int,
+    z: Float[Tensor, "*batch N N P"],
+    num_blocks: int,
+    rate: float,
+) -> list[Tensor | None]:
+    """Draw the dropout masks of all pair blocks of a stack at once.
+
+    Parameters
+    ----------
+    seed, call
+        See `keep_masks`; without a seed there is no dropout.
+    z
+        The pair.
+    num_blocks
+        Of the stack.
+    rate
+        Of dropout.
+    """
+    if seed is None or rate == 0 or num_blocks == 0:
+        return [None] * num_blocks
+    masks = keep_masks(seed, call, z, DROPOUTS * num_blocks, rate)
+    return list(masks.unflatten(0, (num_blocks, DROPOUTS)).unbind())

@@ -1,0 +1,60 @@
+"""Contacts between residues from a distogram, and how many of the surest are true."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+CONTACT = 8.0
+"""Å between representative atoms."""
+
+
+def contact_probability(
+    logits: Float[Tensor, "*batch bins"], edges: Float[Tensor, " inner"]
+) -> Float[Tensor, "*batch"]:
+    """Sum the probability of the bins that end below 8 Å.
+
+    Parameters
+    ----------
+    logits
+        Of a distogram.
+    edges
+        The edges between its bins, Å, one fewer than bins.
+    """
+    below = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    below[:-1] = edges <= CONTACT
+    return (logits.double().softmax(-1) * below).sum(-1).to(logits.dtype)
+
+
+def contact_precision(
+    probability: Float[Tensor, "N N"],
+    truth: Float[Tensor, "N 3"],
+    resolved: Bool[Tensor, "N"],
+    residue_index: Int[Tensor, "N"],
+    *,
+    separation: int = 24,
+    pairs_per_residue: float = 1.0,
+) -> Float[Tensor, ""]:
+    """Compute the share of true contacts among the surest, as in CASP; NaN if there is no pair.
+
+    Parameters
+    ----------
+    probability
+        Symmetric.
+    truth
+        Positions of representative atoms, Å.
+    residue_index
+        Numbers along the chain.
+    separation
+        Pairs nearer along the chain do not count: 24 for long range, 12 and 6.
+    pairs_per_residue
+        How many pairs are looked at: 1 is the surest L, 0.2 the surest L/5, L resolved residues.
+    """
+    apart = (residue_index[:, None] - residue_index).abs() >= separation
+    pairs = torch.triu(apart & resolved[:, None] & resolved, diagonal=1)
+    rows, columns = pairs.nonzero(as_tuple=True)
+    number = min(max(int(pairs_per_residue * int(resolved.sum())), 1), len(rows))
+    if not number:
+        return truth.new_full((), torch.nan)
+    surest = probability[rows, columns].topk(number).indices
+    distance = (truth[rows[surest]] - truth[columns[surest]]).square().sum(-1).sqrt()
+    return (distance < CONTACT).to(truth.dtype).mean()
