@@ -152,7 +152,7 @@ class Numbered(Protocol):
     """A task whose steps differ by numbers that all ranks share: recycles, dropout, a stage."""
 
     def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
-        """Set what is random in the next step.
+        """Set what is random in the next step; predictions do not depend on it.
 
         Returns
         -------

@@ -4,6 +4,7 @@ The model reads a crop several times (recycles), the number of which all ranks s
 whose mask follows from the step's seed and the draw. It scores the vowels of a crop.
 """
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,12 +56,14 @@ class CroppedTexts:
         random = np.random.default_rng(seed)
         self.texts = [random.integers(0, 26, random.integers(12, 61)) for _ in range(count)]
         self.crop, self.name = crop, f"text of {seed}"
+        self.slow_seconds = 0.0  # of every fifth sample
 
     def __len__(self):
         return len(self.texts)
 
     def sample(self, index, seed):
         text = self.texts[index]
+        time.sleep(0.0 if seed % 5 else self.slow_seconds)
         start = np.random.default_rng(seed).integers(0, len(text) - self.crop + 1)
         return self._scored(text[start : start + self.crop])
 

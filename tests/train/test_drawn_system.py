@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -148,6 +149,28 @@ def test_batches_of_several_samples_are_the_same_draws(whole, tmp_path):
     assert draws_by_step(task.seen) == whole[1]
     assert {len(numbers) for _, numbers in task.seen} <= {1, 2, 3}
     assert tiny.losses(tmp_path) == pytest.approx(tiny.losses(whole[0]), rel=1e-12)
+
+
+def test_every_draw_is_used_once_although_batches_overtake_and_the_run_is_stopped(tmp_path):
+    class Stopped(RecycledTask):
+        def begin_step(self, numbers):
+            if numbers.step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().begin_step(numbers)
+
+    def overtaking(task, **more):
+        run = make_run(tmp_path, task=task, loader={"workers": 2, "window": 4}, **more)
+        for stage in run.stages:
+            for source in stage.train.sources:
+                source.dataset.slow_seconds = 0.05
+        return fit(run)
+
+    first, second = Stopped(), RecycledTask()
+    assert overtaking(first).stopped_by == "SIGTERM"
+    assert overtaking(second, resume=True).finished == "steps"
+    drawn = [number for _, numbers in first.seen + second.seen for number in numbers]
+    assert sorted(drawn) == list(range(68))
+    assert drawn != sorted(drawn)
 
 
 def test_a_checkpoint_holds_the_position_and_the_mixture(whole):

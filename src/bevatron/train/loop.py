@@ -381,7 +381,8 @@ class Trainer:
                 f"repacked, {len(epoch.batches)} batches per rank"
             )
         if self.captured is not None:
-            shapes = self.captured.plan(epoch.of_all_ranks(), epoch.accumulate)
+            batches = [] if self.run.stages else epoch.of_all_ranks()
+            shapes = self.captured.plan(batches, epoch.accumulate)
             if shapes is not None:
                 self.logger.console.say(shapes)
         return epoch
