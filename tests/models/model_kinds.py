@@ -1,6 +1,6 @@
 """A small model of every kind, and how it is saved and loaded."""
 
-from bevatron.models import gpspp, graph_attention, mace
+from bevatron.models import alphafold2, gpspp, graph_attention, mace
 
 
 def small_mace():
@@ -10,7 +10,12 @@ def small_mace():
     return mace.MACE(config)
 
 
+def small_alphafold2():
+    return alphafold2.AlphaFold2(alphafold2.AlphaFold2Config.preset("small"))
+
+
 KINDS = {
+    "alphafold2": (small_alphafold2, alphafold2.save_model, alphafold2.load_model),
     "mace": (small_mace, mace.save_model, mace.load_model),
     "gpspp": (lambda: gpspp.build("gpspp-4", num_layers=1), gpspp.save_model, gpspp.load_model),
     "graph_attention": (

@@ -47,6 +47,7 @@ from bevatron.kernels.pair.layer_norm_linear import layer_norm_linear
 from bevatron.kernels.pair.outer_product_mean import outer_product_mean
 from bevatron.kernels.pair.pair_attention import pair_attention
 from bevatron.kernels.pair.qkvg import qkvg
+from bevatron.kernels.pair.smooth_lddt import smooth_lddt
 from bevatron.kernels.pair.swiglu import swiglu
 from bevatron.kernels.pair.transition import transition
 from bevatron.kernels.pair.triangle_multiply import triangle_multiply
@@ -107,6 +108,7 @@ __all__ = [
     "segment_sum",
     "silu",
     "silu_linear",
+    "smooth_lddt",
     "spherical_harmonics",
     "spmm",
     "spmmm",

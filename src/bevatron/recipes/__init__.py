@@ -10,6 +10,7 @@ SYSTEMS = {
     "mace": "bevatron.recipes.mace",
     "gpspp": "bevatron.recipes.gpspp",
     "graph": "bevatron.recipes.graph",
+    "alphafold3": "bevatron.recipes.alphafold3",
 }
 """Name -> package, whose ``SYSTEM`` declares everything else."""
 

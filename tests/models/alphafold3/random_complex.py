@@ -26,6 +26,7 @@ def features(atoms_of_token, seed=0):
         "sym_id": 1 + token // 4,
         "residue_index": token % 4,
         "token_index": token,
+        "representative_atom": torch.tensor(atoms_of_token).cumsum(0) - 1,
     }
 
 

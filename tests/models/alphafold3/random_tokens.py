@@ -10,7 +10,7 @@ def token_fields(num_tokens=7, rows=4, templates=2, real=None, seed=0):
     token = torch.arange(N)
     mask = token < (N if real is None else real)
     chain = 1 + token // 4
-    bonds = torch.tensor([[1, 2], [5, 3], [-1, -1]])
+    bonds = torch.tensor([[1, 2], [3, 0], [-1, -1]])
     return {
         "token_mask": mask,
         "asym_id": chain,

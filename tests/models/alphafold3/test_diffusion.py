@@ -14,8 +14,8 @@ from bevatron.models.alphafold3.config_diffusion import (
     TokenTransformerConfig,
     TrunkWidths,
 )
+from bevatron.models.alphafold3.convert_keys import protenix_names
 from bevatron.models.alphafold3.diffusion import DiffusionModule
-from bevatron.models.alphafold3.protenix_diffusion import protenix_names
 from bevatron.models.common.folding import attention as folding_attention
 from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.testing import assert_close

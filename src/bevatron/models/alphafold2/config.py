@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.models.common.folding import Checkpointing
 from bevatron.models.common.hyper_parameters import check_ranges, preset_values
 
@@ -249,34 +250,5 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """The configurations that `AlphaFold2Config.preset` knows."""
 
-
-@dataclass(frozen=True)
-class SampleSizes:
-    """Sizes of a training sample after its crop.
-
-    Attributes
-    ----------
-    residues
-        Of the crop.
-    msa_rows
-        Rows of the clustered alignment; each template adds one.
-    extra_rows
-        Rows of the extra alignment.
-    templates
-        Most templates of a sample.
-    """
-
-    residues: int
-    msa_rows: int
-    extra_rows: int
-    templates: int = 4
-
-    def __post_init__(self) -> None:
-        sizes = (("residues", 1), ("msa_rows", 1), ("extra_rows", 0), ("templates", 0))
-        check_ranges(self, ((name, low, float("inf")) for name, low in sizes))
-
-
-INITIAL_TRAINING = SampleSizes(residues=256, msa_rows=124, extra_rows=1024)
-"""Of initial training as MLPerf HPC has it: 128 rows with those of the templates."""
-FINE_TUNING = SampleSizes(residues=384, msa_rows=508, extra_rows=5120)
-"""Of fine-tuning."""
+FINE_TUNING_SIZES = ChainSizes(residues=384, msa_rows=508, extra_rows=5120)
+"""Of samples in fine-tuning; the defaults are those of initial training."""

@@ -128,8 +128,6 @@ class AlphaFold2(nn.Module):
         with torch.no_grad():
             for features in first:
                 previous = _recycled(features, self.cycle(features, drops, previous))
-        # Weights that autocast has cast without a gradient must not be used with one.
-        torch.clear_autocast_cache()
         found = self.cycle(last, drops, previous)
         representations = (found["states"][-1], found["single"], found["pair"], found["msa"])
         with _full_precision(found["pair"]):

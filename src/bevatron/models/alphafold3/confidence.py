@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
-from bevatron.models.common.folding import LayerNorm, Linear, distance_bins
+from bevatron.models.alphafold3.pairformer import Pairformer
+from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
 
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
@@ -56,12 +57,12 @@ class ConfidenceHead(nn.Module):
         Sizes.
     widths
         I, C and P of the trunk.
-    pairformer
-        Maps (s, z, token mask) to the new s and z.
+    checkpointing
+        What the backward pass computes again.
     """
 
     def __init__(
-        self, config: ConfidenceConfig, widths: TrunkWidths, pairformer: nn.Module
+        self, config: ConfidenceConfig, widths: TrunkWidths, checkpointing: Checkpointing
     ) -> None:
         super().__init__()
         C, P, K = widths.single, widths.pair, config.atoms_per_token
@@ -70,7 +71,7 @@ class ConfidenceHead(nn.Module):
         self.row = Linear(widths.inputs, P, bias=False)
         self.distance_bin = Linear(DISTANCE_BINS[2], P, bias=False)
         self.distance = Linear(1, P, bias=False)
-        self.pairformer = pairformer
+        self.pairformer = Pairformer(C, P, config.pairformer, checkpointing)
         self.pae_norm, self.pde_norm = LayerNorm(P), LayerNorm(P)
         self.plddt_norm, self.resolved_norm = LayerNorm(C), LayerNorm(C)
         self.pae = Linear(P, config.pae_bins, bias=False, init="final")

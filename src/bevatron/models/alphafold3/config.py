@@ -4,7 +4,7 @@ The defaults are AlphaFold3's, in the sizes that Protenix chose where the supple
 million parameters.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from bevatron.errors import ConfigError
@@ -100,6 +100,7 @@ class AlphaFold3Config:
 
 
 _SMALL_PAIR = PairConfig(hidden=32, num_heads=4, head_width=8, transition=2)
+_SMALL_UNDROPPED = replace(_SMALL_PAIR, dropout=0.0)
 _SMALL_ATOMS = AtomConfig(width=32, pair_width=8, num_heads=4, num_blocks=1)
 _HALF_PAIR = PairConfig(transition=2)
 
@@ -121,7 +122,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             decoder=_SMALL_ATOMS,
             noise_width=32,
         ),
-        "confidence": ConfidenceConfig(num_blocks=1),
+        "confidence": ConfidenceConfig(PairformerConfig(1, 4, 16, 2, _SMALL_UNDROPPED)),
         "checkpointing": Checkpointing(),
     },
 }

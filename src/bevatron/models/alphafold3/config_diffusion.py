@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from bevatron.models.alphafold3.config_trunk import PairConfig, PairformerConfig
 from bevatron.models.common.folding import Checkpointing
 
 
@@ -84,15 +85,17 @@ class ConfidenceConfig:
 
     Attributes
     ----------
-    num_blocks
-        Of its Pairformer.
+    pairformer
+        Its blocks, without dropout in published models.
     pae_bins, pde_bins, plddt_bins
         Classes of aligned errors, distance errors and lDDT.
     atoms_per_token
         The largest number of atoms in a token: rows of the weights per atom.
     """
 
-    num_blocks: int = 4
+    pairformer: PairformerConfig = field(
+        default_factory=lambda: PairformerConfig(num_blocks=4, pair=PairConfig(dropout=0.0))
+    )
     pae_bins: int = 64
     pde_bins: int = 64
     plddt_bins: int = 50

@@ -1,7 +1,7 @@
-"""Names of weights in Protenix's files and here: the diffusion module and its parts.
+"""Names of weights in Protenix's files and here: the diffusion module, the confidence head, atoms.
 
-A module lists what its parts are called there, with an empty name where they belong to the module
-itself. What is not listed has the same name in both, as the numbers of blocks.
+`convert_keys` joins these tables with those of the trunk. An empty name stands where parts belong
+to the module itself.
 """
 
 from torch import nn
@@ -18,8 +18,7 @@ from bevatron.models.alphafold3.diffusion_transformer import (
     DiffusionBlock,
 )
 from bevatron.models.alphafold3.relative_position import RelativePositionEncoding
-from bevatron.models.common.folding import GatedAttention, Transition
-from bevatron.models.common.folding.published_names import ATTENTION, SWIGLU_TRANSITION
+from bevatron.models.common.folding.published_names import ATTENTION
 
 CONDITIONED_ATTENTION = {
     "norm": "layernorm_a",
@@ -56,7 +55,6 @@ NAMES: dict[type[nn.Module], dict[str, str]] = {
         "down": "linear_nobias_b",
         "output_gate": "linear_s",
     },
-    GatedAttention: ATTENTION,
     ConditionedBias: {"norm": "layernorm_z", "linear": "linear_nobias_z"},
     ConditionedAttention: CONDITIONED_ATTENTION,
     WindowAttention: CONDITIONED_ATTENTION
@@ -81,7 +79,6 @@ NAMES: dict[type[nn.Module], dict[str, str]] = {
         "norm": "layernorm_q",
         "update": "linear_no_bias_out",
     },
-    Transition: SWIGLU_TRANSITION,
     RelativePositionEncoding: {"linear": "linear_no_bias"},
     DiffusionConditioning: {
         "relative_position": "relpe",
@@ -123,27 +120,3 @@ NAMES: dict[type[nn.Module], dict[str, str]] = {
         "decoder": "atom_attention_decoder",
     },
 }
-
-
-def protenix_names(module: nn.Module) -> dict[str, str]:
-    """Return Protenix's name of every key of a module's state dict.
-
-    Examples
-    --------
-    >>> protenix_names(Transition(8, 2))["up.weight"]
-    'linear_no_bias_b.weight'
-    """
-    return {key: _theirs(module, key.split(".")) for key in module.state_dict()}
-
-
-def _theirs(module: nn.Module, path: list[str]) -> str:
-    """Translate the longest beginning of a path that the module lists, then the rest."""
-    names = NAMES.get(type(module), {})
-    beginnings = [".".join(path[:length]) for length in range(len(path), 0, -1)]
-    ours = next((beginning for beginning in beginnings if beginning in names), path[0])
-    rest = path[ours.count(".") + 1 :]
-    theirs = names.get(ours, ours)
-    if not rest:
-        return theirs
-    tail = _theirs(module.get_submodule(ours), rest)
-    return f"{theirs}.{tail}" if theirs else tail

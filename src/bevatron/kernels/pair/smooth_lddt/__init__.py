@@ -1,0 +1,61 @@
+"""Smooth lDDT of many copies of a structure, without a tensor of all pairs of atoms."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bevatron.kernels import registry
+from bevatron.kernels.shared import support
+
+__all__ = ["smooth_lddt"]
+
+_operator = registry.operator("smooth_lddt", __name__, takes=support.up_to_float32)
+
+
+def smooth_lddt(
+    predicted: Float[Tensor, "structures copies atoms 3"],
+    truth: Float[Tensor, "structures atoms 3"],
+    radius: Float[Tensor, "structures atoms"],
+) -> Float[Tensor, "structures copies"]:
+    r"""Compute the smooth lDDT of every copy of each structure.
+
+    .. math:: \frac{\sum_{lm} c_{lm} \frac14 \sum_t \sigma(t - |d_{lm} - d^{true}_{lm}|)}
+              {10^{-10} + \sum_{lm} c_{lm}}
+
+    with t of 0.5, 1, 2, 4 Å and c 1 for atoms l, m, not the same, of a radius above 0 that are
+    closer in the truth than the radius of l: algorithm 27 of AlphaFold3's supplement.
+
+    Parameters
+    ----------
+    predicted
+        Å; the only input with a gradient, where no two counted atoms are in one place.
+    truth
+        Å; finite.
+    radius
+        Å; 0 of an atom that does not count.
+
+    Returns
+    -------
+    Tensor
+        In the type of ``predicted``, at least float32.
+
+    Raises
+    ------
+    ValueError
+        If the types differ.
+    KernelError
+        If Triton is requested and cannot run; it gives first derivatives.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[0.0, 0, 0], [3, 0, 0]])
+    >>> smooth_lddt(x[None, None], x[None], torch.full((1, 2), 15.0))
+    tensor([[0.8041]])
+    """
+    if not predicted.dtype == truth.dtype == radius.dtype:
+        raise ValueError(
+            f"smooth_lddt: predicted is of {predicted.dtype}, truth of {truth.dtype}, radius of "
+            f"{radius.dtype}; make them alike"
+        )
+    result: Tensor = _operator.dispatch(predicted)(predicted, truth, radius)
+    return result

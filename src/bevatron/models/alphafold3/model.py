@@ -1,0 +1,121 @@
+"""AlphaFold3: tokens and pairs from sequences and alignments, coordinates by diffusion.
+
+Algorithm 1 of its supplement. `forward` runs the trunk; `Diffusion` of what it returns denoises
+copies and samples structures; `judge` says how wrong a structure may be.
+
+Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input embedding, M copies.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bevatron.data.readers.proteins.alphabet import CLASSES
+from bevatron.models.alphafold3 import edm, sampler
+from bevatron.models.alphafold3.atom_attention import AtomEncoder
+from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogits
+from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
+from bevatron.models.alphafold3.distogram import DistogramHead
+from bevatron.models.alphafold3.trunk import Trunk
+from bevatron.models.common.folding.normal import Normal
+
+
+class Representation(NamedTuple):
+    """What the trunk says of a complex.
+
+    Attributes
+    ----------
+    s_inputs, s, z
+        Input embedding, single and pair representation.
+    """
+
+    s_inputs: Float[Tensor, "*batch N I"]
+    s: Float[Tensor, "*batch N C"]
+    z: Float[Tensor, "*batch N N P"]
+
+
+class AlphaFold3(nn.Module):
+    """The whole model.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, config: AlphaFold3Config) -> None:
+        super().__init__()
+        self.config = config
+        widths, policy = config.widths, config.checkpointing
+        self.input_encoder = AtomEncoder(config.atoms, config.token_width, None, policy)
+        self.trunk = Trunk(config)
+        self.distogram = DistogramHead(widths.pair, config.distogram_bins)
+        self.diffusion = DiffusionModule(config.diffusion, widths)
+        self.confidence = ConfidenceHead(config.confidence, widths, policy)
+
+    def forward(
+        self,
+        batch: Mapping[str, Tensor],
+        cycles: int | None = None,
+        seed: Int[Tensor, ""] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Representation:
+        """Run the trunk: algorithm 1, lines 1 to 13.
+
+        Parameters
+        ----------
+        batch
+            Fields of `bevatron.data.proteins.complex_batch.ComplexBatch`.
+        cycles
+            Passes; None = the largest number, as in predictions.
+        seed
+            Of dropout; None = no dropout.
+        dtype
+            Of all activations; None = that of the batch.
+        """
+        s_inputs = self.embed_inputs(batch)
+        s_inputs = s_inputs if dtype is None else s_inputs.to(dtype)
+        s, z = self.trunk(batch, s_inputs, cycles or self.config.cycles, seed)
+        return Representation(s_inputs, s, z)
+
+    def embed_inputs(self, batch: Mapping[str, Tensor]) -> Float[Tensor, "*batch N I"]:
+        """Embed reference poses, classes and profiles: algorithm 2."""
+        atoms = self.input_encoder.describe(batch)
+        a, _ = self.input_encoder(atoms)
+        a = a.squeeze(-3)
+        restype = F.one_hot(batch["restype"], len(CLASSES)).to(a.dtype)
+        deletions = batch["deletion_mean"][..., None]
+        return torch.cat([a, restype, batch["profile"].to(a.dtype), deletions.to(a.dtype)], -1)
+
+    def condition(self, batch: Mapping[str, Tensor], trunk: Representation) -> Shared:
+        """Compute what all copies of the diffusion share."""
+        shared: Shared = self.diffusion.describe(batch, *trunk)
+        return shared
+
+    def sample(
+        self, batch: Mapping[str, Tensor], shared: Shared, copies: int, steps: int, normal: Normal
+    ) -> Float[Tensor, "*batch M A 3"]:
+        """Sample structures without gradients, Å: algorithm 18."""
+        mask = batch["atom_mask"]
+        shape = (*mask.shape[:-1], copies, mask.shape[-1])
+        start = normal((*shape, 3))
+        levels = edm.schedule(steps, mask.device, start.dtype)
+        draws = sampler.draw_steps(steps, shape, normal)
+        return sampler.sample(
+            lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
+        )
+
+    def judge(
+        self,
+        batch: Mapping[str, Tensor],
+        trunk: Representation,
+        structure: Float[Tensor, "*batch A 3"],
+    ) -> ConfidenceLogits:
+        """Judge one structure of every sample: algorithm 31."""
+        logits: ConfidenceLogits = self.confidence(batch, *trunk, structure)
+        return logits

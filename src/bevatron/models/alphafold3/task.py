@@ -1,0 +1,143 @@
+"""The task of AlphaFold3: its loss on noisy copies, its metrics on sampled structures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
+from bevatron.models.alphafold3.losses import LossWeights, total_loss
+from bevatron.models.alphafold3.metrics import ComplexMetrics
+from bevatron.models.alphafold3.model import AlphaFold3, Representation
+from bevatron.models.alphafold3.noising import draw_copies, noisy_copies
+from bevatron.models.alphafold3.permutation import permute_truth
+from bevatron.models.common.folding.normal import SeededNormal
+from bevatron.task import Loss, StepNumbers
+
+ROLLOUT_STEPS = 20
+"""Of the sampling of a training step, whose structure the confidence head judges."""
+
+VALIDATION_CYCLES, VALIDATION_SEED = 4, 1
+
+STREAM = 2**20
+"""Calls between the random numbers of the copies and those of the rollout."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the steps of a stage compute.
+
+    Attributes
+    ----------
+    copies
+        Noisy copies of each structure.
+    confidence_every
+        Steps from one with the rollout and the confidence head to the next; 0 = never.
+    loss
+        Weights of the terms.
+    """
+
+    copies: int = 48
+    confidence_every: int = 1
+    loss: LossWeights = field(default_factory=LossWeights)
+
+
+class AlphaFold3Task:
+    """Loss and metrics of AlphaFold3.
+
+    Parameters
+    ----------
+    cycles
+        A step has 1 to this many passes through the trunk, the same number on all ranks.
+    stages
+        By the number of the stage.
+    activations
+        Type of the activations of trunk and diffusion; weights, coordinates, losses and the
+        confidences stay in float32. None = the type of the weights.
+    validation_steps
+        Of the sampling in validation.
+    """
+
+    def __init__(
+        self,
+        cycles: int,
+        stages: Sequence[StepOptions] = (StepOptions(),),
+        activations: torch.dtype | None = None,
+        validation_steps: int = 20,
+    ) -> None:
+        self.most_cycles, self.stages = cycles, tuple(stages)
+        self.activations, self.validation_steps = activations, validation_steps
+        self.cycles, self.options, self.with_confidence = cycles, self.stages[0], True
+        self.step_seed = 0
+
+    collate = staticmethod(collate_complex)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Do nothing: what changes follows from the step."""
+
+    def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
+        """Draw the passes of the step and the seed of its noise."""
+        self.options = self.stages[min(numbers.stage, len(self.stages) - 1)]
+        every = self.options.confidence_every
+        self.with_confidence = bool(every) and numbers.step % every == 0
+        self.cycles = 1 + numbers.draw("cycles", below=self.most_cycles)
+        self.step_seed = numbers.draw("noise and dropout")
+        return {"cycles": self.cycles, "confidence": int(self.with_confidence)}
+
+    def normalisers(self, batch: ComplexBatch) -> dict[str, Tensor]:
+        """Count the structures."""
+        return {"structures": batch.weight.double()}
+
+    def loss(
+        self, model: AlphaFold3, batch: ComplexBatch, normalisers: Mapping[str, Tensor]
+    ) -> Loss:
+        """Compute the mean loss of structures."""
+        given = batch.tensors()
+        seed = given["seed"] ^ self.step_seed
+        trunk = model(given, self.cycles, seed if model.training else None, self.activations)
+        shared = model.condition(given, trunk)
+        outputs = {"distogram": model.distogram(trunk.z).float()}
+        truth = given
+        if self.with_confidence:
+            rollout = model.sample(
+                given, shared, 1, ROLLOUT_STEPS, SeededNormal(seed, calls=STREAM)
+            )
+            position, resolved = permute_truth(rollout[0], given)
+            truth = {**given, "position": position, "resolved": resolved}
+            outputs |= judged(model, given, trunk, rollout[0])
+        draw = draw_copies((self.options.copies, len(given["atom_mask"])), SeededNormal(seed))
+        noisy = noisy_copies(truth["position"], truth["resolved"], draw)
+        outputs |= {"denoised": model.diffusion(noisy.x, noisy.sigma, shared), "sigma": noisy.sigma}
+        count = normalisers["structures"].clamp(min=1.0)
+        terms = total_loss(outputs, truth, self.options.loss)
+        parts = {name: term.sum / count.to(term.sum.dtype) for name, term in terms.items()}
+        return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})
+
+    def predict(self, model: AlphaFold3, batch: ComplexBatch) -> dict[str, Tensor]:
+        """Sample one structure and judge it; seeds are those of the samples."""
+        given = batch.tensors()
+        with torch.no_grad():
+            trunk = model(given, self.most_cycles, None, self.activations)
+            shared = model.condition(given, trunk)
+            normal = SeededNormal(given["seed"] ^ VALIDATION_SEED)
+            rollout = model.sample(given, shared, 1, self.validation_steps, normal)
+            position, resolved = permute_truth(rollout[0], given)
+            return {
+                "distogram": model.distogram(trunk.z).float(),
+                "position": position,
+                "truth_resolved": resolved,
+                **judged(model, given, trunk, rollout[0]),
+            }
+
+    def metrics(self) -> ComplexMetrics:
+        """Begin new running sums."""
+        return ComplexMetrics()
+
+
+def judged(
+    model: AlphaFold3, given: Mapping[str, Tensor], trunk: Representation, structure: Tensor
+) -> dict[str, Tensor]:
+    """Return a structure and the confidence head's logits, as the loss takes them."""
+    logits = model.judge(given, trunk, structure)._asdict()
+    return {"rollout": structure[None], **{name: x[None].float() for name, x in logits.items()}}

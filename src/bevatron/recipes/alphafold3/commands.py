@@ -1,0 +1,156 @@
+"""The commands for complexes: typed arguments, each calls one function."""
+
+from pathlib import Path
+
+from bevatron.output import Result, say
+from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path looks like structures or alignments, or a folder of them."""
+    from bevatron.data.readers.proteins.folders import is_protein_file
+
+    return is_protein_file(path)
+
+
+def prepare(
+    files: Files,
+    out: Path,
+    components: str = "biotite",
+    assembly: str = "1",
+    max_tokens: int | None = None,
+    strict: bool = False,
+    options: Preparing = PrepareOptions(),  # noqa: B008  frozen
+) -> None:
+    """Compute the features of complexes once, in parallel, into a store.
+
+    Start it again after a kill and it resumes. Processes started by srun or mpirun share the work.
+    Files that cannot be used are listed in OUT-rejects.csv, and the rest goes on.
+
+    Parameters
+    ----------
+    files
+        Structures (.cif, .pdb), alignments (.a3m, .sto), all also .gz, .bz2, .xz or .zst, and
+        folders of them at any depth. An alignment belongs to every chain of its first sequence.
+    out
+        Folder of the store.
+    components
+        The chemical component dictionary: components.cif of wwPDB or any part of it, or biotite,
+        which brings it (pip install 'bevatron[ccd]').
+    assembly
+        Name of the biological assembly that is read where a file has any.
+    max_tokens
+        Complexes of more tokens are left out.
+    strict
+        Stop at the first file that cannot be used.
+    options
+        How the store is written.
+
+    Examples
+    --------
+    bevatron prepare alphafold3 FOLDER --out complexes
+    """
+    from bevatron.recipes.alphafold3.stores import prepare_complexes
+
+    lines = prepare_complexes(
+        files,
+        out,
+        components=components,
+        assembly=assembly,
+        max_tokens=max_tokens,
+        strict=strict,
+        **vars(options),
+    )
+    say(*lines)
+
+
+def evaluate(
+    model: Model,
+    files: Files,
+    samples: int = 1,
+    steps: int = 200,
+    device: str = "auto",
+    most: int | None = None,
+    out: Path | None = None,
+) -> Result:
+    """Print how near a model's structures are to known ones.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    files
+        Stores of complexes.
+    samples
+        Structures predicted for each complex, of which the best ranked counts.
+    steps
+        Of the sampling.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    most
+        Complexes that are evaluated at most.
+    out
+        Also write the table to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/complexes test-store
+    """
+    from bevatron.recipes.alphafold3.evaluate import evaluate_stores, print_table_of
+
+    table = evaluate_stores(
+        model, files, samples=samples, steps=steps, device=device, most=most, out=out
+    )
+    return Result(table, lambda: print_table_of(table))
+
+
+def predict(
+    model: Model,
+    source: Source,
+    out: Out,
+    samples: int = 5,
+    seeds: tuple[int, ...] = (0,),
+    steps: int = 200,
+    device: str = "auto",
+    components: str = "biotite",
+) -> Result:
+    """Predict the structures of complexes, ranked, with confidences.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        FASTA of chains, or the JSON or YAML of AlphaFold3, AlphaFold Server, Protenix or Boltz.
+    out
+        Folder: for each complex mmCIF files with pLDDT as B-factors, scores.json, and a page.
+    samples
+        Structures of each seed.
+    seeds
+        Of the random numbers.
+    steps
+        Of the sampling.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    components
+        The chemical component dictionary, see prepare.
+
+    Examples
+    --------
+    bevatron predict runs/complexes complex.fasta predicted
+    """
+    from bevatron.recipes.alphafold3.predict import predict_files
+
+    done = predict_files(
+        model,
+        source,
+        out,
+        samples=samples,
+        seeds=seeds,
+        steps=steps,
+        device=device,
+        components=components,
+    )
+    return Result(
+        done, lambda: say(*(f"{row['name']}: {row['best']}" for row in done["complexes"]))
+    )

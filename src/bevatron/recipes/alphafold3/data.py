@@ -1,0 +1,251 @@
+"""Data of a run of AlphaFold3: stores of complexes, from which chains and interfaces are drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from bevatron.data.dataset import split
+from bevatron.data.packing.draws import Draws, Source
+from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.poses import open_poses
+from bevatron.data.proteins.sample import SampleSizes, Sources, sample
+from bevatron.data.proteins.weights import complex_weights
+from bevatron.data.store.store import Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.recipes.alphafold3.stores import ALIGNMENTS, POSES, open_complexes
+from bevatron.typing import Arrays, IntArray
+
+
+@dataclass(frozen=True)
+class ComplexDataConfig:
+    """Stores of complexes and how they are divided.
+
+    Attributes
+    ----------
+    train
+        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+    valid
+        More of them, for validation; none: a part of ``train``.
+    valid_fraction
+        That part, of the entries, drawn at random.
+    valid_most
+        Largest number of entries that are validated.
+    split_seed
+        Of the draw.
+    components
+        The chemical component dictionary for folders that are prepared: a file, or ``biotite``.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    valid_fraction: float = 0.05
+    valid_most: int = 64
+    split_seed: int = 0
+    components: str = "biotite"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 <= self.valid_fraction < 1:
+            raise ConfigError(
+                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
+            )
+
+
+class ComplexDataset:
+    """Crops of the entries of a store, by entry or by chain and interface.
+
+    Parameters
+    ----------
+    path
+        A store of complexes.
+    units : int64 [n, 3]
+        Of each sample the entry and the chains, ``asym_id``, that its crop is about; 0 for none.
+    sizes
+        How much a sample holds at most.
+    """
+
+    def __init__(self, path: Path, units: IntArray, sizes: SampleSizes) -> None:
+        self.path, self.units, self.sizes = Path(path), units, sizes
+        self._opened: tuple[Store, Sources] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
+        return self.sample(index, 0)
+
+    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
+        """Make the sample of a seed."""
+        store, sources = self._open()
+        entry, first, second = self.units[int(index)].tolist()
+        chains = [chain for chain in (first, second) if chain]
+        found = sample(store[entry], seed, sources, self.sizes, chains)
+        return {**found, "seed": np.array(seed, dtype=np.int64)}
+
+    def describe(self, index: SupportsIndex) -> str:
+        """Name a sample: its file, and its chains."""
+        entry, first, second = self.units[int(index)].tolist()
+        file = self._open()[0].manifest["sources"][entry]
+        chains = " and ".join(str(chain) for chain in (first, second) if chain)
+        return f"{file}, chain {chains}" if chains else str(file)
+
+    def lengths(self, field: str) -> IntArray:
+        """Return the number of rows of a ragged field in the entry of every sample, [n].
+
+        Those of ``tokens`` are what the crops hold at most.
+        """
+        if field == "tokens":
+            return self.tokens
+        of_entry: IntArray = self._open()[0].lengths(field)[self.units[:, 0]]
+        return of_entry
+
+    @property
+    def tokens(self) -> IntArray:
+        """Largest number of tokens of every sample, [n]."""
+        return np.minimum(self.lengths("restype"), self.sizes.crop.tokens)
+
+    def with_sizes(self, sizes: SampleSizes) -> "ComplexDataset":
+        """Return the same samples with other limits."""
+        return ComplexDataset(self.path, self.units, sizes)
+
+    def _open(self) -> tuple[Store, Sources]:
+        if self._opened is None:
+            store, folder = open_complexes(self.path), self.path / ALIGNMENTS
+            alignments = Alignments.open(folder) if folder.exists() else None
+            self._opened = store, Sources(open_poses(self.path / POSES), alignments)
+        return self._opened
+
+
+@dataclass(frozen=True)
+class ComplexData:
+    """What a run is trained and validated on.
+
+    Attributes
+    ----------
+    train
+        Stores, and of each the entries that are trained on.
+    valid
+        Entries for validation, in crops that are always the same; None without any.
+    fingerprints
+        Of the stores.
+    report
+        Lines about what was found.
+    """
+
+    train: Sequence[tuple[Path, IntArray]]
+    valid: ComplexDataset | None
+    fingerprints: Sequence[str]
+    report: Sequence[str]
+
+    def draws(self, sizes: SampleSizes, seed: int) -> Draws:
+        """Return the mixture of all training stores; each is drawn from as it has entries."""
+        sources = []
+        for path, entries in self.train:
+            units, weights = units_of(open_complexes(path), entries)
+            dataset = ComplexDataset(path, units, sizes)
+            sources.append(Source(path.name, dataset, weights, float(len(entries))))
+        return Draws(sources, seed)
+
+
+def load_complexes(config: ComplexDataConfig, valid_sizes: SampleSizes) -> ComplexData:
+    """Open the stores of a run and divide their entries.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to train on.
+    DataError, StoreError
+        If a store cannot be used.
+    """
+    if not config.train:
+        raise ConfigError("data.train: expected a store of complexes or a folder of structures")
+    train: list[tuple[Path, IntArray]] = []
+    valid: list[tuple[Path, IntArray]] = []
+    report, fingerprints = [], []
+    for role, paths in (("train", config.train), ("valid", config.valid)):
+        for path in paths:
+            store = open_complexes(path)
+            fingerprints.append(str(store.manifest["fingerprint"]))
+            entries = np.flatnonzero(store.lengths("restype"))
+            if not len(entries):
+                raise DataError(f"{path}: holds no entry that can be used")
+            if role == "train":
+                train.append((Path(path), entries))
+            else:
+                valid.append((Path(path), entries))
+            report.append(f"{path}: {len(entries):,} complexes for {role}")
+    if not valid and config.valid_fraction:
+        train, valid = _divide(train, config)
+    chosen = valid[0] if valid else None
+    if len(valid) > 1:
+        raise ConfigError("data.valid: expected one store; prepare the folders together")
+    dataset = None
+    if chosen is not None:
+        path, entries = chosen
+        entries = entries[: config.valid_most]
+        units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
+        dataset = ComplexDataset(path, units, valid_sizes)
+        report.append(f"{len(entries)} complexes are validated, in crops that stay the same")
+    return ComplexData(train, dataset, fingerprints, report)
+
+
+def _divide(
+    train: list[tuple[Path, IntArray]], config: ComplexDataConfig
+) -> tuple[list[tuple[Path, IntArray]], list[tuple[Path, IntArray]]]:
+    """Take validation entries out of the first store."""
+    (path, entries), *others = train
+    if len(entries) < 2:
+        return train, []
+    shares = (1 - config.valid_fraction, config.valid_fraction)
+    kept, taken = (entries[part] for part in split(len(entries), shares, config.split_seed))
+    return [(path, kept), *others], [(path, taken)]
+
+
+def units_of(store: Store, entries: IntArray) -> tuple[IntArray, np.ndarray]:
+    """List the chains and interfaces of some entries, and how often each is drawn.
+
+    Chains of equal sequence are one cluster.
+
+    Returns
+    -------
+    units : int64 [n, 3]
+        See `ComplexDataset`.
+    weights : float64 [n]
+    """
+    chains, kinds, clusters, interfaces = [], [], [], []
+    known: dict[str, int] = {}
+    for entry in entries.tolist():
+        sample_ = store[entry]
+        first = len(kinds)
+        types = sample_["chain_type"]
+        chains += [(entry, number + 1, 0) for number in range(len(types))]
+        kinds += types.tolist()
+        clusters += [known.setdefault(key, len(known)) for key in chain_keys(sample_)]
+        interfaces += [(first + a - 1, first + b - 1) for a, b in sample_["interfaces"].tolist()]
+    pairs = np.array(interfaces, dtype=np.int64).reshape(-1, 2)
+    weights = complex_weights(np.array(kinds), np.array(clusters), pairs)
+    rows = np.array(chains, dtype=np.int64)
+    of_pairs = np.stack([rows[pairs[:, 0], 0], rows[pairs[:, 0], 1], rows[pairs[:, 1], 1]], axis=1)
+    return np.concatenate([rows, of_pairs]), np.concatenate([weights.chains, weights.interfaces])
+
+
+def chain_keys(entry: Arrays) -> list[str]:
+    """Return what is equal for chains of one cluster: the sequence, of ligands the components."""
+    from bevatron.data.proteins.complexes import describe
+
+    described = describe(entry)
+    return [
+        chain["sequence"] or f"{described['name']} {chain['entity']}"
+        for chain in described["chains"]
+    ]
+
+
+def sizes_for_validation(sizes: SampleSizes) -> SampleSizes:
+    """Return the limits of validation: crops at interfaces are left out, so that they are large."""
+    return replace(sizes, crop=replace(sizes.crop, shares=(0.0, 1.0, 0.0)))

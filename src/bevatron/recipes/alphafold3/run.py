@@ -1,0 +1,255 @@
+"""The recipe ``alphafold3``: structures of complexes, trained on crops that are drawn."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from bevatron.config import merged, to_dict
+from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.sample import SampleSizes
+from bevatron.errors import ConfigError
+from bevatron.kernels import use
+from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
+from bevatron.models.alphafold3.losses import STAGES
+from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
+from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.recipes.alphafold3 import SYSTEM
+from bevatron.recipes.alphafold3.data import (
+    ComplexData,
+    ComplexDataConfig,
+    load_complexes,
+    sizes_for_validation,
+)
+from bevatron.recipes.alphafold3.stores import prepared
+from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.train.run import Run, Stage
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    OptimConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+LARGEST_BATCH = 256
+"""Samples of a step in the published training."""
+
+
+@dataclass(frozen=True)
+class ComplexStage(StageConfig):
+    """A stage: its length, its crops and its loss.
+
+    Attributes
+    ----------
+    crop
+        Tokens of a crop at most.
+    atoms
+        Atoms of a crop at most.
+    rows
+        Rows of the alignment at most.
+    step
+        Noisy copies, confidences and weights of the loss.
+    """
+
+    crop: int = 384
+    atoms: int = 9216
+    rows: int = 1024
+    step: StepOptions = field(default_factory=StepOptions)
+
+    @property
+    def sizes(self) -> SampleSizes:
+        """How much a sample holds at most."""
+        return SampleSizes(CropSizes(tokens=self.crop, atoms=self.atoms), self.rows)
+
+
+def published_stages() -> dict[str, ComplexStage]:
+    """Return the four stages of AlphaFold3: table 6 of its supplement, lengths as Protenix's."""
+    crops, copies = (384, 640, 768, 768), (48, 32, 32, 32)
+    steps = (75_000, 15_000, 5_000, 4_000)
+    return {
+        name: ComplexStage(
+            steps=length, samples_per_step=256, crop=crop, atoms=24 * crop,
+            step=StepOptions(copies=number, loss=weights),
+        )
+        for (name, weights), crop, number, length in zip(
+            STAGES.items(), crops, copies, steps, strict=True
+        )
+    }  # fmt: skip
+
+
+SMALL_STAGES = {
+    "initial": ComplexStage(
+        steps=2_000, samples_per_step=4, evaluate_every=200, crop=96, atoms=1536, rows=64,
+        step=StepOptions(copies=8, confidence_every=4),
+    )
+}  # fmt: skip
+"""Of the preset ``small``, for a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaFold3Run(RunConfig):
+    """Configuration of a training run of AlphaFold3.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        alphafold3 (368 million parameters, the four published stages), megafold (the sizes of the
+        model that MegaFold trains) or small (for a CPU). `model` and `stages` change it.
+    data
+        Stores or folders, and which complexes are held out.
+    model
+        Sizes of the model.
+    stages
+        By name, in their order.
+    precision
+        ``auto``: activations in bfloat16 on a GPU (weights, coordinates, losses and confidences
+        stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
+    validation_steps
+        Steps of the sampling in validation.
+    optim, schedule, batch, loader, checkpoint, train, kernels
+        See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
+        a stage is what others call the batch size.
+    """
+
+    recipe: ClassVar[str] = SYSTEM.name
+
+    output: Path = Path("runs/alphafold3")
+    preset: str = "alphafold3"
+    data: ComplexDataConfig = field(default_factory=ComplexDataConfig)
+    model: AlphaFold3Config = field(default_factory=AlphaFold3Config)
+    stages: dict[str, ComplexStage] = field(default_factory=published_stages)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            algorithm="adam", lr=1.8e-3, weight_decay=0.0, betas=(0.9, 0.95), clip=10.0, ema=0.999
+        )
+    )
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(
+            kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
+        )
+    )
+    batch: BatchConfig = field(
+        default_factory=lambda: BatchConfig(
+            algorithm="fixed_count", size=1, cost={"tokens": 1.0, "tokens_squared": 0.01}
+        )
+    )
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=200))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    validation_steps: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be trained on."""
+        if not self.stages:
+            raise ConfigError("stages: expected at least one")
+        if self.batch.size != 1 or self.batch.algorithm != "fixed_count":
+            raise ConfigError(
+                "batch: a batch of complexes is one sample (algorithm fixed_count, size 1); "
+                "stages.NAME.samples_per_step is the number of samples of a step"
+            )
+
+    @classmethod
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return the sizes of a preset and, of the small model, stages and rates."""
+        if name not in PRESETS:
+            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(PRESETS)})")
+        values: dict[str, Any] = {"model": to_dict(AlphaFold3Config.preset(str(name)))}
+        if name == "small":
+            values |= {
+                "stages": {key: to_dict(stage) for key, stage in SMALL_STAGES.items()},
+                "optim": {"lr": 1e-3, "ema": 0.99},
+                "schedule": {"warmup_steps": 100},
+            }
+        return values
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "AlphaFold3Run":
+        """Build a configuration; stages that are given replace those of the preset.
+
+        A stage of the preset's name changes only what it gives.
+        """
+        given = values.get("stages")
+        if not isinstance(given, Mapping):
+            return super().from_values(values)
+        own = super().from_values({k: v for k, v in values.items() if k != "stages"})
+        known = {name: to_dict(stage) for name, stage in own.stages.items()}
+        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
+        return super().from_values({**values, "stages": stages})
+
+
+def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
+    """Build a complete run: stores opened or prepared, model, task, stages.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    first = next(iter(config.stages.values()))
+    given = dataclasses.replace(
+        config.data,
+        train=prepared(config.data.train, config.output / "prepared", config.data.components),
+        valid=prepared(config.data.valid, config.output / "valid", config.data.components),
+    )
+    data = load_complexes(given, sizes_for_validation(first.sizes))
+    torch.manual_seed(config.train.seed)
+    model = AlphaFold3(config.model)
+    options = [stage.step for stage in config.stages.values()]
+    task = AlphaFold3Task(
+        config.model.cycles, options, _activations(config), config.validation_steps
+    )
+    stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
+    return Run(
+        model=model,
+        task=task,
+        train=stages[0].train,
+        sizes=stages[0].sizes,
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else _sizes(data.valid.tokens),
+        folder=config.output,
+        settings=config.settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(config.model),
+            "data": {"fingerprints": list(data.fingerprints)},
+        },
+        monitor="-lddt",
+        resume=resume,
+        save_model=SaveModel(SYSTEM.kind, config.model),
+        shown_metrics=["lddt", "lddt_interface", "distogram", "plddt"],
+        stages=stages,
+        most_samples=LARGEST_BATCH,
+        notes=list(data.report),
+    )
+
+
+def _stage(name: str, config: ComplexStage, data: ComplexData, seed: int) -> Stage:
+    draws = data.draws(config.sizes, seed)
+    return Stage(name, config, draws, _sizes(draws.lengths("tokens")))
+
+
+def _sizes(tokens: Any) -> dict[str, Any]:
+    return {"tokens": tokens, "tokens_squared": tokens * tokens}
+
+
+def _activations(config: AlphaFold3Run) -> torch.dtype | None:
+    """Choose the type of the activations."""
+    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
+    chosen = config.precision
+    if chosen == "auto":
+        chosen = "bfloat16" if device.type == "cuda" else "float32"
+    if chosen == "bfloat16" and config.train.dtype != "float32":
+        raise ConfigError(
+            f"precision: bfloat16 needs train.dtype float32, not {config.train.dtype}"
+        )
+    return torch.bfloat16 if chosen == "bfloat16" else None

@@ -1,0 +1,305 @@
+"""Stores of complexes: entries, the reference poses of their components and their alignments.
+
+A store of complexes is a folder that holds a store of entries, ``poses.arrow`` and, in
+``alignments``, a store of alignments; a chain's alignment is found by its sequence.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.proteins.alignment_files import AlignmentReader
+from bevatron.data.proteins.alignments import prepare_alignments
+from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
+from bevatron.data.proteins.poses import make_pools, write_poses
+from bevatron.data.proteins.weights import find_interfaces
+from bevatron.data.readers.proteins import open_components, read_structure
+from bevatron.data.readers.proteins.components import INSTALLED
+from bevatron.data.readers.proteins.folders import (
+    ProteinFiles,
+    StructureFiles,
+    find_protein_files,
+    is_rna,
+)
+from bevatron.data.samples import Field
+from bevatron.data.store.prepare import prepare
+from bevatron.data.store.store import MANIFEST, Store
+from bevatron.errors import DataError, StoreError
+from bevatron.files import write_text_atomically
+from bevatron.output import say
+from bevatron.typing import Arrays
+
+KIND = "complexes"
+"""Kind of these stores in their settings."""
+
+FEATURES_VERSION = 1
+"""Of what `featurize` returns; a store of another version is prepared again."""
+
+FIELDS = (
+    *ENTRY_FIELDS,
+    Field("chain_type", "int8", (), True, "[C] 0 protein, 1 RNA, 2 DNA, 3 ligand, of most tokens"),
+    Field("interfaces", "int32", (2,), True, "[I] pairs of asym_id with atoms closer than 5 Å"),
+    Field("reason", "uint8", (), True, "why the file was left out, UTF-8; empty if it was not"),
+    Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
+)
+
+NUM_TYPES = 4
+"""Protein, RNA, DNA, ligand."""
+
+POSES, ALIGNMENTS = "poses.arrow", "alignments"
+
+MOST_SHOWN = 10
+"""Files that were left out and are named on the terminal."""
+
+
+@dataclass(frozen=True)
+class ComplexFeaturizer:
+    """From the path of a structure to an entry; a file that cannot be used becomes its reason.
+
+    Attributes
+    ----------
+    components
+        See `bevatron.data.readers.proteins.open_components`.
+    assembly
+        Name of the biological assembly; a file without any is taken as it is.
+    max_tokens
+        Entries of more are left out; None for no limit.
+    strict
+        An unusable file is an error.
+    """
+
+    components: str
+    assembly: str = "1"
+    max_tokens: int | None = None
+    strict: bool = False
+
+    def __call__(self, raw: Arrays) -> Arrays:
+        """Read and featurize one file."""
+        path = np.asarray(raw["path"]).tobytes().decode()
+        source = np.array([int(raw["number"]), 0], dtype=np.int64)
+        try:
+            entry = self._entry(path)
+        except DataError as error:
+            if self.strict:
+                raise
+            reason = str(error).removeprefix(f"{path}: ")
+            return {**nothing(), "reason": _bytes(reason), "source": source}
+        return {**entry, "reason": _bytes(""), "source": source}
+
+    def _entry(self, path: str) -> Arrays:
+        structure = read_structure(path)
+        if structure.assemblies:
+            structure = structure.assembly(self.assembly)
+        components = open_components(self.components)
+        entry = featurize(structure, components, max_tokens=self.max_tokens)
+        interfaces = find_interfaces(entry).astype(np.int32)
+        return {**entry, "chain_type": chain_types(entry), "interfaces": interfaces}
+
+
+def chain_types(entry: Arrays) -> npt.NDArray[np.int8]:
+    """Return the type of molecule that most tokens of each chain have, [C]."""
+    chain, kind = np.asarray(entry["asym_id"]) - 1, np.asarray(entry["molecule_type"])
+    counts = np.zeros((int(chain.max()) + 1, NUM_TYPES), dtype=np.int64)
+    np.add.at(counts, (chain, kind), 1)
+    return counts.argmax(axis=1).astype(np.int8)
+
+
+def nothing() -> Arrays:
+    """Return an entry of no tokens."""
+    return {
+        field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
+        for field in FIELDS
+    }
+
+
+def prepare_complexes(
+    files: Sequence[str | Path],
+    out: Path,
+    *,
+    components: str = INSTALLED,
+    assembly: str = "1",
+    max_tokens: int | None = None,
+    strict: bool = False,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> list[str]:
+    """Turn folders of structures and alignments into a store of complexes; a kill loses nothing.
+
+    Parameters
+    ----------
+    files
+        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
+    out
+        Folder of the store.
+    components, assembly, max_tokens, strict
+        See `ComplexFeaturizer`.
+    samples_per_shard, workers, overwrite, progress
+        As in `bevatron.data.store.prepare.prepare`.
+
+    Returns
+    -------
+    Lines for the user: what was found and what was left out.
+
+    Raises
+    ------
+    DataError, StoreError
+        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
+        else.
+    """
+    found = find_protein_files(files)
+    if not found.structures:
+        given = ", ".join(map(str, files)) or "nothing"
+        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+    settings = {
+        "kind": KIND, "features": FEATURES_VERSION, "components": str(components),
+        "assembly": assembly, "max_tokens": max_tokens, "unit": "file",
+    }  # fmt: skip
+    open_components(components)  # indexed once, before the workers ask for it
+    store = prepare(
+        StructureFiles(found.structures),
+        ComplexFeaturizer(str(components), assembly, max_tokens, strict),
+        out,
+        FIELDS,
+        settings,
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+        summarise=summarise,
+    )
+    codes = sorted({code for entry in store if len(entry["restype"]) for code in _codes(entry)})
+    damaged = _prepare_alignments(found, out, workers, strict=strict)
+    known = open_components(components)
+    pools = make_pools(known[code] for code in codes)
+    write_poses(pools, out / POSES)  # last: `open_complexes` asks for it
+    rows = [*_unusable(store), *damaged]
+    _list_rejects(store, rows)
+    return summary_lines(store, found, rows)
+
+
+def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
+    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
+    stores = tuple(path for path in paths if (path / MANIFEST).is_file())
+    others = [path for path in paths if path not in stores]
+    if not others:
+        return stores
+    say(*prepare_complexes(others, out, components=components)[:-1])
+    return (*stores, out)
+
+
+def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
+    """Count what the entries of a shard hold."""
+    usable = [sample for sample in samples if len(sample["restype"])]
+    kinds = Counter(chain["kind"] for sample in usable for chain in describe(sample)["chains"])
+    return {
+        "files": len(samples),
+        "usable": len(usable),
+        "tokens": sum(len(sample["restype"]) for sample in usable),
+        "atoms": sum(len(sample["ref_element"]) for sample in usable),
+        "chains": dict(kinds),
+        "left_out": dict(Counter(code for each in usable for code in describe(each)["left_out"])),
+    }
+
+
+def open_complexes(path: str | Path) -> Store:
+    """Open the entries of a store of complexes.
+
+    Raises
+    ------
+    DataError
+        If it is a store of something else, of features of another version, or one whose
+        preparation was stopped.
+    StoreError
+        If there is no finished store.
+    """
+    store = Store.open(path)
+    settings = store.manifest["settings"]
+    if settings.get("kind") != KIND:
+        raise DataError(f"{path}: not a store of complexes; prepare it from mmCIF files")
+    if settings["features"] != FEATURES_VERSION:
+        raise DataError(
+            f"{path}: has version {settings['features']} of the features, the code has version "
+            f"{FEATURES_VERSION}; prepare it again"
+        )
+    if not (store.path / POSES).exists():
+        raise DataError(
+            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+        )
+    return store
+
+
+def rejects_file(store: Store) -> Path:
+    """Name the file that lists what was left out."""
+    return store.path.with_name(f"{store.path.name}-rejects.csv")
+
+
+def summary_lines(
+    store: Store, found: ProteinFiles, rejects: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Say in a few lines what was found and what was left out."""
+    summary = store.manifest["summary"]
+    chains = ", ".join(f"{n} {kind}" for kind, n in sorted(summary["chains"].items()))
+    lines = [
+        f"{summary['usable']} of {summary['files']} structures are usable",
+        f"{summary['tokens']:,} tokens, {summary['atoms']:,} atoms; chains: {chains}",
+        f"{len(found.alignments)} files of alignments, {len(found.hits)} of template hits",
+        f"{found.others} files of other kinds, passed over",
+    ]
+    if summary["left_out"]:
+        codes = ", ".join(sorted(summary["left_out"]))
+        lines.append(f"components that the dictionary lacks, left out: {codes}")
+    lines += [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
+    if rejects:
+        lines.append(f"{len(rejects)} files were left out; {rejects_file(store)} lists them")
+    lines.append(f"train with: bevatron train alphafold3 --data {store.path} --output RUN")
+    return lines
+
+
+def _prepare_alignments(
+    found: ProteinFiles, out: Path, workers: int | None, *, strict: bool
+) -> list[tuple[str, str]]:
+    """Prepare the alignments, if there are any; return what was left out."""
+    if not found.alignments:
+        return []
+    rnas = {path for path in found.alignments if is_rna(path)}
+    proteins = [path for path in found.alignments if path not in rnas]
+    reader = AlignmentReader(proteins, sorted(rnas), strict=strict)
+    if not reader.num_samples:
+        return reader.rejects
+    made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers)
+    return [*reader.rejects, *made.rejects()]
+
+
+def _unusable(store: Store) -> list[tuple[str, str]]:
+    """List (file, reason) of the structures that were left out."""
+    return [
+        (store.manifest["sources"][row], store[int(row)]["reason"].tobytes().decode())
+        for row in np.flatnonzero(store.lengths("reason"))
+    ]
+
+
+def _list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
+    path = rejects_file(store)
+    if not rejects:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    csv.writer(text).writerows([("file", "reason"), *rejects])
+    write_text_atomically(path, text.getvalue(), StoreError)
+
+
+def _codes(entry: Arrays) -> list[str]:
+    codes: list[str] = describe(entry)["components"]
+    return codes
+
+
+def _bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), dtype=np.uint8)

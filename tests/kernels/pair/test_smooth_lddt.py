@@ -1,0 +1,128 @@
+"""Smooth lDDT: tiles equal the formula on all pairs, the kernel equals the tiles."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bevatron.kernels import launches, smooth_lddt, use
+from bevatron.kernels.pair.smooth_lddt import reference
+from bevatron.testing import assert_close, poisoned
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def all_pairs(predicted, truth, radius):
+    """Algorithm 27 on dense tensors, for autograd."""
+
+    def distances(x):
+        squared = (x[..., :, None, :] - x[..., None, :, :]).square().sum(-1)
+        return (squared + torch.eye(x.shape[-2], dtype=x.dtype)).sqrt()
+
+    true = distances(truth)
+    counts = (true < radius[..., :, None]) & (radius > 0)[..., None, :]
+    counts &= ~torch.eye(truth.shape[-2], dtype=torch.bool)
+    counts = counts[..., None, :, :].double()
+    error = (distances(predicted) - true[..., None, :, :]).abs()
+    score = sum(torch.sigmoid(t - error) for t in (0.5, 1, 2, 4)) / 4
+    return (score * counts).sum((-2, -1)) / (counts.sum((-2, -1)) + 1e-10)
+
+
+def draw(atoms, copies=2, structures=1, seed=0, dtype=torch.float64):
+    random = np.random.default_rng(seed)
+    truth = torch.from_numpy(random.normal(size=(structures, atoms, 3))) * 12
+    shape = (structures, copies, atoms, 3)
+    predicted = truth[:, None] + torch.from_numpy(random.normal(size=shape)) * 2
+    radius = torch.from_numpy(random.choice([0.0, 15.0, 30.0], size=(structures, atoms)))
+    return predicted.to(dtype).requires_grad_(), truth.to(dtype), radius.to(dtype)
+
+
+@pytest.mark.parametrize("atoms", [1, 2, 17, 40])
+@pytest.mark.parametrize("pairs", [1, 170, 1 << 20])
+def test_tiles_of_any_size_give_the_formula_and_its_gradient(atoms, pairs):
+    case = draw(atoms)
+    tiled, dense = reference.smooth_lddt(*case, pairs), all_pairs(*case)
+    assert_close(tiled.detach(), dense.detach(), 1e-12)
+    cotangent = torch.tensor([[1.0, -2.5]], dtype=torch.float64)
+    (found,) = torch.autograd.grad(tiled, case[0], cotangent)
+    (expected,) = torch.autograd.grad(dense, case[0], cotangent)
+    assert_close(found, expected, 1e-11)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+def test_no_tensor_holds_more_than_a_tile_of_pairs():
+    case = draw(300, copies=8)
+    with LargestTensor() as largest:
+        reference.smooth_lddt(*case, 1 << 14).sum().backward()
+    assert largest.elements <= 1 << 14
+    with LargestTensor() as largest:
+        all_pairs(*case).sum().backward()
+    assert largest.elements >= 8 * 300**2
+
+
+def run(case, **chosen):
+    predicted, truth, radius = case
+    with use(**chosen):
+        score = smooth_lddt(predicted, truth, radius)
+    cotangent = torch.linspace(-1, 2, score.numel()).reshape(score.shape).to(score)
+    return score.detach(), torch.autograd.grad(score, predicted, cotangent)[0]
+
+
+@pytest.mark.parametrize(
+    ("atoms", "copies", "structures"), [(1, 1, 1), (31, 2, 1), (64, 1, 2), (65, 3, 1), (150, 1, 1)]
+)
+def test_the_kernel_equals_the_reference(atoms, copies, structures):
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    exact = draw(atoms, copies, structures)
+    expected = run(exact, smooth_lddt="reference")
+    narrow = tuple(poisoned(each.detach().float().to(DEVICE)) for each in exact)
+    narrow[0].requires_grad_()
+    before = launches().get(("smooth_lddt", "triton"), 0)
+    score, gradient = run(narrow, smooth_lddt="triton")
+    assert launches()["smooth_lddt", "triton"] > before
+    assert_close(score.double().cpu(), expected[0], 2e-5, "score")
+    assert_close(gradient.double().cpu(), expected[1], 1e-4, "gradient")
+    again = run(narrow, smooth_lddt="triton")
+    assert torch.equal(score, again[0])
+    assert torch.equal(gradient, again[1])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
+def test_atoms_in_one_place_and_far_away_have_finite_gradients(implementation):
+    if implementation == "triton":
+        pytest.importorskip("triton", reason="the kernels need the package triton")
+    truth = torch.zeros(1, 4, 3, device=DEVICE)
+    truth[0, 1:, 0] = torch.arange(3)
+    predicted = torch.zeros(1, 2, 4, 3, device=DEVICE)
+    predicted[0, 1, 0] = 1e6
+    radius = torch.full((1, 4), 15.0, device=DEVICE)
+    score, gradient = run((predicted.requires_grad_(), truth, radius), smooth_lddt=implementation)
+    assert score.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_the_custom_operators_are_well_formed():
+    pytest.importorskip("triton", reason="the kernels need the package triton")
+    from bevatron.kernels.pair.smooth_lddt.triton import scores
+
+    predicted, truth, radius = (each.detach().float().to(DEVICE) for each in draw(9))
+    torch.library.opcheck(scores.op, (predicted.requires_grad_(), truth, radius))
+
+
+def test_types_that_differ_are_told():
+    predicted, truth, radius = draw(3)
+    with pytest.raises(ValueError, match="alike"):
+        smooth_lddt(predicted, truth.float(), radius)
