@@ -23,7 +23,7 @@ TOLERANCE = 1e-11
 @pytest.mark.parametrize("kind", ["none", "all"])
 def test_confidence_head(shared, kind):
     golden = golden_modules.reference(shared, "confidence_head")
-    pairformer = PairformerConfig(num_blocks=1, pair=PairConfig(dropout=0.0))
+    pairformer = PairformerConfig(num_blocks=1, head_width=1, pair=PairConfig(dropout=0.0))
     config = ConfidenceConfig(pairformer, 16, 16, 50, atoms_per_token=20)
     head = ConfidenceHead(config, TrunkWidths(14, 16, 10), Checkpointing(kind))
     golden_modules.load(head, golden)
@@ -38,7 +38,7 @@ def test_confidence_head(shared, kind):
 @pytest.fixture
 def head():
     pair = PairConfig(hidden=4, num_heads=2, head_width=4, transition=2, dropout=0.0)
-    pairformer = PairformerConfig(num_blocks=1, num_heads=2, transition=2, pair=pair)
+    pairformer = PairformerConfig(1, num_heads=2, head_width=4, transition=2, pair=pair)
     head = ConfidenceHead(ConfidenceConfig(pairformer), WIDTHS, Checkpointing()).double()
     random_complex.randomise(head)
     return head

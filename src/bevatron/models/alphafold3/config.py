@@ -122,9 +122,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             decoder=_SMALL_ATOMS,
             noise_width=32,
         ),
-        "confidence": ConfidenceConfig(
-            PairformerConfig(num_blocks=1, num_heads=4, transition=2, pair=_SMALL_UNDROPPED)
-        ),
+        "confidence": ConfidenceConfig(PairformerConfig(1, 4, 16, 2, _SMALL_UNDROPPED)),
         "checkpointing": Checkpointing(),
     },
 }
