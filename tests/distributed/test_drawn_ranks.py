@@ -86,3 +86,19 @@ def test_on_another_number_of_processes_it_draws_exactly_the_rest(whole, tmp_pat
     )
     changes = json.dumps(tiny.records(tmp_path / "run"))
     assert '"ranks": ["1", "2"]' in changes or '"ranks": ["2", "1"]' in changes
+
+
+def test_samples_that_another_process_cannot_read_are_named(tmp_path):
+    def work(mesh):
+        run = make_run(tmp_path / "run", loader={"leave_out": 99})
+        for stage in run.stages:
+            texts = stage.train.sources[0].dataset.texts
+            texts[4] = texts[4][:3]
+        return fit(run).steps
+
+    assert run_ranks(2, work, tmp_path) == [12, 12]
+    lacking = [r for r in tiny.records(tmp_path / "run") if r["kind"] == "left out"]
+    names = [one["name"] for record in lacking for one in record["samples"]]
+    assert len(names) > 2
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert all(f"left out: {name}: ValueError" in log for name in names)

@@ -18,7 +18,8 @@ from drawn_system import (
 )
 
 from bevatron.data.packing import Draws
-from bevatron.errors import ConfigError, DivergenceError
+from bevatron.data.packing.draws import SUBSTITUTES
+from bevatron.errors import ConfigError, DivergenceError, LoaderError
 from bevatron.task import StepNumbers
 from bevatron.train import describe, fit
 from bevatron.train.capture import step as captured_module
@@ -302,3 +303,46 @@ def test_a_run_in_stages_is_described(tmp_path):
 def test_a_run_in_stages_is_profiled(tmp_path):
     found = profile_steps(make_run(tmp_path), steps=2, warm=1)
     assert found.sizes["crops"] == 4
+
+
+# ---- samples that cannot be read ----
+
+
+def damaged(run, number=4):
+    """A run one of whose texts is too short for a crop, wherever it is drawn."""
+    for stage in run.stages:
+        stage.train.sources[0].dataset.texts[number] = np.zeros(3, dtype=np.int64)
+    return run
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_cannot_be_read_are_replaced_counted_and_named(whole, tmp_path, workers):
+    task, loader = RecycledTask(), {"leave_out": 99, "workers": workers}
+    result = fit(damaged(make_run(tmp_path, task=task, loader=loader)))
+    assert result.steps == 12
+    found = draws_by_step(task.seen)
+    drawn = [number for numbers in found.values() for number in numbers]
+    lacking = [r for r in tiny.records(tmp_path) if r["kind"] == "left out"]
+    left_out = [one["sample"] for record in lacking for one in record["samples"]]
+    assert left_out
+    assert len(drawn) == 68
+    assert set(range(68)) - set(drawn) == {number for number in left_out if number < 68}
+    for record in lacking:
+        numbers = {one["sample"] % SUBSTITUTES for one in record["samples"]}
+        assert numbers <= {number % SUBSTITUTES for number in found[record["step"] - 1]}
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("left out: text of 1, number 4 (seed ") == len(left_out)
+    newest = list_checkpoints(tmp_path / "checkpoints")[-1]
+    state = json.loads((newest / "state.json").read_text())
+    assert state["progress"]["left_out"] == len(left_out)
+
+
+def test_more_samples_than_allowed_end_the_run(tmp_path):
+    message = r"2 samples could not be read, of which loader.leave_out allows 1; the last is text"
+    with pytest.raises(LoaderError, match=message):
+        fit(damaged(make_run(tmp_path, loader={"leave_out": 1})))
+
+
+def test_without_leave_a_sample_that_cannot_be_read_ends_the_run(tmp_path):
+    with pytest.raises(LoaderError, match=r"text of 1, number 4 \(seed \d+\): ValueError"):
+        fit(damaged(make_run(tmp_path)))

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+import test_toy_system
 import tiny
 import torch
 
@@ -68,3 +69,7 @@ def test_workers_and_pinned_batches(tmp_path):
     fit(tiny.make_run(tmp_path / "workers", **GPU, loader={"workers": 2, "pin": True}))
     plain = tiny.losses(tmp_path / "plain")
     assert tiny.losses(tmp_path / "workers") == pytest.approx(plain, rel=1e-12)
+
+
+def test_steps_whose_work_differs_are_replayed_by_graphs_of_their_own(tmp_path):
+    test_toy_system.check_numbered_steps(tmp_path, "cuda")

@@ -23,7 +23,7 @@ import bevatron.train
 from bevatron.data.padding import Axis, BatchShape, Paddable, PaddingRule, Ragged, StaticBatch, pad
 from bevatron.errors import ConfigError
 from bevatron.parallel.mesh import Mesh
-from bevatron.task import Loss
+from bevatron.task import Loss, StepNumbers
 from bevatron.train import Run, describe, evaluate, fit, predict
 from bevatron.train.capture import step as captured_module
 from bevatron.train.capture.inference import CapturedInference
@@ -185,6 +185,24 @@ class ScoreTask:
         return ErrorSums()
 
 
+class NumberedTask(ScoreTask):
+    """A loss that differs from step to step: by a choice, and by a number in a tensor."""
+
+    def __init__(self, device="cpu"):
+        super().__init__()
+        self.shift = torch.zeros((), dtype=torch.float64, device=device)
+
+    def begin_step(self, numbers):
+        self.shift.fill_(numbers.draw("shift", below=1000) / 1000)
+        self.passes = 1 + numbers.draw("passes", below=3)
+        return {"passes": self.passes}
+
+    def loss(self, model, batch, normalisers):
+        errors = batch.weight * (model(batch)["score"] - batch.score - self.shift) ** 2
+        total = self.passes * errors.sum() / normalisers["texts"]
+        return Loss(total, {"score": total.detach()})
+
+
 class KilledError(Exception):
     """Ends a run that has no time to save anything."""
 
@@ -265,6 +283,37 @@ def test_captured_steps_have_the_losses_of_plain_ones(tmp_path, capturing, accum
     log = (tmp_path / "captured" / "log.txt").read_text()
     assert "steps are captured as CUDA graphs, batches padded to " in log
     assert "% of letters and " in log
+
+
+def check_numbered_steps(folder, device="cpu"):
+    """Captured steps whose work differs have the losses of plain ones."""
+    groups = {"optim": {"lr": 0.05}, "train": {"epochs": 4, "device": device}}
+    fit(make_run(folder / "captured", task=NumberedTask(device), **groups))
+    groups["train"]["cuda_graphs"] = False
+    fit(make_run(folder / "plain", task=NumberedTask(device), **groups))
+    found, expected = tiny.losses(folder / "captured"), tiny.losses(folder / "plain")
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert "steps are captured" in (folder / "captured" / "log.txt").read_text()
+    steps = [record for record in tiny.records(folder / "plain") if record["kind"] == "step"]
+    assert len({record["numbers"]["passes"] for record in steps}) == 3
+
+
+def test_captured_steps_whose_work_differs_have_the_losses_of_plain_ones(tmp_path, capturing):
+    check_numbered_steps(tmp_path)
+
+
+def test_each_choice_has_graphs_of_its_own_for_every_shape(tmp_path):
+    run = make_run(tmp_path, task=NumberedTask())
+    run.task.begin_step(StepNumbers(0, 0))
+    step = CapturedStep(run, begin_state(run, Mesh(), None), Mesh())
+    step.plan([(np.array([0]), np.ones(1)), (np.arange(40), np.ones(40))])
+    batch = collate([run.train[0]], np.array([0]), [1.0])
+    for choice in [(("passes", 1),), (("passes", 2),), (("passes", 1),)]:
+        step([batch], lr=1e-3, choice=choice).result()
+    assert len(step.buckets.shapes) == 2
+    assert set(step._graphs._replays) == {
+        (shape, (("passes", passes),)) for shape in step.buckets.shapes for passes in (1, 2)
+    }
 
 
 def test_nothing_is_in_the_way_of_capturing_it_on_a_gpu(tmp_path):

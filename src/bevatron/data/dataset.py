@@ -48,6 +48,14 @@ def seeded_sample(dataset: SampleSource, index: int, seed: int) -> Arrays:
     return dataset[index]
 
 
+@runtime_checkable
+class Replaceable(Protocol):
+    """A data set whose samples others may stand in for, such as drawn ones."""
+
+    def substitute(self, index: int, attempt: int) -> int:
+        """Return the index of the stand-in for a sample: the first for attempt 1, and so on."""
+
+
 class Subset:
     """A selection of samples, in the given order.
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bevatron.maths.rigid import rotation_of_quaternion
+
 _SQUARINGS = {torch.float32: 26, torch.float64: 54}
 """Two eigenvalues differ, relative to the largest, by 2^-23 or 2^-52 at least, or not at all."""
 
@@ -55,7 +57,7 @@ def superposition(
     # Sums of products, not a matmul: neither autocast nor TF32 may round them.
     left, right = w * (x - x_centre[..., None, :]), y - y_centre[..., None, :]
     columns = [(left * right[..., j, None]).sum(-2) for j in range(3)]
-    rotation = _rotation(_largest_eigenvector(_horn_matrix(torch.stack(columns, -1))))
+    rotation = rotation_of_quaternion(_largest_eigenvector(_horn_matrix(torch.stack(columns, -1))))
     return rotation, y_centre - (rotation * x_centre[..., None, :]).sum(-1)
 
 
@@ -107,14 +109,3 @@ def _largest_eigenvector(matrix: Float[Tensor, "*batch 4 4"]) -> Float[Tensor, "
     longest = (diagonal / diagonal.sum(-1, keepdim=True) + identity[0] * 1e-3).argmax(-1)
     vector = power.take_along_dim(longest[..., None, None], -1).squeeze(-1)
     return vector / vector.square().sum(-1, keepdim=True).sqrt()
-
-
-def _rotation(quaternion: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
-    """Return the matrix of a rotation from its unit quaternion."""
-    w, x, y, z = quaternion.unbind(-1)
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)

@@ -9,16 +9,16 @@ already added up over the ranks, so that all ranks decide alike.
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from bevatron.data.loader import Loader
+from bevatron.data.loader import LeftOut, Loader
 from bevatron.data.processes import own_cpus
-from bevatron.errors import ConfigError, OutOfMemoryError, ran_out_of_memory
+from bevatron.errors import ConfigError, LoaderError, OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
@@ -180,8 +180,7 @@ class Trainer:
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
         self.course = course_of(run, self.planner)
-        data = self.course.data(state.progress)
-        self.loader = make_loader(data, [], collate, loader, mesh)
+        self.loader = self._open_loader()
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
@@ -278,7 +277,12 @@ class Trainer:
             samples = sum(float(epoch.batches[one.position][1].sum()) for one in group)
             samples *= self.planner.world / self.mesh.world  # counted once where ranks share them
             asks = {"save": float(self.saver.time_due()), "samples": samples}
+            lacking = [one for loaded in group for one in loaded.left_out]
+            if run.settings.loader.leave_out:
+                asks["left_out"] = float(len(lacking))
             launched = self._launch([one.batch for one in group], lr, asks, choice)
+            if launched.notes.get("left_out"):
+                self._note_left_out(lacking, step)
             waited = sum(one.waited_seconds for one in group)
             in_flight.append(StepInFlight(launched, len(group), lr, waited, numbers))
             group = []
@@ -336,6 +340,22 @@ class Trainer:
         seconds = done.launched.capture_seconds
         self.logger.step(progress, result, done.lr, done.waited, seconds, done.numbers)
         self._collect_garbage()
+
+    def _note_left_out(self, lacking: Sequence[LeftOut], step: int) -> None:
+        """Log the samples that a step lacks on all ranks, and end the run after too many."""
+        progress, most = self.state.progress, self.run.settings.loader.leave_out
+        found = [
+            one for rank in gather_json([asdict(o) for o in lacking], self.mesh) for one in rank
+        ]
+        progress.left_out += len(found)
+        for one in found:
+            self.logger.console.say(f"left out: {one['name']}: {one['reason']}")
+        self.logger.write({"kind": "left out", "step": step + 1, "samples": found})
+        if progress.left_out > most:
+            raise LoaderError(
+                f"{progress.left_out} samples could not be read, of which loader.leave_out allows "
+                f"{most}; the last is {found[-1]['name']}: {found[-1]['reason']}"
+            )
 
     def _prefetch(self) -> None:
         """Plan the next epoch; workers load it, if need be while this one validates."""
@@ -406,7 +426,8 @@ class Trainer:
         self.logger.epoch(progress, lr, valid, time.monotonic() - began, best=improved)
         save = improved and self.saver.improved(valid)
         if self.course.end(progress, value):
-            self._reopen_loader()
+            self.loader.close()
+            self.loader, self.prefetched = self._open_loader(), (-1, None)
         every = settings.checkpoint.every_epochs
         if self._is_over() or save or (every and number % every == 0):
             self.saver.checkpoint()
@@ -436,12 +457,11 @@ class Trainer:
             )
         return self.metrics
 
-    def _reopen_loader(self) -> None:
-        """Load from the data of another stage."""
-        self.loader.close()
+    def _open_loader(self) -> Loader:
+        """Load from the data of the current stage."""
         data, config = self.course.data(self.state.progress), self.run.settings.loader
-        self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
-        self.prefetched = (-1, None)
+        collate, leave_out = self.run.task.collate, config.leave_out > 0
+        return make_loader(data, [], collate, config, self.mesh, leave_out=leave_out)
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
         wanted = self.course.monitor(self.state.progress)

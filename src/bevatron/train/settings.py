@@ -320,6 +320,10 @@ class LoaderConfig:
         Upper bound of batches in preparation or ready; None = two per worker.
     sample_timeout
         Seconds after which a sample counts as hanging; None = never.
+    leave_out
+        How many training samples of the whole run may be left out because they cannot be read, or
+        not in time, at the second attempt either: each is logged with its name. One more ends the
+        run. Where samples are drawn, another draw takes the place of one that is left out.
     pin
         Page-locked batches for transfers that overlap with work; None = on a GPU.
     stage_to
@@ -330,6 +334,7 @@ class LoaderConfig:
     window: int = 1
     prefetch: int | None = None
     sample_timeout: float | None = 120.0
+    leave_out: int = 0
     pin: bool | None = None
     stage_to: Path | None = None
 
@@ -338,6 +343,7 @@ class LoaderConfig:
         workers, prefetch, seconds = self.workers, self.prefetch, self.sample_timeout
         _expect(workers is None or workers >= 0, "loader.workers", "0 or more", workers)
         _expect(self.window >= 1, "loader.window", "1 or more", self.window)
+        _expect(self.leave_out >= 0, "loader.leave_out", "0 or more", self.leave_out)
         _expect(prefetch is None or prefetch >= 1, "loader.prefetch", "1 or more", prefetch)
         fine = seconds is None or seconds > 0
         _expect(fine, "loader.sample_timeout", "more than 0 seconds", seconds)

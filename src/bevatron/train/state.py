@@ -41,6 +41,8 @@ class Progress:
         Recent average of the loss and the steps in it, to notice an explosion.
     samples
         Samples seen, each counted every time.
+    left_out
+        Samples that could not be read.
     decisions
         Best metric, patience and plateau.
     loss_scale
@@ -64,6 +66,7 @@ class Progress:
     loss_average: float = 0.0
     loss_steps: int = 0
     samples: int = 0
+    left_out: int = 0
     decisions: Decisions = field(default_factory=Decisions)
     loss_scale: LossScale | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)

@@ -75,6 +75,27 @@ class KilledOnce(Numbers):
         return super().__getitem__(index)
 
 
+class FailsOnce(Numbers):
+    """Cannot read sample 9 the first time."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.mark = folder / "failed"
+
+    def __getitem__(self, index):
+        if index == 9 and not self.mark.exists():
+            self.mark.touch()
+            raise OSError("the disk is busy")
+        return super().__getitem__(index)
+
+
+class Replaced(Numbers):
+    """Another sample stands in for one that cannot be read."""
+
+    def substitute(self, index, attempt):
+        return index + 1000 * attempt
+
+
 class Counted(Numbers):
     """Leaves a file for every sample that was read."""
 

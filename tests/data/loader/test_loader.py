@@ -16,7 +16,7 @@ import torch
 
 from bevatron.data import loader as loader_package
 from bevatron.data.dataset import SampleSource
-from bevatron.data.loader import Loader, default_workers
+from bevatron.data.loader import LeftOut, Loader, default_workers
 from bevatron.data.packing import pack
 from bevatron.data.samples import STRUCTURE_FIELDS, collate_structures
 from bevatron.errors import LoaderError
@@ -25,8 +25,10 @@ from bevatron.errors import LoaderError
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_fakes import (
     Counted,
+    FailsOnce,
     KilledOnce,
     Numbers,
+    Replaced,
     Structures,
     Unopenable,
     batches,
@@ -250,6 +252,70 @@ def test_a_slow_sample_is_noticed_without_workers_too():
             Numbers(slow={5: 0.2}), batches(), collate, workers=0, sample_timeout=0.05
         ) as loader,
         pytest.raises(LoaderError, match=r"train\.xyz, frame 5: reading it took .* longer"),
+    ):
+        list(loader)
+
+
+# ---- samples that are left out ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_sample_is_left_out_and_named_and_all_others_arrive(workers):
+    with Loader(Numbers(bad=18), batches(), collate, workers=workers, leave_out=True) as loader:
+        loaded = list(loader)
+    assert [item.position for item in loaded] == list(range(10))
+    found = np.concatenate([item.batch["indices"] for item in loaded])
+    assert found.tolist() == [i for i in range(40) if i != 18]
+    assert loaded[4].batch["x"][:, 0].tolist() == [16, 17, 19]
+    assert loaded[4].batch["weights"].tolist() == [1.0] * 3
+    assert loaded[4].left_out == [
+        LeftOut(18, "train.xyz, frame 18", "ValueError: a damaged record")
+    ]
+    assert not any(item.left_out for item in loaded if item.position != 4)
+
+
+def test_a_sample_that_fails_once_is_not_left_out(tmp_path):
+    with Loader(FailsOnce(tmp_path), batches(), collate, workers=0, leave_out=True) as loader:
+        loaded = list(loader)
+    assert [item.left_out for item in loaded] == [[]] * 10
+    assert loaded[2].batch["x"][:, 0].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Numbers(slow={5: 60}), "reading it took over 0.3 s"),
+        (Numbers(kill=5), "killed by SIGKILL, perhaps out of memory"),
+    ],
+)
+def test_a_slow_or_deadly_sample_is_left_out_after_the_second_worker(dataset, reason):
+    begin = time.monotonic()
+    with Loader(
+        dataset, batches(), collate, workers=1, sample_timeout=0.3, leave_out=True
+    ) as loader:
+        loaded = list(loader)
+    assert loaded[1].batch["x"][:, 0].tolist() == [4, 6, 7]
+    assert loaded[1].left_out == [LeftOut(5, "train.xyz, frame 5", reason)]
+    assert sum(len(item.batch["indices"]) for item in loaded) == 39
+    assert time.monotonic() - begin < 50  # the sample takes 60 s
+    assert not leftovers()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_sample_stands_in_where_the_data_set_has_one(workers):
+    dataset = Replaced(bad=7)
+    with Loader(dataset, batches(8, 1), collate, workers=workers, leave_out=True) as loader:
+        loaded = list(loader)
+    assert [item.batch["indices"].tolist() for item in loaded] == [[i] for i in range(7)] + [[1007]]
+    assert loaded[7].batch["x"][0, 0] == 1007
+    assert [one.sample for one in loaded[7].left_out] == [7]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_without_a_readable_sample_stops_the_run(workers):
+    with (
+        Loader(Numbers(bad=3), batches(8, 1), collate, workers=workers, leave_out=True) as loader,
+        pytest.raises(LoaderError, match=r"frame 3: .*a damaged record; no sample of the batch"),
     ):
         list(loader)
 

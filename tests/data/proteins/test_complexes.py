@@ -158,6 +158,26 @@ def test_permutations_are_those_of_protenix(shared, entry, name):
         assert (pairs(listed) or {tuple(range(len(members)))}) == theirs
 
 
+@pytest.mark.parametrize("name", ["1bna", "1pfe"])
+def test_permutations_of_a_structure_are_those_that_protenix_aligns_with(shared, entry, name):
+    golden = np.load(shared / f"golden/alphafold3/permutation_{name}.npz")
+    ours = entry(name)
+    counts = {}
+    for key, space, listed in (
+        ("theirs", golden["in__ref_space_uid"], golden["in__atom_perm_list"]),
+        ("ours", ours["ref_space_uid"], None),
+    ):
+        sizes = np.bincount(space)
+        if listed is None:
+            number = np.maximum(np.diff(ours["permutation_ptr"]) // sizes, 1)
+        else:
+            first = np.searchsorted(space, np.arange(len(sizes)), sorter=np.argsort(space))
+            rows = listed[np.argsort(space, kind="stable")]
+            number = (rows[first] >= 0).sum(axis=1)
+        counts[key] = sorted(zip(sizes.tolist(), number.tolist(), strict=True))
+    assert counts["ours"] == counts["theirs"]
+
+
 def test_molecules_are_chains_joined_by_bonds(shared, entry):
     golden = np.load(shared / "golden/alphafold3/features_1pfe.npz")
     ours = entry("1pfe")

@@ -13,7 +13,13 @@ from bevatron.data.proteins.conformers import (
     heavy_atoms,
     make_poses,
 )
-from bevatron.data.proteins.poses import make_pools, open_poses, random_rotations, write_poses
+from bevatron.data.proteins.poses import (
+    make_pools,
+    open_poses,
+    prepare_poses,
+    random_rotations,
+    write_poses,
+)
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
 
@@ -95,6 +101,29 @@ def test_pools_are_the_same_from_a_file(dictionary, tmp_path):
         key = component_key(component)
         np.testing.assert_array_equal(found.of(key), pools.of(key))
     assert found.of(component_key(dictionary["MG"])).shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_gets_the_pools_that_it_lacks(dictionary, tmp_path, monkeypatch, workers):
+    path = tmp_path / "poses.arrow"
+    first = prepare_poses(path, dictionary, ["GOL", "MG"], workers=workers)
+    expected = make_pools([dictionary["GOL"], dictionary["MG"]])
+    np.testing.assert_array_equal(first.positions, expected.positions)
+    made = []
+
+    def counted(component, number):
+        made.append(component.code)
+        return make_poses(component, number)
+
+    monkeypatch.setattr("bevatron.data.proteins.poses.make_poses", counted)
+    more = prepare_poses(path, dictionary, ["EDO", "GOL"])
+    assert made == ["EDO"]
+    codes = ("EDO", "GOL", "MG")
+    assert set(more.keys) == {component_key(dictionary[code]) for code in codes}
+    for code in codes:
+        component = dictionary[code]
+        np.testing.assert_array_equal(more.of(component_key(component)), make_poses(component))
+    assert [file.name for file in tmp_path.iterdir()] == ["poses.arrow"]
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

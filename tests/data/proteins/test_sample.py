@@ -5,9 +5,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from bevatron.data.proteins.alignment_files import AlignmentReader
 from bevatron.data.proteins.alignments import prepare_alignments, sequence_key
+from bevatron.data.proteins.complex_batch import collate_complex
 from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.poses import make_pools
@@ -17,6 +19,7 @@ from bevatron.data.readers.proteins.alignments import read_alignment
 from bevatron.data.readers.proteins.alphabet import GAP
 from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.errors import DataError
+from bevatron.models.alphafold3.permutation import permute_truth
 
 pytestmark = pytest.mark.shared
 
@@ -25,7 +28,7 @@ TYPES = {
     "int64": "restype residue_index token_index asym_id entity_id sym_id molecule_type ref_element "
     "ref_atom_name_chars ref_space_uid atom_to_token token_bonds centre_atom representative_atom "
     "frame_atoms polymer_ligand_bonds molecule molecule_entity molecule_copies molecule_copy "
-    "permutation_ptr permutation_atoms",
+    "permutation_ptr permutation_atoms seed",
     "bool": "token_mask ref_mask atom_mask msa_mask resolved has_frame copy_resolved "
     "template_pseudo_beta_mask template_backbone_mask",
     "float32": "ref_pos ref_charge profile deletion_mean position resolution copy_position "
@@ -315,6 +318,37 @@ def test_without_alignments_every_chain_has_its_own_sequence(entries, sources):
     np.testing.assert_array_equal(found["msa"][0, polymer], found["restype"][polymer])
     assert (found["msa"][0, ~polymer] == GAP).all()
     assert not found["template_backbone_mask"].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_holds_a_sample_and_its_padded_shape(entries, sources, name):
+    found = sample(entries[name], 3, sources, sizes(50))
+    batch = collate_complex([found], np.array([0]), [1.0])
+    for key, value in found.items():
+        np.testing.assert_array_equal(getattr(batch, key).numpy(), value, key)
+    assert batch.sizes["tokens"] == len(found["restype"])
+
+
+@pytest.mark.parametrize("name", ["2hhb", "721p"])
+def test_copies_and_atoms_that_were_exchanged_are_found_again(entries, sources, name):
+    """A prediction in which copies of chains have changed places is no error."""
+    found = sample(entries[name], 1, sources, sizes(10_000))
+    batch = {key: torch.from_numpy(np.asarray(value)) for key, value in found.items()}
+    moved = 0
+    rollout = batch["position"].clone()
+    of_atom = found["molecule"][found["atom_to_token"]]
+    for molecule, (copy, copies) in enumerate(
+        zip(found["molecule_copy"].tolist(), found["molecule_copies"].tolist(), strict=True)
+    ):
+        atoms = torch.from_numpy(np.flatnonzero(of_atom == molecule))
+        rollout[atoms] = batch["copy_position"][(copy + 1) % copies, atoms]
+        moved += copies > 1
+    position, resolved = permute_truth(rollout, batch)
+    assert moved
+    error = (position - rollout)[resolved].square().sum(-1).mean().sqrt()
+    before = (batch["position"] - rollout)[batch["resolved"]].square().sum(-1).mean().sqrt()
+    assert before > 5.0
+    assert error < 1.0
 
 
 def test_a_component_without_poses_is_named_as_missing(entries):

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from bevatron.data.proteins.template_atoms import template_arrays
+from bevatron.data.proteins.template_atoms import find_templates
 from bevatron.data.readers.proteins.alphabet import CLASSES, GAP
 from bevatron.data.readers.proteins.hits import parse_hits, read_hits
 from bevatron.data.readers.proteins.structures import read_structure
@@ -49,36 +49,36 @@ def test_atoms_of_hits_stand_at_the_aligned_residues(shared, entries):
     hits = read_hits(shared / "data/proteins/templates/template_hits.tsv.gz")
     number = hits.queries.index("102m_A")
     sequence = entries("102m").sequence(0)
-    found = template_arrays(sequence, hits, entries)
+    found = find_templates(sequence, hits, entries)
     structure = entries("4hhb")
     pairs = hits.pairs_of(number)
-    restype = found["restype"][0]
+    restype = found.restype[0]
     aligned = np.isin(np.arange(len(sequence)), pairs[:, 0])
     assert (restype[~aligned] == GAP).all()
-    assert not found["backbone_mask"][0][~aligned].any()
+    assert not found.backbone_mask[0][~aligned].any()
     letters = "".join(CLASSES[i] for i in restype[pairs[:, 0]])
     assert letters == "".join(structure.sequence(0)[j] for j in pairs[:, 1])
     for place, target in pairs[::17].tolist():
         atoms = slice(*structure.residues.atom_ptr[target : target + 2])
         named = dict(zip(structure.atoms.name[atoms], structure.atoms.position[atoms], strict=True))
         expected = np.stack([named[name] for name in ("N", "CA", "C")])
-        np.testing.assert_array_equal(found["backbone"][0, place], expected)
+        np.testing.assert_array_equal(found.backbone[0, place], expected)
         beta = "CA" if structure.residues.component[target] == "GLY" else "CB"
-        np.testing.assert_array_equal(found["pseudo_beta"][0, place], named[beta])
-        assert found["backbone_mask"][0, place]
-        assert found["pseudo_beta_mask"][0, place]
+        np.testing.assert_array_equal(found.pseudo_beta[0, place], named[beta])
+        assert found.backbone_mask[0, place]
+        assert found.pseudo_beta_mask[0, place]
 
 
 def test_hits_of_a_real_search_are_placed_in_their_chains(shared, entries):
     hits = read_hits(shared / "data/proteins/format_samples/1a2y_B.pdb70_hits.hhr.gz")
     sequence = "X" * int(hits.query_ranges.max())
-    found = template_arrays(sequence, hits, entries)
+    found = find_templates(sequence, hits, entries)
     places = [hits.targets.index(target) for target in ("1IGY_D", "1NCB_H")]
     sizes = [len(hits.pairs_of(place)) for place in places]
-    assert (found["restype"] != GAP).sum(axis=1).tolist() == sizes
-    assert (found["backbone_mask"].sum(axis=1) > 0.9 * np.array(sizes)).all()
+    assert (found.restype != GAP).sum(axis=1).tolist() == sizes
+    assert (found.backbone_mask.sum(axis=1) > 0.9 * np.array(sizes)).all()
     # N, CA and C of a residue are as far apart as in any protein.
-    known = found["backbone"][found["backbone_mask"]]
+    known = found.backbone[found.backbone_mask]
     assert np.linalg.norm(known[:, 1] - known[:, 0], axis=1) == pytest.approx(1.46, abs=0.1)
     assert np.linalg.norm(known[:, 2] - known[:, 1], axis=1) == pytest.approx(1.52, abs=0.1)
 
@@ -88,8 +88,8 @@ def test_copies_of_the_query_and_short_hits_are_no_templates(entries):
     whole, part = row("4hhb_A", sequence), row("4hhb_A", sequence[20:60], 21)
     part |= {"qstart": 21, "qend": 60}
     tiny = row("4hhb_A", sequence[:9])
-    found = template_arrays(sequence, hits_of(whole, tiny, part), entries)
-    assert found["backbone_mask"].sum(axis=1).tolist() == [40]
+    found = find_templates(sequence, hits_of(whole, tiny, part), entries)
+    assert found.backbone_mask.sum(axis=1).tolist() == [40]
 
 
 def test_only_entries_released_before_a_day_are_templates(entries):
@@ -98,33 +98,33 @@ def test_only_entries_released_before_a_day_are_templates(entries):
     released = entries("4hhb").released
     for days, number in ((0, 0), (1, 1)):
         day = released + dt.timedelta(days=days)
-        assert len(template_arrays(sequence, hits, entries, before=day)["restype"]) == number
+        assert len(find_templates(sequence, hits, entries, before=day).restype) == number
 
     def undated(code):
         return replace(entries(code), released=None)
 
-    assert not len(template_arrays(sequence, hits, undated, before=dt.date.max)["restype"])
-    assert len(template_arrays(sequence, hits, undated)["restype"]) == 1
+    assert not len(find_templates(sequence, hits, undated, before=dt.date.max).restype)
+    assert len(find_templates(sequence, hits, undated).restype) == 1
 
 
 def test_a_hit_that_is_numbered_otherwise_is_found_by_its_sequence(entries):
     sequence = entries("4hhb").sequence(0)
     shifted = row("4hhb_A", sequence[30:90], 1)
-    found = template_arrays(sequence[30:100], hits_of(shifted), entries)
-    expected = template_arrays(
+    found = find_templates(sequence[30:100], hits_of(shifted), entries)
+    expected = find_templates(
         sequence[30:100], hits_of(row("4hhb_A", sequence[30:90], 31)), entries
     )
-    assert found["backbone_mask"].sum() == 60
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, name)
+    assert found.backbone_mask.sum() == 60
+    for name, values in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), values, name)
 
 
 def test_a_hit_of_another_chain_or_without_a_structure_is_left_out(entries):
     sequence = entries("4hhb").sequence(0)
     strange = row("4hhb_A", "W" * 60, query=sequence[:60])
     missing, no_chain = row("0xyz_A", sequence[:60]), row("4hhb_Q", sequence[:60])
-    found = template_arrays(sequence, hits_of(strange, missing, no_chain), entries)
-    shapes = {name: values.shape for name, values in found.items()}
+    found = find_templates(sequence, hits_of(strange, missing, no_chain), entries)
+    shapes = {name: values.shape for name, values in vars(found).items()}
     length = len(sequence)
     assert shapes == {
         "restype": (0, length),
@@ -138,5 +138,5 @@ def test_a_hit_of_another_chain_or_without_a_structure_is_left_out(entries):
 def test_no_more_are_kept_than_asked_for(entries):
     sequence = entries("4hhb").sequence(0)
     hits = hits_of(*(row("4hhb_A", sequence[: 60 + i]) for i in range(5)))
-    found = template_arrays(sequence, hits, entries, most=3)
-    assert found["backbone_mask"].sum(axis=1).tolist() == [60, 61, 62]
+    found = find_templates(sequence, hits, entries, most=3)
+    assert found.backbone_mask.sum(axis=1).tolist() == [60, 61, 62]

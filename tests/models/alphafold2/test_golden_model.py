@@ -1,5 +1,8 @@
 """A whole AlphaFold2 of 76,626 parameters against OpenFold's, with one and with three cycles."""
 
+from dataclasses import replace
+from math import log
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +11,10 @@ from tiny_model import TINY
 
 from bevatron.models.alphafold2 import heads
 from bevatron.models.alphafold2.convert import from_openfold
-from bevatron.models.alphafold2.losses import LossWeights, loss_terms
-from bevatron.models.alphafold2.model import cycles_of
+from bevatron.models.alphafold2.losses import LossWeights, loss_terms, unweighted_losses
+from bevatron.models.alphafold2.model import AlphaFold2, cycles_of
 from bevatron.models.alphafold2.openfold_layout import openfold_name
+from bevatron.models.common.folding import Checkpointing
 
 ALL_LOSSES = LossWeights(experimentally_resolved=0.01, violation=1.0, tm=0.1)
 
@@ -73,3 +77,29 @@ def test_all_gradients_of_the_loss_are_those_of_openfold(golden, model, cycles):
     for name, reference in file.part("gw__").items():
         tolerance = 1e-7 if file.arrays[f"gw__{name}"].dtype == np.float32 else 1e-9
         close(gradients[name], reference, name, tolerance, floor=1e-3 * largest)
+
+
+def reference_batch(golden):
+    file = golden("full_model_batch")
+    batch = {name: file[name][..., -1:] for name in file.arrays}
+    return {n: v.float() if v.is_floating_point() else v for n, v in batch.items()}
+
+
+def test_a_new_model_knows_nothing_and_learns_a_protein(golden):
+    batch = reference_batch(golden)
+    last, cycles = {name: value[..., 0] for name, value in batch.items()}, cycles_of(batch)
+    model = AlphaFold2(replace(TINY, checkpointing=Checkpointing("none")))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(13):
+        found = model(cycles, torch.tensor(step))
+        losses.append({n: float(v.detach()) for n, v in unweighted_losses(found, last).items()})
+        optimizer.zero_grad()
+        sum(loss_terms(found, last, LossWeights()).values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    first, after = losses[0], losses[-1]
+    for name, bins in (("distogram", 64), ("masked_msa", 23), ("plddt", 50), ("tm", 64)):
+        assert first[name] == pytest.approx(log(bins), rel=1e-5)
+    for name, share in (("masked_msa", 0.5), ("distogram", 0.9), ("supervised_chi", 0.8)):
+        assert after[name] < share * first[name], name

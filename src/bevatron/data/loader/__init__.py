@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from bevatron.data.dataset import SampleSource
-from bevatron.data.loader.failures import loader_error, name_of
+from bevatron.data.loader.failures import LeftOut, loader_error, name_of, named
 from bevatron.data.loader.pool import Pool
 from bevatron.data.loader.worker import SampleError, failure_of, make_batch
 from bevatron.data.processes import own_cpus
@@ -19,7 +19,7 @@ from bevatron.moved import old_names
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
-__all__ = ["LoadedBatch", "Loader", "default_workers"]
+__all__ = ["LeftOut", "LoadedBatch", "Loader", "default_workers"]
 
 B = TypeVar("B")
 
@@ -36,11 +36,14 @@ class LoadedBatch(Generic[B]):
         Its position in the plan.
     waited_seconds
         Time the consumer waited for it.
+    left_out
+        Samples that it lacks because they could not be read.
     """
 
     batch: B
     position: int
     waited_seconds: float
+    left_out: Sequence[LeftOut] = ()
 
 
 class Loader:
@@ -48,8 +51,9 @@ class Loader:
 
     Unlike torch's DataLoader it knows which batch every worker holds. A dead worker is detected at
     once and restarted for the same batch; if that batch kills a second worker, or a sample raises
-    an exception or times out twice, a `LoaderError` names the samples. Batches arrive through
-    anonymous shared memory without a copy.
+    an exception or times out twice, a `LoaderError` names the samples; with ``leave_out`` such a
+    sample is left out and the batch says so. All others of the plan arrive once. Batches arrive
+    through anonymous shared memory without a copy.
 
     Workers start with the first batch, or when `set_batches` is called, and live until `close`,
     across the epochs set by `set_batches`. They are fresh processes (not forks of this one). If
@@ -76,6 +80,10 @@ class Loader:
     sample_timeout
         Time limit in seconds for reading one sample, after which the worker is killed. Without
         workers it is checked only after the sample was read. None is no limit.
+    leave_out
+        Make batches without samples that cannot be read at the second attempt either; of a data set
+        that is `bevatron.data.dataset.Replaceable` others stand in for them. Without workers there
+        is no time limit then.
     pin_memory
         Copy batches to pinned memory in the background; ignored without CUDA.
     start_method
@@ -110,6 +118,7 @@ class Loader:
         window: int = 1,
         prefetch: int | None = None,
         sample_timeout: float | None = None,
+        leave_out: bool = False,
         pin_memory: bool = False,
         start_method: str = "forkserver",
     ) -> None:
@@ -122,13 +131,14 @@ class Loader:
         if sample_timeout is not None and sample_timeout <= 0:
             raise LoaderError(f"the time limit of a sample must be above 0, got {sample_timeout}")
         self._dataset, self._collate, self._batches = dataset, collate, batches
-        self._sample_timeout = sample_timeout
+        self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._pin = pin_memory and torch.cuda.is_available()
         self._settings: dict[str, Any] = {
             "window": window,
             # A window wider than the prefetch would have no effect.
             "prefetch": max(prefetch or 2 * self.workers, window if prefetch is None else 1),
             "sample_timeout": sample_timeout,
+            "leave_out": leave_out,
             "pin_memory": self._pin,
             "start_method": start_method,
         }
@@ -191,20 +201,26 @@ class Loader:
                 raise
             if taken is None:
                 return
-            yield LoadedBatch(taken[1], taken[0], time.perf_counter() - begin)
+            position, batch, left_out = taken
+            yield LoadedBatch(batch, position, time.perf_counter() - begin, left_out)
 
     def _in_process(self) -> Iterator[LoadedBatch[Any]]:
         for position, (indices, weights) in enumerate(self._batches):
             begin = time.perf_counter()
-            progress = _Stopwatch(self._dataset, self._sample_timeout)
+            data, leave_out = self._dataset, self._leave_out
+            progress = _Stopwatch(data, None if leave_out else self._sample_timeout)
+            unreadable: dict[int, str] | None = {} if leave_out else None
             try:
-                batch = make_batch(self._dataset, self._collate, indices, weights, progress)
+                batch, left_out = make_batch(
+                    data, self._collate, indices, weights, progress, unreadable
+                )
             except SampleError as error:
                 failure = failure_of(error)
                 raise loader_error(self._dataset, position, indices, failure) from error.__cause__
             if self._pin and hasattr(batch, "pin_memory"):
                 batch = batch.pin_memory()
-            yield LoadedBatch(batch, position, time.perf_counter() - begin)
+            waited = time.perf_counter() - begin
+            yield LoadedBatch(batch, position, waited, named(data, left_out))
 
 
 class _Stopwatch(list[float]):

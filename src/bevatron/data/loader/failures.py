@@ -1,13 +1,37 @@
 """Error messages for samples that cannot be loaded and for workers that die."""
 
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bevatron.data.dataset import SampleSource
-from bevatron.data.loader.worker import Failure
+from bevatron.data.loader.worker import Failure, Unreadable
 from bevatron.errors import LoaderError
 from bevatron.typing import IntArray
 
 _MAX_NAMED = 8
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A sample that could not be read, twice.
+
+    Attributes
+    ----------
+    sample, name
+        Its index and what ``describe`` says of it.
+    reason
+        The exception, or the time limit.
+    """
+
+    sample: int
+    name: str
+    reason: str
+
+
+def named(dataset: SampleSource, unreadable: Sequence[Unreadable]) -> list[LeftOut]:
+    """Name samples that were left out."""
+    return [LeftOut(sample, name_of(dataset, sample), reason) for sample, reason in unreadable]
 
 
 def loader_error(

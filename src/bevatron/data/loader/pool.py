@@ -11,7 +11,7 @@ import multiprocessing
 import pickle
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
@@ -23,7 +23,7 @@ import torch
 
 from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
-from bevatron.data.loader.failures import exit_text, loader_error, name_of, names_of
+from bevatron.data.loader.failures import LeftOut, exit_text, loader_error, name_of, named, names_of
 from bevatron.data.loader.worker import Failure, serve
 from bevatron.data.processes import PRELOADED, start_without_main
 from bevatron.errors import LoaderError
@@ -35,12 +35,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Task:
-    """A batch to load."""
+    """A batch to load.
+
+    ``blamed`` counts the deaths while reading a sample; ``unreadable`` are those of two, and why,
+    None where such a sample is an error.
+    """
 
     key: tuple[int, int]
     indices: IntArray
     weights: FloatArray
+    unreadable: dict[int, str] | None
     deaths: int = 0
+    blamed: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
@@ -66,7 +72,7 @@ class Pool:
         Pickled once for all workers.
     num_workers
         Number of processes.
-    window, prefetch, sample_timeout, pin_memory, start_method
+    window, prefetch, sample_timeout, leave_out, pin_memory, start_method
         As for `bevatron.data.loader.Loader`.
     """
 
@@ -79,13 +85,14 @@ class Pool:
         window: int,
         prefetch: int,
         sample_timeout: float | None,
+        leave_out: bool,
         pin_memory: bool,
         start_method: str,
     ) -> None:
         self._dataset = dataset
         self._payload = _pickled(dataset, collate)
         self._window, self._prefetch = window, prefetch
-        self._sample_timeout = sample_timeout
+        self._sample_timeout, self._leave_out = sample_timeout, leave_out
         self._device = torch.cuda.current_device() if pin_memory else None
         self._context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
@@ -121,8 +128,8 @@ class Pool:
         self._wake()
         return self._generation
 
-    def take(self, generation: int) -> tuple[int, Any] | None:
-        """Wait for the next batch; return its position and the batch, or None after the last.
+    def take(self, generation: int) -> tuple[int, Any, list[LeftOut]] | None:
+        """Wait for the next batch; return its position, itself and what it lacks; None at the end.
 
         Raises
         ------
@@ -146,7 +153,7 @@ class Pool:
         if isinstance(batch, LoaderError):
             raise batch
         self._wake()
-        return position, batch
+        return position, *batch
 
     def close(self) -> None:
         """Stop all workers; safe to call twice."""
@@ -204,7 +211,8 @@ class Pool:
                 if loads[slot] >= self._tasks_per_worker:
                     return
                 indices, weights = self._batches[self._next]
-                task = Task((self._generation, self._next), indices, weights)
+                unreadable: dict[int, str] | None = {} if self._leave_out else None
+                task = Task((self._generation, self._next), indices, weights, unreadable)
                 self._next += 1
             worker = self._workers[slot]
             if worker is None:
@@ -256,12 +264,14 @@ class Pool:
 
     def _accept(self, worker: Worker) -> None:
         key, answer = worker.connection.recv()
+        result: Any
         if isinstance(answer, Failure):
             result = self._failed(worker.tasks[0], answer)
         else:
-            result = transfer.receive(worker.connection, answer)
-            if self._device is not None and hasattr(result, "pin_memory"):
-                result = result.pin_memory()
+            batch, unreadable = transfer.receive(worker.connection, answer)
+            if self._device is not None and hasattr(batch, "pin_memory"):
+                batch = batch.pin_memory()
+            result = batch, named(self._dataset, unreadable)
         worker.tasks.popleft()
         self._put(key, result)
 
@@ -272,7 +282,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _replace(self, worker: Worker) -> None:
-        """Replace a dead process, once for the same batch."""
+        """Replace a dead process, once for the same batch, or for every sample it may leave out."""
         slot = self._workers.index(worker)
         self._workers[slot] = None
         worker.connection.close()
@@ -280,7 +290,9 @@ class Pool:
         if tasks:
             tasks[0].deaths += 1
             cause = self._cause_of_death(worker)
-            if tasks[0].deaths > 1:
+            if self._leaves_out(tasks[0], worker):
+                logger.warning("a loader worker died: %s", cause)
+            elif tasks[0].deaths > 1:
                 self._put(tasks[0].key, self._deadly(tasks.popleft(), worker, cause))
             else:
                 logger.warning("a loader worker died: %s; it is started again", cause)
@@ -290,6 +302,18 @@ class Pool:
             fresh.tasks = current
             for task in current:
                 _send(fresh, task)
+
+    def _leaves_out(self, task: Task, worker: Worker) -> bool:
+        """Blame a death on the sample that was read; whether the batch can be tried again."""
+        sample = int(worker.progress[0]) if worker.overdue is None else worker.overdue
+        if task.unreadable is None or sample < 0:
+            return False
+        task.blamed[sample] += 1
+        if task.blamed[sample] > 1:
+            exit_of = exit_text(worker.process.exitcode)
+            slow = f"reading it took over {self._sample_timeout:g} s"
+            task.unreadable[sample] = exit_of if worker.overdue is None else slow
+        return True
 
     def _stop_slow_samples(self) -> None:
         """Kill workers that exceed the time limit of a sample."""
@@ -363,4 +387,4 @@ def _pickled(dataset: SampleSource, collate: Collate) -> bytes:
 def _send(worker: Worker, task: Task) -> None:
     # The sentinel reports a dead worker, and its tasks are assigned again.
     with contextlib.suppress(OSError):
-        worker.connection.send((task.key, task.indices, task.weights))
+        worker.connection.send((task.key, task.indices, task.weights, task.unreadable))

@@ -4,20 +4,25 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 
-from bevatron.data.dataset import SampleSource
+from bevatron.data.dataset import Replaceable, SampleSource
 from bevatron.data.loader import transfer
+from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
 
 IDLE, COLLATING = -1.0, -2.0
 """Values of a worker's first progress cell while no sample is being read."""
+
+STAND_INS = 3
+"""How many other samples are tried in place of one that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class Failure:
     traceback: str
 
 
+Unreadable = tuple[int, str]
+"""The index of a sample that could not be read twice, and why."""
+
+
 class SampleError(Exception):
     """A sample could not be read; ``__cause__`` is the exception."""
 
@@ -53,34 +62,84 @@ def make_batch(
     indices: IntArray,
     weights: FloatArray,
     progress: MutableSequence[float],
-) -> Any:
+    unreadable: Mapping[int, str] | None = None,
+) -> tuple[Any, list[Unreadable]]:
     """Read samples and collate them.
 
     Parameters
     ----------
     progress
         Two cells: the sample being read and its start time.
+    unreadable
+        Samples that are known to be slow or deadly, and why. Given it, what cannot be read at a
+        second attempt either is left out, or replaced if the data set is `Replaceable`.
+
+    Returns
+    -------
+    (batch, what was left out)
 
     Raises
     ------
     SampleError
-        Around any exception.
+        Around any exception; also if no sample is left.
     """
-    samples = []
-    for index in indices.tolist():
-        progress[1] = time.monotonic()
-        progress[0] = float(index)
-        try:
-            samples.append(dataset[index])
-        except Exception as error:
-            raise SampleError(index) from error
+    samples: list[Any] = []
+    chosen: list[int] = []
+    places: list[int] = []
+    left_out: list[Unreadable] = []
+    for place, index in enumerate(indices.tolist()):
+        found = _read_any(dataset, index, progress, unreadable, left_out)
+        if found is not None:
+            chosen.append(found[0])
+            samples.append(found[1])
+            places.append(place)
+    if left_out and not samples:
+        first, reason = left_out[0]
+        raise SampleError(first) from LoaderError(f"{reason}; no sample of the batch is left")
+    if left_out:
+        indices, weights = np.array(chosen, dtype=np.int64), weights[places]
     progress[0] = COLLATING
     try:
-        return collate(samples, indices, weights.tolist())
+        return collate(samples, indices, weights.tolist()), left_out
     except Exception as error:
         raise SampleError(None) from error
     finally:
         progress[0] = IDLE
+
+
+def _read(dataset: SampleSource, index: int, progress: MutableSequence[float]) -> Any:
+    progress[1] = time.monotonic()
+    progress[0] = float(index)
+    try:
+        return dataset[index]
+    except Exception as error:
+        raise SampleError(index) from error
+
+
+def _read_any(
+    dataset: SampleSource,
+    index: int,
+    progress: MutableSequence[float],
+    unreadable: Mapping[int, str] | None,
+    left_out: list[Unreadable],
+) -> tuple[int, Any] | None:
+    """Read a sample, else one that stands in for it; None if there is none."""
+    if unreadable is None:
+        return index, _read(dataset, index, progress)
+    candidates = [index]
+    if isinstance(dataset, Replaceable):
+        candidates += [dataset.substitute(index, attempt) for attempt in range(1, 1 + STAND_INS)]
+    for candidate in candidates:
+        reason = unreadable.get(candidate)
+        for last in (False, True):
+            if reason is not None:
+                break
+            try:
+                return candidate, _read(dataset, candidate, progress)
+            except SampleError as error:
+                reason = failure_of(error).message if last else None
+        left_out.append((candidate, str(reason)))
+    return None
 
 
 def failure_of(error: SampleError) -> Failure:
@@ -101,7 +160,7 @@ def serve(connection: Connection, payload: bytes, progress: MutableSequence[floa
     dataset, collate, broken = _open(payload)
     while True:
         try:
-            task: tuple[Any, IntArray, FloatArray] | None = connection.recv()
+            task: Sequence[Any] | None = connection.recv()
         except (EOFError, OSError):
             return
         if task is None:
@@ -131,18 +190,18 @@ def _answer(
     task: Sequence[Any],
     progress: MutableSequence[float],
 ) -> None:
-    key, indices, weights = task
+    key, indices, weights, unreadable = task
     if broken is not None:
         connection.send((key, broken))
         return
     try:
-        batch = make_batch(dataset, collate, indices, weights, progress)
+        made = make_batch(dataset, collate, indices, weights, progress, unreadable)
     except SampleError as error:
         progress[0] = IDLE
         connection.send((key, failure_of(error)))
         return
     try:
-        transfer.send(connection, key, batch)
+        transfer.send(connection, key, made)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         wrapped = SampleError(None)
         wrapped.__cause__ = error

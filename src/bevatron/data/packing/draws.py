@@ -52,6 +52,10 @@ class Draw:
     seed: int
 
 
+SUBSTITUTES = 2**45
+"""Numbers from here on are of draws that stand in for others."""
+
+
 class Draws:
     """Samples drawn from a mixture, by the number of the draw; also a data set for the loader.
 
@@ -140,6 +144,10 @@ class Draws:
         draw = self.draw(number)
         name = self.sources[draw.source].dataset.describe(draw.index)
         return f"{name} (seed {draw.seed})"
+
+    def substitute(self, number: int, attempt: int) -> int:
+        """Return the number of the draw that stands in for one that cannot be read."""
+        return number + attempt * SUBSTITUTES
 
     def lengths(self, field: str) -> IntArray:
         """Return the number of rows of a ragged field in every sample of all sources, in order."""

@@ -51,6 +51,10 @@ ALIGNMENT_FIELDS = (
 
 _SEQUENCES_PER_SHARD = 64  # of typical depth some hundred MB, so that a worker holds little more
 
+_RESIDENT = (
+    64 * 2**20
+)  # a thousand shards, touched to find their keys, would count as hundreds of MB
+
 
 def sequence_key(classes: npt.NDArray[np.int8]) -> bytes:
     """Return the key of a sequence given as classes of the alphabet, [L]: 16 bytes."""
@@ -241,7 +245,7 @@ class Alignments:
     @classmethod
     def open(cls, path: str | Path) -> "Alignments":
         """Open a store of alignments."""
-        return cls(Store.open(path))
+        return cls(Store(path, resident_limit=_RESIDENT))
 
     def __len__(self) -> int:
         return len(self.store)

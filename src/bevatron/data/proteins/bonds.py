@@ -92,9 +92,10 @@ def _links(layout: Layout) -> Array:
 
 
 def _short(layout: Layout, pairs: Array) -> Array:
-    source = layout.source[pairs]
-    position = layout.structure.atoms.position
-    ends = np.where((source >= 0)[..., None], position[np.maximum(source, 0)], 0.0)
-    length = np.linalg.norm(ends[:, 0] - ends[:, 1], axis=-1)
-    kept: Array = pairs[(source < 0).any(axis=1) | (length < MAX_LENGTH)]
+    """Keep the pairs that are not known to be apart."""
+    observed = layout.source >= 0
+    position = np.zeros((layout.num_atoms, 3), dtype=np.float32)
+    position[observed] = layout.structure.atoms.position[layout.source[observed]]
+    length = np.linalg.norm(position[pairs[:, 0]] - position[pairs[:, 1]], axis=-1)
+    kept: Array = pairs[~observed[pairs].all(axis=1) | (length < MAX_LENGTH)]
     return kept

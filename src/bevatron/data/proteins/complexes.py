@@ -123,7 +123,7 @@ def describe(entry: Arrays) -> dict[str, Any]:
     -------
     dict
         ``name``, ``methods``, ``released``, ``deposited`` (ISO dates or None), ``components``
-        (codes, for `poses.write_poses`), ``left_out`` (codes that the dictionary lacks) and
+        (codes, for `poses.prepare_poses`), ``left_out`` (codes that the dictionary lacks) and
         ``chains``: for each ``label``, ``author``, ``entity``, ``kind``, ``sequence`` (empty
         outside polymers).
     """

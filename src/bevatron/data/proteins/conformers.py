@@ -19,6 +19,7 @@ NUM_POSES = 16
 """Poses of a component from which one is drawn each time."""
 
 _MAX_ATTEMPTS, _MAX_FAILED = 20, 3
+_MAX_SECONDS = 60  # of one pose; ligands of the dictionary that can be embedded take below two
 _ORDERS = {0: "SINGLE", 1: "SINGLE", 2: "DOUBLE", 3: "TRIPLE", 4: "QUADRUPLE"}
 
 
@@ -124,6 +125,8 @@ def _embed(molecule: Any, number: int, key: int) -> list[npt.NDArray[np.float32]
     settings = geometry.ETKDGv3()
     settings.maxIterations = _MAX_ATTEMPTS
     settings.clearConfs = True
+    if hasattr(settings, "timeout"):  # not in older versions of RDKit
+        settings.timeout = _MAX_SECONDS
     found: list[npt.NDArray[np.float32]] = []
     failed = 0
     while len(found) < number and failed < _MAX_FAILED:

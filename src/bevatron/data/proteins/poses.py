@@ -1,6 +1,7 @@
 """Pools of reference poses in one file, from which a pose of each residue is drawn for a sample."""
 
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bevatron.data.proteins.conformers import NUM_POSES, component_key, make_poses
-from bevatron.data.readers.proteins.components import Component
+from bevatron.data.readers.proteins.components import Component, Dictionary
+from bevatron.data.store.workers import Advance, run_jobs
 from bevatron.errors import DataError
 from bevatron.files import atomic_write
 from bevatron.typing import Array, BoolArray, FloatArray, IntArray
 
 FORMAT = b"bevatron poses 1"
+
+_PER_PART = 16
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,75 @@ class Poses:
         if not found.all():
             raise DataError(
                 f"the file of reference poses lacks {int((~found).sum()):,} components of the "
-                "entry; it belongs to another store, write it anew"
+                "entry; `prepare_poses` adds them"
             )
         return rows.astype(np.int64)
 
 
 def make_pools(components: Iterable[Component], number: int = NUM_POSES) -> Poses:
     """Make the pools of some components in memory; see `conformers.make_poses`."""
-    pools = {component_key(component): make_poses(component, number) for component in components}
+    return _collected(
+        {component_key(component): make_poses(component, number) for component in components}
+    )
+
+
+def prepare_poses(
+    path: str | Path, components: Dictionary, codes: Iterable[str], *, workers: int = 0
+) -> Poses:
+    """Make the pools that a file lacks, add them to it and open it.
+
+    Parameters
+    ----------
+    path
+        The file; it need not exist.
+    components
+        The dictionary; picklable if there are workers.
+    codes
+        Components, as `complexes.describe` lists them for each entry.
+    workers
+        Number of processes; 0 works in this one.
+
+    Raises
+    ------
+    DataError
+        If a component is unknown, the file is damaged or cannot be written.
+    """
+    path = Path(path)
+    known = open_poses(path) if path.exists() else make_pools(())
+    had = set(known.keys.tolist())
+    wanted = sorted(code for code in set(codes) if component_key(components[code]) not in had)
+    if wanted or not path.exists():
+        with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+            work = _Parts(components, tuple(wanted), Path(folder))
+            run_jobs(work, range(work.number), workers, lambda _: None)
+            parts = [known, *(open_poses(work.path(part)) for part in range(work.number))]
+            pools = {key: part.of(key) for part in parts for key in part.keys.tolist()}
+            write_poses(_collected(pools), path)
+    return open_poses(path)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Writes the pools of some of the components to a file of their own."""
+
+    components: Dictionary
+    codes: tuple[str, ...]
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return -(-len(self.codes) // _PER_PART)
+
+    def path(self, part: int) -> Path:
+        return self.folder / f"part-{part}.arrow"
+
+    def __call__(self, part: int, advance: Advance) -> None:
+        codes = self.codes[part * _PER_PART : (part + 1) * _PER_PART]
+        write_poses(make_pools(self.components[code] for code in codes), self.path(part))
+        advance(len(codes))
+
+
+def _collected(pools: Mapping[int, npt.NDArray[np.float32]]) -> Poses:
     keys = sorted(pools)
     flat = [pools[key].reshape(-1, 3) for key in keys]
     return Poses(

@@ -88,7 +88,7 @@ def sample(
         [A]: ``ref_pos`` float32 [A, 3] Å, ``ref_mask`` bool, ``ref_charge`` float32,
         ``ref_element``, ``ref_atom_name_chars`` [A, 4], ``ref_space_uid`` and ``atom_to_token``
         int64, ``atom_mask`` bool, ``position`` float32 [A, 3] Å, ``resolved`` bool. ``resolution``
-        float32, Å. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
+        float32, Å, and ``seed`` int64, from which the model's randomness follows. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
         `sample_templates`.
 
     Raises
@@ -103,7 +103,7 @@ def sample(
     ]
     of_crop, of_rows, of_templates, of_poses = streams
     crop = crop_of(entry, crop_entry(entry, sizes.crop, of_crop, chains))
-    found = _tokens(entry, crop) | _atoms(entry, crop)
+    found = {"seed": np.array(seed, dtype=np.int64)} | _tokens(entry, crop) | _atoms(entry, crop)
     found |= indices_of(entry, crop) | permutations_of(entry, crop) | copies_of(entry, crop)
     residue = np.asarray(entry["ref_space_uid"])[crop.atoms]
     atom = np.asarray(entry["pose_atom"])[crop.atoms]

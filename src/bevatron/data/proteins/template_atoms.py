@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from bevatron.data.proteins.templates import Templates
 from bevatron.data.readers.proteins.alphabet import GAP, LETTERS, UNKNOWN
 from bevatron.data.readers.proteins.hits import TemplateHits
 from bevatron.data.readers.proteins.structure import Structure
-from bevatron.typing import Array, IntArray
+from bevatron.typing import IntArray
 
 MAX_TEMPLATES = 20
 """Templates that are kept of a sequence."""
@@ -25,15 +26,15 @@ or another numbering."""
 _BACKBONE = {"N": 0, "CA": 1, "C": 2, "CB": 3}
 
 
-def template_arrays(
+def find_templates(
     query: str,
     hits: TemplateHits,
     structures: Callable[[str], Structure | None],
     *,
     before: dt.date | None = None,
     most: int = MAX_TEMPLATES,
-) -> dict[str, Array]:
-    """Take the atoms of the first T hits that can be templates (AlphaFold3, section 2.4, table 5).
+) -> Templates:
+    """Take the atoms of the first hits that can be templates (AlphaFold3, section 2.4, table 5).
 
     Parameters
     ----------
@@ -47,13 +48,6 @@ def template_arrays(
         Only entries released before this day; None for any. An entry without a date is left out.
     most
         How many to keep.
-
-    Returns
-    -------
-    dict
-        ``restype`` int8 [T, L], the gap where nothing is aligned; ``pseudo_beta`` float32
-        [T, L, 3], CB or CA of glycine, Å; ``pseudo_beta_mask`` bool [T, L]; ``backbone`` float32
-        [T, L, 3, 3], N, CA and C, Å; ``backbone_mask`` bool [T, L], whether all three are known.
     """
     found = [
         _template(structure, chain, pairs, len(query))
@@ -63,7 +57,7 @@ def template_arrays(
     ]
     # A first one without residues gives the shapes where there are no templates.
     rows = [_empty(len(query)), *found]
-    return {name: np.stack([row[name] for row in rows])[1:] for name in rows[0]}
+    return Templates(**{name: np.stack([row[name] for row in rows])[1:] for name in rows[0]})
 
 
 def usable_hits(
@@ -76,7 +70,7 @@ def usable_hits(
 ) -> Iterator[tuple[Structure, int, IntArray]]:
     """Yield structure, chain and aligned residues of the first hits that can be templates.
 
-    Parameters as for `template_arrays`; the residues are pairs (of the query, of the chain),
+    Parameters as for `find_templates`; the residues are pairs (of the query, of the chain),
     int64 [pairs, 2].
     """
     count = 0
@@ -150,7 +144,7 @@ def _is_copy(query: str, sequence: str, pairs: IntArray) -> bool:
     return same and contiguous and len(pairs) > MAX_SHARE * len(query)
 
 
-def _empty(length: int) -> dict[str, Array]:
+def _empty(length: int) -> dict[str, Any]:
     return {
         "restype": np.full(length, GAP, dtype=np.int8),
         "pseudo_beta": np.zeros((length, 3), dtype=np.float32),
@@ -160,7 +154,7 @@ def _empty(length: int) -> dict[str, Array]:
     }
 
 
-def _template(structure: Structure, chain: int, pairs: IntArray, length: int) -> dict[str, Array]:
+def _template(structure: Structure, chain: int, pairs: IntArray, length: int) -> dict[str, Any]:
     """Put the atoms of a chain at the positions of the query."""
     position, known = _backbone(structure, chain)
     letters = structure.sequence(chain)

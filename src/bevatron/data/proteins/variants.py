@@ -19,6 +19,7 @@ NAME_LENGTH = 4
 """Characters of an atom's name."""
 
 _FIRST_CHARACTER = 32
+_MOST_KNOWN = 20_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,9 @@ class Variants:
         """
         key = (code, polymer, tuple(names))
         if key not in self._found:
+            if len(self._found) == _MOST_KNOWN:  # some hundred MB
+                self._found.clear()
+                self._whole.clear()
             self._found[key] = self._made(code, STANDARD.get(code) if polymer else None, names)
         return self._found[key]
 

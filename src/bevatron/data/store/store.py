@@ -28,6 +28,8 @@ STORE_KIND = "bevatron store"
 STORE_FORMAT = 1
 
 _SAMPLES_BETWEEN_PAGE_COUNTS = 16
+_LARGE_SAMPLES_BETWEEN_PAGE_COUNTS = 4
+_LARGE = 1 << 14  # bytes; a sample that takes longer to read than pages to count
 
 
 class Store:
@@ -80,7 +82,13 @@ class Store:
         for entry in self._entries:
             check_size(self.path / entry["name"], entry["size"])
         self._resident_limit = resident_limit
-        self._until_page_count = _SAMPLES_BETWEEN_PAGE_COUNTS
+        size = sum(entry["size"] for entry in self._entries)
+        self._between_page_counts = (
+            _LARGE_SAMPLES_BETWEEN_PAGE_COUNTS
+            if size > _LARGE * self._num_samples
+            else _SAMPLES_BETWEEN_PAGE_COUNTS
+        )
+        self._until_page_count = self._between_page_counts
         self._pages_before = _file_pages()
 
     @classmethod
@@ -212,7 +220,7 @@ class Store:
 
     def _bound_pages(self) -> None:
         """Release mapped pages above the limit, so that resident memory stays bounded."""
-        self._until_page_count = _SAMPLES_BETWEEN_PAGE_COUNTS
+        self._until_page_count = self._between_page_counts
         if self._resident_limit is None:
             return
         pages = _file_pages()
