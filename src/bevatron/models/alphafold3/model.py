@@ -7,7 +7,6 @@ Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input e
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,12 +21,8 @@ from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogi
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
 from bevatron.models.alphafold3.distogram import DistogramHead
-from bevatron.models.alphafold3.pairformer import Pairformer
 from bevatron.models.alphafold3.trunk import Trunk
 from bevatron.models.common.folding.normal import Normal
-
-CALL_OF_CONFIDENCE = 4
-"""Tells the dropout of the confidence head from that of the trunk's stacks."""
 
 
 class Representation(NamedTuple):
@@ -61,9 +56,7 @@ class AlphaFold3(nn.Module):
         self.trunk = Trunk(config)
         self.distogram = DistogramHead(widths.pair, config.distogram_bins)
         self.diffusion = DiffusionModule(config.diffusion, widths)
-        blocks = replace(config.pairformer, num_blocks=config.confidence.num_blocks)
-        judge = Pairformer(widths.single, widths.pair, blocks, policy, CALL_OF_CONFIDENCE)
-        self.confidence = ConfidenceHead(config.confidence, widths, judge)
+        self.confidence = ConfidenceHead(config.confidence, widths, policy)
 
     def forward(
         self,
