@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-from bevatron.data.proteins.entries import with_index
+from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of
+from bevatron.data.proteins.complexes import ENTRY_FIELDS
 from bevatron.data.proteins.poses import Poses
 
 ATOMS = 8  # of a residue
@@ -76,5 +77,13 @@ def made_up_poses():
     )
 
 
-def indexed(lengths, seed=0, released="2020-02-03", source=0):
-    return with_index(made_up_entry(lengths, seed, released), source)
+STORED = (*ENTRY_FIELDS, *INDEX_FIELDS)
+
+
+def indexed(lengths, seed=0, released="2020-02-03"):
+    entry = made_up_entry(lengths, seed, released)
+    return entry | index_of(entry)
+
+
+def empty_entry():
+    return {f.name: np.zeros((0, *f.shape) if f.ragged else f.shape, f.dtype) for f in STORED}

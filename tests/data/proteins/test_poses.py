@@ -165,6 +165,17 @@ def test_poses_of_a_crop_need_only_its_atoms(dictionary):
     assert np.linalg.norm(position[0] - position[1]) == pytest.approx(expected, abs=1e-4)
 
 
+def test_drawn_poses_lie_about_the_origin_wherever_the_pool_lies(dictionary):
+    pools = make_pools([dictionary["GOL"]], 1)
+    far = replace(pools, positions=pools.positions + np.float32(100))
+    number, atoms = 500, int(pools.num_atoms[0])
+    residue, atom = np.repeat(np.arange(number), atoms), np.tile(np.arange(atoms), number)
+    position, _ = far.draw(far.keys[np.zeros(number, int)], residue, atom, np.random.default_rng(0))
+    centre = position.reshape(number, atoms, 3).mean(axis=1)
+    assert np.abs(centre.mean(axis=0)).max() < 0.2
+    assert centre.std(axis=0) == pytest.approx(1, abs=0.15)
+
+
 def test_a_component_without_poses_is_refused(dictionary):
     pools = make_pools([dictionary["GLY"]], 1)
     keys = np.array([component_key(dictionary["ALA"])])
@@ -197,6 +208,13 @@ def test_smiles_become_a_component_with_named_atoms_and_their_stereochemistry():
     assert (
         len({handedness(left, pose, "C2", "C1", "N1", "O1") for pose in make_poses(left, 3)}) == 1
     )
+
+
+def test_bonds_to_a_metal_have_no_order():
+    made = component_of_smiles("[Zn+2]<-NCC", "L")
+    metal = made.atoms.tolist().index("ZN1")
+    assert made.orders[(made.bonds == metal).any(axis=1)].tolist() == [0]
+    assert np.isfinite(make_poses(made, 1)).all()
 
 
 def test_a_string_that_is_no_smiles_is_refused():

@@ -225,6 +225,8 @@ def test_copies_of_a_molecule_are_those_of_the_whole_entry(entries, sources, nam
         np.testing.assert_array_equal(found["copy_position"][own, columns], found["position"])
         np.testing.assert_array_equal(found["copy_resolved"][own, columns], found["resolved"])
         assert len(found["copy_position"]) == found["molecule_copies"].max()
+        beyond = np.arange(len(found["copy_position"]))[:, None] >= found["molecule_copies"]
+        assert not found["copy_resolved"][beyond[:, of_atom]].any()
         checked = 0
         for column in columns[::7]:
             atom = atoms[column]

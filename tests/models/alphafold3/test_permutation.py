@@ -233,3 +233,14 @@ def test_it_never_waits_for_the_device():
     position, resolved = permute_truth(sample["position"], sample)
     assert position.shape == sample["position"].shape
     assert resolved.dtype == torch.bool
+
+
+def test_no_copy_is_taken_twice():
+    """Two chains and their ions predicted in one place: one of them must look elsewhere."""
+    sample = four_copies()
+    molecule, x = sample["molecule"], sample["position"]
+    rollout = x.clone()
+    for twin, original in ((1, 0), (5, 4)):
+        rollout[molecule == twin] = x[molecule == original] + 0.5
+    position, _ = permute_truth(rollout, sample)
+    assert torch.equal(position.sum(-1).sort().values, x.sum(-1).sort().values)

@@ -18,6 +18,7 @@ from bevatron.models.alphafold3.config_trunk import (
     TemplateConfig,
 )
 from bevatron.models.alphafold3.convert_keys import from_protenix, protenix_names, to_protenix
+from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.msa import msa_features
 from bevatron.models.alphafold3.pair import PairBlock
 from bevatron.models.alphafold3.templates import template_pairs
@@ -220,10 +221,19 @@ def test_sizes_are_those_of_the_published_models():
         small = Trunk(AlphaFold3Config.preset("small"))
     assert millions(published.pairformer) == 147.4
     assert millions(megafold.pairformer) == 159.2
-    # With 203.26 of the diffusion module, 12.90 of the confidence head and 1.05 of the input
-    # embedder and the distogram it is the 368.48 that Protenix states.
     assert sum(p.numel() for p in published.parameters()) == 151_275_456
     assert millions(small) < 0.5
+
+
+def test_the_whole_model_has_the_weights_that_protenix_states():
+    with torch.device("meta"):
+        model = AlphaFold3(AlphaFold3Config())
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 368.48
+    names = protenix_names(model)
+    assert len(set(names.values())) == len(names)
+    parts = {name.partition(".")[0] for name in names.values()}
+    assert {"input_embedder", "pairformer_stack", "diffusion_module", "confidence_head"} < parts
+    assert not parts & {"trunk", "embedding", "recycled_pair"}
 
 
 def test_weights_go_to_protenix_and_back():

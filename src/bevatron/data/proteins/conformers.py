@@ -221,9 +221,15 @@ def _component(molecule: Any, shape: npt.NDArray[np.float32], name: str, code: s
         ideal=shape,
         model=np.full((len(atoms), 3), np.nan, dtype=np.float32),
         bonds=np.array(pairs, dtype=np.int32).reshape(-1, 2),
-        orders=np.array([int(bond.GetBondType()) for bond in bonds], dtype=np.uint8),
+        orders=np.array([_order(bond) for bond in bonds], dtype=np.uint8),
         aromatic_bonds=np.array([bond.GetIsAromatic() for bond in bonds], dtype=np.bool_),
     )
+
+
+def _order(bond: Any) -> int:
+    """Order as the dictionary has it, 0 of a bond (to a metal) that has none."""
+    order = int(bond.GetBondType())
+    return order if order in _ORDERS else 0
 
 
 def _shape(molecule: Any, smiles: str, code: str) -> npt.NDArray[np.float32]:

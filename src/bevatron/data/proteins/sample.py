@@ -88,8 +88,8 @@ def sample(
         [A]: ``ref_pos`` float32 [A, 3] Å, ``ref_mask`` bool, ``ref_charge`` float32,
         ``ref_element``, ``ref_atom_name_chars`` [A, 4], ``ref_space_uid`` and ``atom_to_token``
         int64, ``atom_mask`` bool, ``position`` float32 [A, 3] Å, ``resolved`` bool. ``resolution``
-        float32, Å, and ``seed`` int64, from which the model's randomness follows. And those of `indices_of`, `permutations_of`, `copies_of`, `sample_rows`,
-        `sample_templates`.
+        float32, Å, and ``seed`` int64, from which the model's random numbers follow. And those of
+        `indices_of`, `permutations_of`, `copies_of`, `sample_rows`, `sample_templates`.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Names of the tensors in OpenFold's state dicts, also in older files and in MLPerf HPC's.
 
-Our names are turned into OpenFold's by rules on the path of a tensor, so that the names of one
-model are all that is needed to go back. Other layouts are first brought into OpenFold's.
+Our names are turned into OpenFold's, so that the names of one model are all that is needed to go
+back. Other layouts are first brought into OpenFold's.
 """
 
 import re
@@ -9,36 +9,46 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-_PATHS = (
-    (r"(tri_att_(?:start|end))\.attention\.norm\.", r"\1.layer_norm."),
-    (r"(tri_att_(?:start|end))\.attention\.", r"\1.mha."),
-    (r"(tri_att_(?:start|end))\.bias\.", r"\1.linear."),
-    (r"msa_att_row\.attention\.norm\.", r"msa_att_row.layer_norm_m."),
-    (r"msa_att_row\.attention\.", r"msa_att_row.mha."),
-    (r"msa_att_row\.bias\.norm\.", r"msa_att_row.layer_norm_z."),
-    (r"msa_att_row\.bias\.linear\.", r"msa_att_row.linear_z."),
-    (r"msa_att_col\.attention\.norm\.", r"msa_att_col._msa_att.layer_norm_m."),
-    (r"msa_att_col\.attention\.", r"msa_att_col._msa_att.mha."),
-    (r"msa_att_col\.norm\.", r"msa_att_col.layer_norm_m."),
-    (r"msa_att_col\.(q|k|v|gate|out)\.", r"msa_att_col.global_attention.\1."),
-    (r"template_pointwise_att\.(q|k|v|out)\.", r"template_pointwise_att.mha.\1."),
-    (r"(mha|global_attention)\.(q|k|v)\.", r"\1.linear_\2."),
-    (r"(mha|global_attention)\.gate\.", r"\1.linear_g."),
-    (r"(mha|global_attention)\.out\.", r"\1.linear_o."),
-    (r"(tri_mul_(?:out|in))\.([ab])\.", r"\1.linear_\2_p."),
-    (r"(tri_mul_(?:out|in))\.([ab])_gate\.", r"\1.linear_\2_g."),
-    (r"(tri_mul_(?:out|in))\.out\.", r"\1.linear_z."),
-    (r"(tri_mul_(?:out|in))\.out_gate\.", r"\1.linear_g."),
-    (r"outer_product_mean\.a\.", r"outer_product_mean.linear_1."),
-    (r"outer_product_mean\.b\.", r"outer_product_mean.linear_2."),
-    (r"outer_product_mean\.out\.", r"outer_product_mean.linear_out."),
-    (r"(msa|pair)_transition\.up\.", r"\1_transition.linear_1."),
-    (r"(msa|pair)_transition\.down\.", r"\1_transition.linear_2."),
-    (r"ipa\.(q|kv|out)\.", r"ipa.linear_\1."),
-    (r"ipa\.(q|kv)_points\.", r"ipa.linear_\1_points.linear."),
-    (r"ipa\.bias\.", r"ipa.linear_b."),
-    (r"(^|\.)norm(?=[._])", r"\1layer_norm"),
+from bevatron.models.common.folding.published_names import (
+    ATTENTION,
+    OUTER_PRODUCT_MEAN,
+    RELU_TRANSITION,
+    TRIANGLE_ATTENTION,
+    TRIANGLE_MULTIPLICATION,
+    inside,
 )
+
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "msa_att_row": {
+        "bias.norm": "layer_norm_z",
+        "bias.linear": "linear_z",
+        "attention.norm": "layer_norm_m",
+        **inside("attention", "mha", ATTENTION),
+    },
+    "msa_att_col": {
+        "attention.norm": "_msa_att.layer_norm_m",
+        **inside("attention", "_msa_att.mha", ATTENTION),
+        "norm": "layer_norm_m",
+        **{ours: f"global_attention.{theirs}" for ours, theirs in ATTENTION.items()},
+    },
+    "msa_transition": RELU_TRANSITION,
+    "outer_product_mean": OUTER_PRODUCT_MEAN,
+    "tri_mul_out": TRIANGLE_MULTIPLICATION,
+    "tri_mul_in": TRIANGLE_MULTIPLICATION,
+    "tri_att_start": TRIANGLE_ATTENTION,
+    "tri_att_end": TRIANGLE_ATTENTION,
+    "pair_transition": RELU_TRANSITION,
+    "template_pointwise_att": {ours: f"mha.{theirs}" for ours, theirs in ATTENTION.items()},
+    "ipa": {
+        "q": "linear_q",
+        "kv": "linear_kv",
+        "q_points": "linear_q_points.linear",
+        "kv_points": "linear_kv_points.linear",
+        "bias": "linear_b",
+        "out": "linear_out",
+    },
+}
+"""Layers inside a module of this name, ours and OpenFold's; all others differ in norms alone."""
 
 _OLDER = (
     (r"^(?:module|model)\.", ""),
@@ -67,9 +77,12 @@ def openfold_name(ours: str) -> str:
     >>> openfold_name("evoformer.blocks.3.msa_att_row.attention.gate.bias")
     'evoformer.blocks.3.msa_att_row.mha.linear_g.bias'
     """
-    for pattern, replacement in _PATHS:
-        ours = re.sub(pattern, replacement, ours)
-    return ours
+    path = ours.split(".")
+    for depth, module in enumerate(path, 1):
+        layer = _PARTS.get(module, {}).get(".".join(path[depth:-1]))
+        if layer is not None:
+            return ".".join([*path[:depth], layer, path[-1]])
+    return re.sub(r"(^|\.)norm(?=[._])", r"\1layer_norm", ours)
 
 
 def current_name(name: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bevatron.errors import DataError
 from bevatron.models.alphafold3 import protenix_diffusion
+from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.msa import MsaBlock, MsaModule, PairWeightedAveraging
 from bevatron.models.alphafold3.pair import PairBlock
 from bevatron.models.alphafold3.pairformer import AttentionPairBias, PairformerBlock
@@ -90,6 +91,13 @@ NAMES: dict[type[nn.Module], Mapping[str, str]] = {
         "templates": "template_embedder",
         "msa": "msa_module",
         "pairformer": "pairformer_stack",
+    },
+    AlphaFold3: {
+        "input_encoder": "input_embedder.atom_attention_encoder",
+        "trunk": "",
+        "distogram": "distogram_head",
+        "diffusion": "diffusion_module",
+        "confidence": "confidence_head",
     },
 }
 

@@ -7,7 +7,6 @@ Legend: A atoms, N tokens, C channels of a single, P of a pair, I of the input e
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,19 +14,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bevatron.data.readers.proteins.alphabet import CLASSES
 from bevatron.models.alphafold3 import edm, sampler
 from bevatron.models.alphafold3.atom_attention import AtomEncoder
 from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogits
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
 from bevatron.models.alphafold3.distogram import DistogramHead
-from bevatron.models.alphafold3.pairformer import Pairformer
+from bevatron.models.alphafold3.msa import CLASSES
 from bevatron.models.alphafold3.trunk import Trunk
 from bevatron.models.common.folding.normal import Normal
-
-CALL_OF_CONFIDENCE = 4
-"""Tells the dropout of the confidence head from that of the trunk's stacks."""
 
 
 class Representation(NamedTuple):
@@ -61,9 +56,7 @@ class AlphaFold3(nn.Module):
         self.trunk = Trunk(config)
         self.distogram = DistogramHead(widths.pair, config.distogram_bins)
         self.diffusion = DiffusionModule(config.diffusion, widths)
-        blocks = replace(config.pairformer, num_blocks=config.confidence.num_blocks)
-        judge = Pairformer(widths.single, widths.pair, blocks, policy, CALL_OF_CONFIDENCE)
-        self.confidence = ConfidenceHead(config.confidence, widths, judge)
+        self.confidence = ConfidenceHead(config.confidence, widths, policy)
 
     def forward(
         self,
@@ -95,7 +88,7 @@ class AlphaFold3(nn.Module):
         atoms = self.input_encoder.describe(batch)
         a, _ = self.input_encoder(atoms)
         a = a.squeeze(-3)
-        restype = F.one_hot(batch["restype"], len(CLASSES)).to(a.dtype)
+        restype = F.one_hot(batch["restype"], CLASSES).to(a.dtype)
         deletions = batch["deletion_mean"][..., None]
         return torch.cat([a, restype, batch["profile"].to(a.dtype), deletions.to(a.dtype)], -1)
 

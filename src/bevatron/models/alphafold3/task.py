@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,9 +90,7 @@ class AlphaFold3Task:
         """Count the structures."""
         return {"structures": batch.weight.double()}
 
-    def loss(
-        self, model: AlphaFold3, batch: ComplexBatch, normalisers: Mapping[str, Tensor]
-    ) -> Loss:
+    def loss(self, model: Any, batch: ComplexBatch, normalisers: Mapping[str, Tensor]) -> Loss:
         """Compute the mean loss of structures."""
         given = batch.tensors()
         seed = given["seed"] ^ self.step_seed
@@ -114,7 +113,7 @@ class AlphaFold3Task:
         parts = {name: term.sum / count.to(term.sum.dtype) for name, term in terms.items()}
         return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})
 
-    def predict(self, model: AlphaFold3, batch: ComplexBatch) -> dict[str, Tensor]:
+    def predict(self, model: Any, batch: ComplexBatch) -> dict[str, Tensor]:
         """Sample one structure and judge it; seeds are those of the samples."""
         given = batch.tensors()
         with torch.no_grad():

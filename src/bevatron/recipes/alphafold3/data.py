@@ -10,13 +10,14 @@ import numpy as np
 from bevatron.data.dataset import split
 from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.chain_index import Choices
+from bevatron.data.proteins.clusters import read_clusters
 from bevatron.data.proteins.poses import open_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
-from bevatron.data.proteins.weights import complex_weights
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.recipes.alphafold3.stores import ALIGNMENTS, POSES, open_complexes
-from bevatron.typing import Arrays, IntArray
+from bevatron.recipes.alphafold3.stores import ALIGNMENTS, CLUSTERS, POSES, open_complexes
+from bevatron.typing import Arrays, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ class ComplexDataset:
         store, sources = self._open()
         entry, first, second = self.units[int(index)].tolist()
         chains = [chain for chain in (first, second) if chain]
-        found = sample(store[entry], seed, sources, self.sizes, chains)
-        return {**found, "seed": np.array(seed, dtype=np.int64)}
+        return sample(store[entry], seed, sources, self.sizes, chains)
 
     def describe(self, index: SupportsIndex) -> str:
         """Name a sample: its file, and its chains."""
@@ -207,10 +207,8 @@ def _divide(
     return [(path, kept), *others], [(path, taken)]
 
 
-def units_of(store: Store, entries: IntArray) -> tuple[IntArray, np.ndarray]:
+def units_of(store: Store, entries: IntArray) -> tuple[IntArray, FloatArray]:
     """List the chains and interfaces of some entries, and how often each is drawn.
-
-    Chains of equal sequence are one cluster.
 
     Returns
     -------
@@ -218,32 +216,11 @@ def units_of(store: Store, entries: IntArray) -> tuple[IntArray, np.ndarray]:
         See `ComplexDataset`.
     weights : float64 [n]
     """
-    chains, kinds, clusters, interfaces = [], [], [], []
-    known: dict[str, int] = {}
-    for entry in entries.tolist():
-        sample_ = store[entry]
-        first = len(kinds)
-        types = sample_["chain_type"]
-        chains += [(entry, number + 1, 0) for number in range(len(types))]
-        kinds += types.tolist()
-        clusters += [known.setdefault(key, len(known)) for key in chain_keys(sample_)]
-        interfaces += [(first + a - 1, first + b - 1) for a, b in sample_["interfaces"].tolist()]
-    pairs = np.array(interfaces, dtype=np.int64).reshape(-1, 2)
-    weights = complex_weights(np.array(kinds), np.array(clusters), pairs)
-    rows = np.array(chains, dtype=np.int64)
-    of_pairs = np.stack([rows[pairs[:, 0], 0], rows[pairs[:, 0], 1], rows[pairs[:, 1], 1]], axis=1)
-    return np.concatenate([rows, of_pairs]), np.concatenate([weights.chains, weights.interfaces])
-
-
-def chain_keys(entry: Arrays) -> list[str]:
-    """Return what is equal for chains of one cluster: the sequence, of ligands the components."""
-    from bevatron.data.proteins.complexes import describe
-
-    described = describe(entry)
-    return [
-        chain["sequence"] or f"{described['name']} {chain['entity']}"
-        for chain in described["chains"]
-    ]
+    allowed = np.zeros(len(store), dtype=np.bool_)
+    allowed[entries] = True
+    clusters = {int(key): n for key, n in read_clusters(store.path / CLUSTERS).items()}
+    found = Choices.of(store, clusters, allowed)
+    return np.column_stack([found.entry, found.chains.astype(np.int64)]), found.weight
 
 
 def sizes_for_validation(sizes: SampleSizes) -> SampleSizes:

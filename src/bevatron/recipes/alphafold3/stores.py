@@ -6,19 +6,21 @@ A store of complexes is a folder that holds a store of entries, ``poses.arrow`` 
 
 import csv
 import io
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bevatron.data.processes import own_cpus
 from bevatron.data.proteins.alignment_files import AlignmentReader
 from bevatron.data.proteins.alignments import prepare_alignments
+from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
+from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
-from bevatron.data.proteins.poses import make_pools, write_poses
-from bevatron.data.proteins.weights import find_interfaces
+from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.readers.proteins import open_components, read_structure
 from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.folders import (
@@ -43,16 +45,15 @@ FEATURES_VERSION = 1
 
 FIELDS = (
     *ENTRY_FIELDS,
-    Field("chain_type", "int8", (), True, "[C] 0 protein, 1 RNA, 2 DNA, 3 ligand, of most tokens"),
-    Field("interfaces", "int32", (2,), True, "[I] pairs of asym_id with atoms closer than 5 Å"),
+    *INDEX_FIELDS,
     Field("reason", "uint8", (), True, "why the file was left out, UTF-8; empty if it was not"),
     Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
 )
 
-NUM_TYPES = 4
-"""Protein, RNA, DNA, ligand."""
+POSES, ALIGNMENTS, CLUSTERS = "poses.arrow", "alignments", "clusters.txt"
 
-POSES, ALIGNMENTS = "poses.arrow", "alignments"
+MOST_CLUSTERED = 4000
+"""Distinct proteins that are clustered without mmseqs2; of more, equal sequences are a cluster."""
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
@@ -98,16 +99,7 @@ class ComplexFeaturizer:
             structure = structure.assembly(self.assembly)
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
-        interfaces = find_interfaces(entry).astype(np.int32)
-        return {**entry, "chain_type": chain_types(entry), "interfaces": interfaces}
-
-
-def chain_types(entry: Arrays) -> npt.NDArray[np.int8]:
-    """Return the type of molecule that most tokens of each chain have, [C]."""
-    chain, kind = np.asarray(entry["asym_id"]) - 1, np.asarray(entry["molecule_type"])
-    counts = np.zeros((int(chain.max()) + 1, NUM_TYPES), dtype=np.int64)
-    np.add.at(counts, (chain, kind), 1)
-    return counts.argmax(axis=1).astype(np.int8)
+        return {**entry, **index_of(entry)}
 
 
 def nothing() -> Arrays:
@@ -116,6 +108,24 @@ def nothing() -> Arrays:
         field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
         for field in FIELDS
     }
+
+
+def write_clusters(store: Store) -> list[str]:
+    """Cluster the proteins of a store, a line of chain keys each; return a warning, if any."""
+    sequences = protein_sequences(store)
+    warning = []
+    if len(sequences) > MOST_CLUSTERED and shutil.which("mmseqs") is None:
+        warning.append(
+            f"warning: {len(sequences):,} distinct proteins are too many to cluster without "
+            "mmseqs2; only equal sequences are a cluster until it is installed"
+        )
+        sequences = {}
+    members: dict[int, list[str]] = {}
+    for key, number in cluster_proteins(sequences).items():
+        members.setdefault(number, []).append(str(key))
+    text = "".join(" ".join(each) + "\n" for each in members.values())
+    write_text_atomically(store.path / CLUSTERS, text, StoreError)
+    return warning
 
 
 def prepare_complexes(
@@ -175,14 +185,14 @@ def prepare_complexes(
         progress=progress,
         summarise=summarise,
     )
-    codes = sorted({code for entry in store if len(entry["restype"]) for code in _codes(entry)})
+    codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
     damaged = _prepare_alignments(found, out, workers, strict=strict)
-    known = open_components(components)
-    pools = make_pools(known[code] for code in codes)
-    write_poses(pools, out / POSES)  # last: `open_complexes` asks for it
+    warnings = write_clusters(store)
+    # Last: `open_complexes` asks for it.
+    prepare_poses(out / POSES, open_components(components), codes, workers=_workers(workers))
     rows = [*_unusable(store), *damaged]
     _list_rejects(store, rows)
-    return summary_lines(store, found, rows)
+    return [*warnings, *summary_lines(store, found, rows)]
 
 
 def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
@@ -276,6 +286,12 @@ def _prepare_alignments(
         return reader.rejects
     made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers)
     return [*reader.rejects, *made.rejects()]
+
+
+def _workers(asked: int | None) -> int:
+    """Return how many processes make poses: none where one CPU is all there is."""
+    number = own_cpus() if asked is None else asked
+    return number if number > 1 else 0
 
 
 def _unusable(store: Store) -> list[tuple[str, str]]:

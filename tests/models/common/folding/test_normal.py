@@ -21,7 +21,9 @@ def test_numbers_are_a_function_of_seed_and_call():
 def test_numbers_have_the_moments_and_tails_of_a_normal_distribution():
     x = SeededNormal(torch.tensor(1), torch.float64)((400_000,))
     moments = [float((x**k).mean()) for k in range(1, 7)]
-    for found, expected, bound in zip(moments, (0, 1, 0, 3, 0, 15), (4, 6, 16, 40, 130, 400)):
+    for found, expected, bound in zip(
+        moments, (0, 1, 0, 3, 0, 15), (4, 6, 16, 40, 130, 400), strict=True
+    ):
         assert abs(found - expected) < bound / math.sqrt(len(x)) * 1.5
     for edge in (1.0, 2.0, 3.0):
         share = math.erfc(edge / math.sqrt(2))

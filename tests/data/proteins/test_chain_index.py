@@ -1,6 +1,5 @@
 """Stores of entries: what a plan reads of them, what it draws, and a hundred thousand of them."""
 
-import gzip
 import json
 import os
 import subprocess
@@ -11,37 +10,31 @@ import numpy as np
 import pytest
 
 from bevatron.data.proteins.alignments import ALIGNMENT_FIELDS, merge_alignment
-from bevatron.data.proteins.complexes import describe
-from bevatron.data.proteins.entries import (
-    STORED_ENTRY_FIELDS,
+from bevatron.data.proteins.chain_index import (
     UNKNOWN_DAY,
     Choices,
-    EntryReader,
     chain_key,
-    left_out,
-    prepare_entries,
+    index_of,
     protein_sequences,
 )
+from bevatron.data.proteins.complexes import describe, featurize
 from bevatron.data.proteins.sample import sequence_classes
-from bevatron.data.proteins.weights import complex_weights
+from bevatron.data.readers.proteins.structures import read_structure
 from bevatron.data.store.prepare import write_store
 from bevatron.data.store.shards import concatenate
 from bevatron.data.store.store import Store
-from bevatron.errors import DataError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from made_up_entries import indexed
+from made_up_entries import STORED, empty_entry, indexed, made_up_entry
 
 
 def store_of(path, entries):
-    return write_store(
-        path, STORED_ENTRY_FIELDS, [concatenate(entries, STORED_ENTRY_FIELDS)], sources=["a.cif"]
-    )
+    return write_store(path, STORED, [concatenate(entries, STORED)], sources=["a.cif"])
 
 
 @pytest.fixture
 def store(tmp_path):
-    entries = [indexed([12, 20], 0), left_out("no atoms", 1), indexed([15], 2), indexed([12, 9], 0)]
+    entries = [indexed([12, 20], 0), empty_entry(), indexed([15], 2), indexed([12, 9], 0)]
     return store_of(tmp_path / "entries", entries)
 
 
@@ -70,26 +63,7 @@ def test_entries_that_are_not_allowed_are_not_drawn_and_count_in_no_cluster(stor
     assert choices.chains.tolist() == [[1, 0], [1, 0], [2, 0], [1, 2]]
     np.testing.assert_allclose(choices.weight, [1.5, 1.5, 1.5, 6.0])
     nothing = Choices.of(store, allowed=np.array([False, True, False, False]))
-    with pytest.raises(DataError, match="no chain to draw"):
-        nothing.draw(0, 0, 1)
-
-
-def test_draws_follow_the_weights_and_continue_anywhere(store):
-    choices = Choices.of(store)
-    entry, chains = choices.draw(7, 0, 40_000)
-    found = np.zeros(len(choices.weight))
-    table = np.concatenate([choices.entry[:, None], choices.chains], axis=1).tolist()
-    drawn, counts = np.unique(
-        np.concatenate([entry[:, None], chains], axis=1), axis=0, return_counts=True
-    )
-    for row, count in zip(drawn.tolist(), counts, strict=True):
-        found[table.index(row)] = count / 40_000
-    np.testing.assert_allclose(found, choices.weight / choices.weight.sum(), atol=0.015)
-    later = choices.draw(7, 30_000, 50)
-    np.testing.assert_array_equal(later[0], entry[30_000:30_050])
-    np.testing.assert_array_equal(later[1], chains[30_000:30_050])
-    other, _ = choices.draw(8, 0, 1000)
-    assert (other != entry[:1000]).any()
+    assert len(nothing.entry) == len(nothing.weight) == 0
 
 
 def test_sequences_for_clusters_are_those_of_the_chains(store):
@@ -100,42 +74,32 @@ def test_sequences_for_clusters_are_those_of_the_chains(store):
         assert len(sequence) >= 10
 
 
-def test_an_entry_that_is_left_out_has_no_chain_and_says_why(store):
-    assert store[1]["reason"].tobytes() == b"no atoms"
-    assert store[1]["released"] == UNKNOWN_DAY
-    assert store[0]["released"] == (
-        np.datetime64("2020-02-03") - np.datetime64("1970-01-01")
-    ).astype(int)
-
-
-# ---- real files ----
+def test_days_are_counted_from_1970():
+    day = np.datetime64("2020-02-03") - np.datetime64("1970-01-01")
+    assert index_of(made_up_entry([5]))["released"] == day.astype(int)
+    assert index_of(made_up_entry([5], released=None))["released"] == UNKNOWN_DAY
 
 
 @pytest.mark.shared
-def test_files_become_entries_and_a_damaged_one_is_told_of(shared, dictionary, tmp_path):
-    whole = shared / "data/complexes/mmcif/1pfe.cif.gz"
-    cut = tmp_path / "cut.cif"
-    cut.write_bytes(gzip.decompress(whole.read_bytes())[:3000])
-    with pytest.raises(DataError, match=r"cut\.cif"):
-        prepare_entries(EntryReader([cut], dictionary), tmp_path / "strict", workers=0)
-    reader = EntryReader([whole, cut], dictionary, strict=False)
-    store = prepare_entries(reader, tmp_path / "s", workers=0)
-    assert "cut.cif" in store[1]["reason"].tobytes().decode()
-    entry = store[0]
-    chains = describe(entry)["chains"]
-    assert entry["chain_kind"].tolist() == [
-        {"protein": 0, "rna": 1, "dna": 2}.get(chain["kind"], 3) for chain in chains
-    ]
-    keys = dict(zip(entry["chain_key"].tolist(), chains, strict=False))
-    assert len(keys) == len({(c["kind"], c["sequence"]) for c in chains if c["sequence"]}) + len(
-        {n for n, c in zip(entry["chain_key"].tolist(), chains, strict=True) if not c["sequence"]}
-    )
-    choices = Choices.of(store)
-    kind, key = entry["chain_kind"], np.unique(entry["chain_key"], return_inverse=True)[1]
-    expected = complex_weights(kind, key, entry["interfaces"].astype(np.int64) - 1)
-    np.testing.assert_allclose(
-        choices.weight, np.concatenate([expected.chains, expected.interfaces])
-    )
+@pytest.mark.parametrize("name", ["1pfe", "7a4d"])
+def test_index_of_a_real_entry_is_that_of_its_chains(shared, dictionary, name):
+    structure = read_structure(shared / f"data/complexes/mmcif/{name}.cif.gz").assembly("1")
+    entry = featurize(structure, dictionary)
+    index, chains = index_of(entry), describe(entry)["chains"]
+    kinds = {"protein": 0, "rna": 1, "dna": 2}
+    assert index["chain_type"].tolist() == [kinds.get(chain["kind"], 3) for chain in chains]
+    for number, chain in enumerate(chains, start=1):
+        tokens = int((entry["asym_id"] == number).sum())
+        expected = len(chain["sequence"]) or tokens
+        assert index["chain_length"][number - 1] == expected
+    same = index["chain_key"][:, None] == index["chain_key"]
+    for i, first in enumerate(chains):
+        for j, second in enumerate(chains):
+            if first["sequence"] or second["sequence"]:
+                alike = first["kind"] == second["kind"] and first["sequence"] == second["sequence"]
+            else:
+                alike = first["entity"] == second["entity"]
+            assert same[i, j] == alike
 
 
 # ---- many ----
@@ -174,8 +138,8 @@ def test_a_hundred_thousand_entries_open_plan_and_sample_in_two_seconds_and_300_
         )
         for q in sequences
     ]
-    columns = concatenate([entries[i % 50] for i in range(1024)], STORED_ENTRY_FIELDS)
-    one = write_store(tmp_path / "one", STORED_ENTRY_FIELDS, [columns])
+    columns = concatenate([entries[i % 50] for i in range(1024)], STORED)
+    one = write_store(tmp_path / "one", STORED, [columns])
     large = many(tmp_path / "large", one, 98)
     columns = concatenate([stored[i % 100] for i in range(64)], ALIGNMENT_FIELDS)
     few = write_store(tmp_path / "few", ALIGNMENT_FIELDS, [columns])
