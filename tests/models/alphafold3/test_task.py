@@ -1,6 +1,5 @@
 """The task of AlphaFold3 on a real complex: its loss, what is random in it, padding, learning."""
 
-import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +28,9 @@ TINY = replace(
     SMALL,
     msa=MsaConfig(num_blocks=1, width=16, outer_width=4, num_heads=2, pair=PAIR),
     pairformer=PairformerConfig(num_blocks=1, num_heads=4, transition=2, pair=PAIR),
-    diffusion=replace(SMALL.diffusion, transformer=replace(SMALL.diffusion.transformer, num_blocks=1)),
+    diffusion=replace(
+        SMALL.diffusion, transformer=replace(SMALL.diffusion.transformer, num_blocks=1)
+    ),
 )
 
 
@@ -42,7 +43,7 @@ def batch(shared, tmp_path_factory):
     structure = read_structure(folder / "mmcif" / "1pfe.cif.gz").assembly("1")
     entry = featurize(structure, components)
     pools = make_pools((components[code] for code in describe(entry)["components"]), 1)
-    sizes = SampleSizes(CropSizes(tokens=40, atoms=400), rows=8)
+    sizes = SampleSizes(CropSizes(tokens=29, atoms=260), rows=8)
     made = sample(entry, 5, Sources(pools), sizes)
     return collate_complex([made], np.array([3]), [1.0]).to("cpu", torch.float64)
 
@@ -80,8 +81,10 @@ def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch
     assert float(sum(found.terms.values())) == pytest.approx(float(found.total))
     found.total.backward()
     without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    # A constant in front of a softmax over keys has no gradient.
-    assert all("bias.norm.bias" in name or "template" in name for name in without), without
+    # A constant in front of a softmax over keys has no gradient; nothing here is charged.
+    assert all(
+        "bias.norm.bias" in name or "template" in name or "charge" in name for name in without
+    ), without
 
 
 def test_a_step_is_a_function_of_its_numbers(batch):
@@ -142,7 +145,7 @@ def test_the_distogram_and_the_structure_are_learnt(batch):
     model = AlphaFold3(TINY).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
-    for step in range(40):
+    for step in range(24):
         task, _ = task_of(step, confidence_every=0, copies=4)
         optimizer.zero_grad()
         loss = loss_of(task, model, batch)
@@ -150,7 +153,7 @@ def test_the_distogram_and_the_structure_are_learnt(batch):
         optimizer.step()
         losses.append({name: float(term) for name, term in loss.terms.items()})
     for name in ("distogram", "smooth_lddt", "mse"):
-        start, end = (np.mean([each[name] for each in part]) for part in (losses[:8], losses[-8:]))
+        start, end = (np.mean([each[name] for each in part]) for part in (losses[:6], losses[-6:]))
         assert end < 0.9 * start, (name, start, end)
 
 
@@ -159,4 +162,3 @@ def test_steps_without_the_confidence_head_leave_its_terms_out(batch):
     assert not chosen["confidence"]
     found = loss_of(task, model_of(), batch)
     assert set(found.terms) == {"mse", "bond", "smooth_lddt", "distogram"}
-    assert importlib.import_module("bevatron.models.alphafold3")

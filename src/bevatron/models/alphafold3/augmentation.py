@@ -38,7 +38,7 @@ def draw_moves(shape: tuple[int, ...], normal: Normal) -> Move:
 
 
 def draw_noise(shape: tuple[int, ...], normal: Normal) -> Float[Tensor, "*batch M A 3"]:
-    """Draw standard normal numbers of copies [..., M, A]; padded atoms change none of the others."""
+    """Draw normal numbers of copies [..., M, A]; padded atoms change none of the others."""
     *copies, A = shape
     return normal((A, *copies, 3)).movedim(0, -2)
 

@@ -111,7 +111,7 @@ class AlphaFold3Task:
         seed = given["seed"] ^ self._seed_on(batch.seed.device)
         trunk = model(given, self.cycles, seed if model.training else None, self.activations)
         shared = model.condition(given, trunk)
-        outputs = {"distogram": model.distogram(trunk.z).float()}
+        outputs = {"distogram": _wide(model.distogram(trunk.z))}
         truth = given
         if self.with_confidence:
             rollout = model.sample(
@@ -138,7 +138,7 @@ class AlphaFold3Task:
             rollout = model.sample(given, shared, 1, self.validation_steps, normal)
             position, resolved = permute_truth(rollout[0], given)
             return {
-                "distogram": model.distogram(trunk.z).float(),
+                "distogram": _wide(model.distogram(trunk.z)),
                 "position": position,
                 "truth_resolved": resolved,
                 **judged(model, given, trunk, rollout[0]),
@@ -159,4 +159,8 @@ def judged(
 ) -> dict[str, Tensor]:
     """Return a structure and the confidence head's logits, as the loss takes them."""
     logits = model.judge(given, trunk, structure)._asdict()
-    return {"rollout": structure[None], **{name: x[None].float() for name, x in logits.items()}}
+    return {"rollout": structure[None], **{name: x[None] for name, x in logits.items()}}
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
