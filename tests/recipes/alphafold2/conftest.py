@@ -19,7 +19,6 @@ MODEL = {
     "templates": {"num_blocks": 1, "num_heads": 1, "head_width": 4, "triangles": _TRIANGLES},
     "structure": {"num_blocks": 2, "num_heads": 2, "head_width": 4, "angle_width": 8},
 }  # fmt: skip
-"""Sizes of a tiny model, as plain values."""
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +44,9 @@ def store(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("stores") / "chains"
     prepare_chains([folder], out, workers=0, progress=False)
     return out
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """Sizes of a tiny model, as plain values."""
+    return MODEL

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from bevatron.data.proteins.chain_batch import ChainBatch, collate_chain
 from bevatron.models.alphafold2.inputs import model_inputs, reference_inputs
 from bevatron.models.alphafold2.losses import LossWeights, loss_terms
 from bevatron.models.alphafold2.metrics import ChainMetrics
-from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.task import Loss, StepNumbers
 
 
@@ -35,7 +35,9 @@ class AlphaFold2Task:
         activations: torch.dtype | None = None,
     ) -> None:
         self.most_cycles, self.stages, self.activations = cycles, tuple(stages), activations
-        self.cycles, self.weights, self.step_seed = cycles, self.stages[0], 0
+        self.cycles, self.weights = cycles, self.stages[0]
+        self._step_seed = 0
+        self._seeds: dict[torch.device, Tensor] = {}
 
     collate = staticmethod(collate_chain)
 
@@ -43,21 +45,23 @@ class AlphaFold2Task:
         """Do nothing: what changes follows from the step."""
 
     def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
-        """Draw the passes of the step and the seed of its dropout."""
+        """Draw the passes of the step and the seed of its dropout, a tensor that stays in place."""
         self.weights = self.stages[min(numbers.stage, len(self.stages) - 1)]
         self.cycles = 1 + numbers.draw("cycles", below=self.most_cycles)
-        self.step_seed = numbers.draw("dropout")
+        self._step_seed = numbers.draw("dropout")
+        for seed in self._seeds.values():
+            seed.fill_(self._step_seed)
         return {"cycles": self.cycles}
 
     def normalisers(self, batch: ChainBatch) -> dict[str, Tensor]:
         """Count the chains."""
         return {"chains": batch.weight.double()}
 
-    def loss(self, model: AlphaFold2, batch: ChainBatch, normalisers: Mapping[str, Tensor]) -> Loss:
+    def loss(self, model: Any, batch: ChainBatch, normalisers: Mapping[str, Tensor]) -> Loss:
         """Compute the mean loss of chains."""
         given = batch.tensors()
         cycles = [model_inputs(given, number) for number in range(self.cycles)]
-        seed = given["seed"] ^ self.step_seed if model.training else None
+        seed = given["seed"] ^ self._seed_on(batch.seed.device) if model.training else None
         with self._precision(given["aatype"]):
             outputs = model(cycles, seed)
         reference = reference_inputs(given, self.cycles - 1)
@@ -66,7 +70,7 @@ class AlphaFold2Task:
         parts = {name: term * share.to(term.dtype) for name, term in terms.items()}
         return Loss(torch.stack([*parts.values()]).sum(), {n: p.detach() for n, p in parts.items()})
 
-    def predict(self, model: AlphaFold2, batch: ChainBatch) -> dict[str, Tensor]:
+    def predict(self, model: Any, batch: ChainBatch) -> dict[str, Tensor]:
         """Predict a structure after all cycles; the unweighted losses are there as well."""
         given = batch.tensors()
         cycles = [model_inputs(given, number) for number in range(self.most_cycles)]
@@ -82,6 +86,11 @@ class AlphaFold2Task:
     def metrics(self) -> ChainMetrics:
         """Begin new running sums."""
         return ChainMetrics()
+
+    def _seed_on(self, device: torch.device) -> Tensor:
+        if device not in self._seeds:
+            self._seeds[device] = torch.full((), self._step_seed, device=device)
+        return self._seeds[device]
 
     def _precision(self, like: Tensor) -> AbstractContextManager[None]:
         chosen = self.activations

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bevatron.config import merged, to_dict
+from bevatron.config import from_dict, merged, to_dict
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
@@ -129,6 +129,13 @@ MODELS = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
 """Presets of models of the presets of runs, where the names differ."""
 
 
+@dataclass(frozen=True)
+class Stages:
+    """Stages by name, in their order, without defaults."""
+
+    stages: dict[str, ChainStage]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlphaFold2Run(RunConfig):
     """Configuration of a training run of AlphaFold2.
@@ -218,7 +225,7 @@ class AlphaFold2Run(RunConfig):
         own = super().from_values({k: v for k, v in values.items() if k != "stages"})
         known = {name: to_dict(stage) for name, stage in own.stages.items()}
         stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
-        return super().from_values({**values, "stages": stages})
+        return dataclasses.replace(own, stages=from_dict(Stages, {"stages": stages}).stages)
 
 
 def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
