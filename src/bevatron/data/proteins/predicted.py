@@ -46,12 +46,13 @@ def predicted_structure(
         for c, p in zip(chain.tolist(), column.tolist(), strict=True)
     ]
     codes = {component_key(components[code]): code for code in words["components"]}
-    # mmCIF readers take a colon for part of a code, other programs do not.
+    # A ligand of the user's own has a colon in its code, which other programs may refuse.
     named = [codes[key].replace(":", "_") for key in np.asarray(entry["component"]).tolist()]
     owner = np.asarray(entry["ref_space_uid"]).astype(np.int32)
     residues = len(chain)
+    names = np.array(atom_names(entry), dtype=np.str_)
     atoms = Atoms(
-        name=np.array(atom_names(entry), dtype=np.str_),
+        name=names,
         element=np.asarray(entry["ref_element"], dtype=np.uint8),
         position=np.asarray(position, dtype=np.float32),
         b_factor=np.asarray(plddt, dtype=np.float32),
@@ -86,7 +87,7 @@ def predicted_structure(
             kind=np.array([each["kind"] for each in words["chains"]], dtype=np.str_),
             residue_ptr=np.searchsorted(chain, np.arange(len(sequences) + 1)).astype(np.int64),
         ),
-        links=_links(entry, chain, number),
+        links=_links(entry, names, chain),
         assemblies=(),
     )
 
@@ -121,15 +122,14 @@ def _entities(entry: Arrays, chains: int) -> Array:
     return entity
 
 
-def _links(entry: Arrays, chain: Array, number: Array) -> Links:
-    """Return the bonds between residues that do not follow each other in a chain."""
-    bonds = np.asarray(entry["bonds"]).reshape(-1, 2)
+def _links(entry: Arrays, names: Array, chain: Array) -> Links:
+    """Return the bonds between residues that are not those of a polymer's backbone."""
+    bonds = np.sort(np.asarray(entry["bonds"]).reshape(-1, 2), axis=1)
     ends = np.asarray(entry["ref_space_uid"])[bonds]
-    polymer = np.asarray(entry["column"])[np.repeat(
-        np.arange(len(entry["num_atoms"])), np.asarray(entry["num_atoms"])
-    )[bonds]] >= 0  # fmt: skip
-    same = chain[ends[:, 0]] == chain[ends[:, 1]]
-    near = same & (np.abs(number[ends[:, 0]] - number[ends[:, 1]]) == 1) & polymer.all(axis=1)
-    kept = bonds[(ends[:, 0] != ends[:, 1]) & ~near].astype(np.int32)
+    same_chain = chain[ends[:, 0]] == chain[ends[:, 1]]
+    first, second = names[bonds[:, 0]], names[bonds[:, 1]]
+    joins = ((first == "C") & (second == "N")) | ((first == "O3'") & (second == "P"))
+    backbone = joins & same_chain & (ends[:, 1] - ends[:, 0] == 1)
+    kept = bonds[(ends[:, 0] != ends[:, 1]) & ~backbone].astype(np.int32)
     sulfurs = (np.asarray(entry["ref_element"])[kept] == SULFUR).all(axis=1)
     return Links(kept, np.where(sulfurs, "disulf", "covale").astype(np.str_))
