@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from bevatron.train.course import Epochs
 from bevatron.train.evaluate import Interrupted
 from bevatron.train.logger import epochs_of, read_journal
 from bevatron.train.loop import Trainer, fit
@@ -118,6 +119,7 @@ class _TimedTrainer(Trainer):
         self._writer, self.saver = self.saver, _Nothing()  # type: ignore[assignment]
         self._began = self._from = time.monotonic()
         self._ready = self._over = False
+        self.course = _BudgetedCourse(self)
 
     def walk(self) -> FitResult:
         progress = self.state.progress
@@ -154,7 +156,7 @@ class _TimedTrainer(Trainer):
             with suppress(Interrupted):
                 valid = self._validate()
         now = time.monotonic()
-        lr = self._learning_rate(1.0, progress.step)
+        lr = self.learning_rate(1.0, progress.step)
         self.logger.epoch(progress, lr, valid, now - began, best=False)
         self.ends[progress.epoch] = now - self._began
         progress.epoch = number
@@ -168,7 +170,7 @@ class _TimedTrainer(Trainer):
         seconds = self.budget.seconds
         return seconds is not None and time.monotonic() - self._began >= seconds
 
-    def _learning_rate(self, fraction: float, step: int) -> float:
+    def learning_rate(self, fraction: float, step: int) -> float:
         budget, now = self.budget, time.monotonic()
         if not self._ready:
             self._from, self._ready = now, step >= STEPS_BEFORE
@@ -179,6 +181,19 @@ class _TimedTrainer(Trainer):
             left = budget.seconds - (self._from - self._began)
             shares.append((now - self._from) / max(left, 1e-9))
         return budget.learning_rate(self.run.settings.optim.lr, max(shares))
+
+
+class _BudgetedCourse(Epochs):
+    """Epochs whose learning rate goes by the budget."""
+
+    def __init__(self, trainer: _TimedTrainer) -> None:
+        super().__init__(trainer.run, trainer.planner)
+        object.__setattr__(self, "_trainer", trainer)
+
+    def learning_rate(self, progress: Any, step: int, fraction: float) -> float:
+        del progress
+        rate: float = self._trainer.learning_rate(fraction, step)  # type: ignore[attr-defined]
+        return rate
 
 
 class _Clock:

@@ -171,13 +171,8 @@ def make_loader(
     collate: Collate,
     config: LoaderConfig | None,
     mesh: Mesh,
-    *,
-    leave_out: bool = False,
 ) -> Loader:
-    """Make a loader as a `LoaderConfig` says; without one it has no workers.
-
-    Only training leaves samples out.
-    """
+    """Make a loader as a `LoaderConfig` says; without one it has no workers."""
     config = config or LoaderConfig(workers=0)
     on_gpu = mesh.device.type == "cuda"
     pin = config.pin if config.pin is not None else on_gpu
@@ -190,7 +185,7 @@ def make_loader(
         window=config.window,
         prefetch=config.prefetch,
         sample_timeout=config.sample_timeout,
-        leave_out=leave_out,
+        leave_out=config.leave_out > 0,
         pin_memory=pin,
     )
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -180,13 +180,14 @@ class Trainer:
         collate, loader = run.task.collate, run.settings.loader
         self.planner = run.sharing.planner(mesh)
         self.course = course_of(run, self.planner)
-        self.loader = self._open_loader()
+        self._open_loader()
         self.prefetched: tuple[int, EpochPlan | None] = (-1, None)
         self.valid_loader: Loader | None = None
         if run.valid is not None:
             sizes = run.valid_sizes if run.valid_sizes is not None else {}
             batches = evaluation_batches(sizes, run.settings.batch, self.planner)
-            self.valid_loader = make_loader(run.valid, batches, collate, loader, mesh)
+            strict = replace(loader, leave_out=0)
+            self.valid_loader = make_loader(run.valid, batches, collate, strict, mesh)
 
     def close(self) -> None:
         """End the loaders' workers."""
@@ -428,7 +429,8 @@ class Trainer:
         save = improved and self.saver.improved(valid)
         if self.course.end(progress, value):
             self.loader.close()
-            self.loader, self.prefetched = self._open_loader(), (-1, None)
+            self._open_loader()
+            self.prefetched = (-1, None)
         every = settings.checkpoint.every_epochs
         if self._is_over() or save or (every and number % every == 0):
             self.saver.checkpoint()
@@ -458,11 +460,10 @@ class Trainer:
             )
         return self.metrics
 
-    def _open_loader(self) -> Loader:
+    def _open_loader(self) -> None:
         """Load from the data of the current stage."""
         data, config = self.course.data(self.state.progress), self.run.settings.loader
-        collate, leave_out = self.run.task.collate, config.leave_out > 0
-        return make_loader(data, [], collate, config, self.mesh, leave_out=leave_out)
+        self.loader = make_loader(data, [], self.run.task.collate, config, self.mesh)
 
     def _monitored(self, metrics: Mapping[str, float]) -> float:
         wanted = self.course.monitor(self.state.progress)

@@ -120,11 +120,11 @@ class ComplexBatch(ProteinBatch):
     permutation_atoms: Tensor
 
     padding: ClassVar[PaddingRule] = rule(
-        Axis("tokens", 16), Axis("atoms", 128), Axis("rows", 16),
-        Axis("token_bonds", 64, counts_work=False),
+        Axis("tokens", 32), Axis("atoms", 256), Axis("rows", 64),
+        Axis("token_bonds", 512, counts_work=False),
         Axis("polymer_ligand_bonds", 64, counts_work=False),
-        Axis("molecules", 4, counts_work=False), Axis("copies", 2, counts_work=False),
-        Axis("residues", 16, counts_work=False), Axis("permutation_atoms", 64, counts_work=False),
+        Axis("molecules", 32, counts_work=False), Axis("copies", 4, counts_work=False),
+        Axis("residues", 64, counts_work=False), Axis("permutation_atoms", 2048, counts_work=False),
     )  # fmt: skip
     ragged: ClassVar[RaggedFields] = {
         **{name: Ragged("tokens") for name in _TOKEN_FIELDS},

@@ -37,6 +37,12 @@ def draw_moves(shape: tuple[int, ...], normal: Normal) -> Move:
     return Move(rotation, numbers[..., None, 4:])
 
 
+def draw_noise(shape: tuple[int, ...], normal: Normal) -> Float[Tensor, "*batch M A 3"]:
+    """Draw normal numbers of copies [..., M, A]; padded atoms change none of the others."""
+    *copies, A = shape
+    return normal((A, *copies, 3)).movedim(0, -2)
+
+
 def centre_and_move(
     x: Float[Tensor, "*batch _ A 3"], move: Move, mask: Bool[Tensor, "*batch A"]
 ) -> Float[Tensor, "*batch M A 3"]:

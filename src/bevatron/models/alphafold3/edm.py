@@ -78,8 +78,7 @@ def schedule(
     >>> schedule(2)
     tensor([2560.0000,   51.5094,    0.0000])
     """
-    share = torch.linspace(0.0, 1.0, num_steps + 1, dtype=torch.float64)
+    share = torch.linspace(0.0, 1.0, num_steps + 1, dtype=torch.float64, device=device)
     first, last = LARGEST ** (1 / POWER), SMALLEST ** (1 / POWER)
     levels: Tensor = SIGMA_DATA * (first + share * (last - first)) ** POWER
-    levels[-1] = 0.0
-    return levels.to(device=device, dtype=dtype)
+    return (levels * (share < 1.0)).to(dtype)

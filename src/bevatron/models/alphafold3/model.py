@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bevatron.models.alphafold3 import edm, sampler
 from bevatron.models.alphafold3.atom_attention import AtomEncoder
+from bevatron.models.alphafold3.augmentation import draw_noise
 from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogits
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
@@ -103,7 +104,7 @@ class AlphaFold3(nn.Module):
         """Sample structures without gradients, Å: algorithm 18."""
         mask = batch["atom_mask"]
         shape = (*mask.shape[:-1], copies, mask.shape[-1])
-        start = normal((*shape, 3))
+        start = draw_noise(shape, normal)
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
         return sampler.sample(

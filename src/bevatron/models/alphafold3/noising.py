@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bevatron.models.alphafold3 import edm
-from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves
+from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves, draw_noise
 from bevatron.models.common.folding.normal import Normal
 
 
@@ -52,7 +52,7 @@ class NoisyCopies(NamedTuple):
 def draw_copies(shape: tuple[int, ...], normal: Normal) -> CopyDraw:
     """Draw the numbers of copies [..., M, A]."""
     move = draw_moves(shape[:-1], normal)
-    return CopyDraw(move, normal(shape[:-1]), normal((*shape, 3)))
+    return CopyDraw(move, normal(shape[:-1]), draw_noise(shape, normal))
 
 
 def noisy_copies(

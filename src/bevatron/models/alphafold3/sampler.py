@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves
+from bevatron.models.alphafold3.augmentation import Move, centre_and_move, draw_moves, draw_noise
 from bevatron.models.common.folding.normal import Normal
 
 GAMMA, SMALLEST_RAISED = 0.8, 1.0
@@ -42,7 +42,7 @@ class StepDraw(NamedTuple):
 def draw_steps(num_steps: int, shape: tuple[int, ...], normal: Normal) -> Iterator[StepDraw]:
     """Draw each step's numbers when it is reached; shape is [..., M, A]."""
     for _ in range(num_steps):
-        yield StepDraw(draw_moves(shape[:-1], normal), normal((*shape, 3)))
+        yield StepDraw(draw_moves(shape[:-1], normal), draw_noise(shape, normal))
 
 
 def sample(

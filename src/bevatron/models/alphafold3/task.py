@@ -69,8 +69,9 @@ class AlphaFold3Task:
     ) -> None:
         self.most_cycles, self.stages = cycles, tuple(stages)
         self.activations, self.validation_steps = activations, validation_steps
-        self.cycles, self.options, self.with_confidence = cycles, self.stages[0], True
-        self.step_seed = 0
+        self.cycles, self.stage, self.with_confidence = cycles, 0, True
+        self._step_seed = 0
+        self._seeds: dict[torch.device, Tensor] = {}
 
     collate = staticmethod(collate_complex)
 
@@ -78,13 +79,27 @@ class AlphaFold3Task:
         """Do nothing: what changes follows from the step."""
 
     def begin_step(self, numbers: StepNumbers) -> Mapping[str, int]:
-        """Draw the passes of the step and the seed of its noise."""
-        self.options = self.stages[min(numbers.stage, len(self.stages) - 1)]
+        """Draw the passes of the step and the seed of its noise.
+
+        The seed is a tensor that stays where it is: a captured step reads it anew.
+        """
+        self.stage = min(numbers.stage, len(self.stages) - 1)
         every = self.options.confidence_every
         self.with_confidence = bool(every) and numbers.step % every == 0
         self.cycles = 1 + numbers.draw("cycles", below=self.most_cycles)
-        self.step_seed = numbers.draw("noise and dropout")
+        self._step_seed = numbers.draw("noise and dropout")
+        for seed in self._seeds.values():
+            seed.fill_(self._step_seed)
         return {"cycles": self.cycles, "confidence": int(self.with_confidence)}
+
+    @property
+    def options(self) -> StepOptions:
+        """What the steps of the stage compute."""
+        return self.stages[self.stage]
+
+    def constants(self) -> int:
+        """Return the stage, on which the loss depends besides tensors: steps may be captured."""
+        return self.stage
 
     def normalisers(self, batch: ComplexBatch) -> dict[str, Tensor]:
         """Count the structures."""
@@ -93,10 +108,10 @@ class AlphaFold3Task:
     def loss(self, model: Any, batch: ComplexBatch, normalisers: Mapping[str, Tensor]) -> Loss:
         """Compute the mean loss of structures."""
         given = batch.tensors()
-        seed = given["seed"] ^ self.step_seed
+        seed = given["seed"] ^ self._seed_on(batch.seed.device)
         trunk = model(given, self.cycles, seed if model.training else None, self.activations)
         shared = model.condition(given, trunk)
-        outputs = {"distogram": model.distogram(trunk.z).float()}
+        outputs = {"distogram": _wide(model.distogram(trunk.z))}
         truth = given
         if self.with_confidence:
             rollout = model.sample(
@@ -123,11 +138,16 @@ class AlphaFold3Task:
             rollout = model.sample(given, shared, 1, self.validation_steps, normal)
             position, resolved = permute_truth(rollout[0], given)
             return {
-                "distogram": model.distogram(trunk.z).float(),
+                "distogram": _wide(model.distogram(trunk.z)),
                 "position": position,
                 "truth_resolved": resolved,
                 **judged(model, given, trunk, rollout[0]),
             }
+
+    def _seed_on(self, device: torch.device) -> Tensor:
+        if device not in self._seeds:
+            self._seeds[device] = torch.full((), self._step_seed, device=device)
+        return self._seeds[device]
 
     def metrics(self) -> ComplexMetrics:
         """Begin new running sums."""
@@ -139,4 +159,8 @@ def judged(
 ) -> dict[str, Tensor]:
     """Return a structure and the confidence head's logits, as the loss takes them."""
     logits = model.judge(given, trunk, structure)._asdict()
-    return {"rollout": structure[None], **{name: x[None].float() for name, x in logits.items()}}
+    return {"rollout": structure[None], **{name: x[None] for name, x in logits.items()}}
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

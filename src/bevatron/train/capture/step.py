@@ -293,7 +293,8 @@ class CapturedStep:
         rule, size = batch.padding, batch.padding.size_of(batch.sizes)
         shape = smallest_shape(rule, self.buckets.shapes, size)
         if shape is None:
-            shape = choose_shapes(rule, np.array([size])).shapes[0]
+            one = np.array([size])
+            shape = rule.rounded(size) if self.run.stages else choose_shapes(rule, one).shapes[0]
             self.buckets = SizeBuckets((*self.buckets.shapes, shape))
         return shape
 

@@ -41,8 +41,10 @@ def keep_masks(
     shape = (count, *x.shape[:-3], *x.shape[-2:])
     low, high = seed & MASK, (seed >> 32) & MASK
     key = mix(low ^ mix((high + (call + 1) * HEAD) & MASK))
-    index = torch.arange(prod(shape), device=x.device)
-    word = mix(key ^ mix((index + COLUMN) & MASK))
+    # Every [N, C] counts from 0, so that padding of N changes no real entry.
+    layer = mix((torch.arange(prod(shape[:-2]), device=x.device) * HEAD + key) & MASK)
+    index = torch.arange(prod(shape[-2:]), device=x.device)
+    word = mix(layer[:, None] ^ mix((index + COLUMN) & MASK))
     kept = (word >= threshold(rate)).to(x.dtype)
     return kept.mul_(1.0 / (1.0 - rate)).view(shape)
 

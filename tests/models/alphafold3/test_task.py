@@ -1,0 +1,164 @@
+"""The task of AlphaFold3 on a real complex: its loss, what is random in it, padding, learning."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bevatron.data.padding import pad
+from bevatron.data.proteins.complex_batch import collate_complex
+from bevatron.data.proteins.complexes import describe, featurize
+from bevatron.data.proteins.crop import CropSizes
+from bevatron.data.proteins.poses import make_pools
+from bevatron.data.proteins.sample import SampleSizes, Sources, sample
+from bevatron.data.readers.proteins import open_components, read_structure
+from bevatron.models.alphafold3.config import AlphaFold3Config
+from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
+from bevatron.models.alphafold3.losses import LossWeights
+from bevatron.models.alphafold3.model import AlphaFold3
+from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
+from bevatron.task import Capturable, Numbered, StepNumbers
+
+pytest.importorskip("gemmi")
+
+PAIR = PairConfig(hidden=16, num_heads=2, head_width=8, transition=2)
+SMALL = AlphaFold3Config.preset("small")
+TINY = replace(
+    SMALL,
+    msa=MsaConfig(num_blocks=1, width=16, outer_width=4, num_heads=2, pair=PAIR),
+    pairformer=PairformerConfig(num_blocks=1, num_heads=4, transition=2, pair=PAIR),
+    diffusion=replace(
+        SMALL.diffusion, transformer=replace(SMALL.diffusion.transformer, num_blocks=1)
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def batch(shared, tmp_path_factory):
+    """A crop of a complex of DNA and a peptide with modified residues and a ligand's bonds."""
+    folder = shared / "data" / "complexes"
+    index = tmp_path_factory.mktemp("components") / "index"
+    components = open_components(folder / "ccd_subset.cif.gz", index)
+    structure = read_structure(folder / "mmcif" / "1pfe.cif.gz").assembly("1")
+    entry = featurize(structure, components)
+    pools = make_pools((components[code] for code in describe(entry)["components"]), 1)
+    sizes = SampleSizes(CropSizes(tokens=29, atoms=260), rows=8)
+    made = sample(entry, 5, Sources(pools), sizes)
+    return collate_complex([made], np.array([3]), [1.0]).to("cpu", torch.float64)
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    model = AlphaFold3(TINY).double()
+    for weight in model.parameters():  # the last layers start at zero, which hides all else
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def task_of(step=0, **options):
+    options = {"copies": 3, "loss": LossWeights(bond=1.0, pae=1.0), **options}
+    task = AlphaFold3Task(2, [StepOptions(**options)])
+    chosen = task.begin_step(StepNumbers(step, 77 + step))
+    return task, chosen
+
+
+def loss_of(task, model, batch):
+    return task.loss(model, batch, task.normalisers(batch))
+
+
+def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch):
+    task, chosen = task_of()
+    assert isinstance(task, Numbered)
+    assert isinstance(task, Capturable)
+    assert set(chosen) == {"cycles", "confidence"}
+    model = model_of()
+    found = loss_of(task, model, batch)
+    expected = {"mse", "bond", "smooth_lddt", "distogram", "plddt", "pde", "resolved", "pae"}
+    assert set(found.terms) == expected
+    assert all(torch.isfinite(term) for term in found.terms.values())
+    assert float(sum(found.terms.values())) == pytest.approx(float(found.total))
+    found.total.backward()
+    without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    # A constant in front of a softmax over keys has no gradient; nothing here is charged.
+    assert all(
+        "bias.norm.bias" in name or "template" in name or "charge" in name for name in without
+    ), without
+
+
+def test_a_step_is_a_function_of_its_numbers(batch):
+    model = model_of()
+    first, again, other = (loss_of(task_of(step)[0], model, batch).total for step in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, other)
+    task, _ = task_of(1)
+    loss_of(task, model, batch)
+    task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
+    assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+def test_padding_changes_neither_loss_nor_gradients_of_a_training_step(batch):
+    model, (task, _) = model_of(), task_of()
+    assert model.training
+    padded = pad(batch, batch.padding.rounded(batch.padding.size_of(batch.sizes)))
+    assert padded.sizes["tokens"] > batch.sizes["tokens"]
+    results = []
+    for each in (batch, padded):
+        model.zero_grad()
+        loss = loss_of(task, model, each)
+        loss.total.backward()
+        grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        results.append((loss, grads))
+    (one, one_grad), (two, two_grad) = results
+    for name, term in one.terms.items():
+        assert float(two.terms[name]) == pytest.approx(float(term), rel=1e-9), name
+    assert float((one_grad - two_grad).abs().max()) < 1e-8 * float(one_grad.abs().max())
+
+
+def test_a_sample_that_only_fills_up_a_rank_counts_nowhere(batch):
+    model, (task, _) = model_of(), task_of()
+    absent = replace(batch, weight=torch.zeros_like(batch.weight))
+    loss = task.loss(model, absent, {"structures": torch.ones((), dtype=torch.float64)})
+    assert float(loss.total) == 0.0
+    metrics = task.metrics()
+    metrics.update(absent, task.predict(model, absent))
+    assert not metrics.compute()
+
+
+def test_metrics_of_the_truth_are_perfect(batch):
+    task, _ = task_of()
+    outputs = task.predict(model_of(), batch)
+    metrics = task.metrics()
+    truth = {**outputs, "rollout": outputs["position"][None]}
+    metrics.update(batch, truth)
+    found = metrics.compute()
+    assert found["lddt"] == 1.0
+    assert found["lddt_dna"] == found["lddt_interface"] == 1.0
+    other = task.metrics()
+    other.load_sums(metrics.sums() * 2)
+    assert other.compute() == pytest.approx(found)
+
+
+def test_the_distogram_and_the_structure_are_learnt(batch):
+    torch.manual_seed(0)
+    model = AlphaFold3(TINY).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(24):
+        task, _ = task_of(step, confidence_every=0, copies=4)
+        optimizer.zero_grad()
+        loss = loss_of(task, model, batch)
+        loss.total.backward()
+        optimizer.step()
+        losses.append({name: float(term) for name, term in loss.terms.items()})
+    for name in ("distogram", "smooth_lddt", "mse"):
+        start, end = (np.mean([each[name] for each in part]) for part in (losses[:6], losses[-6:]))
+        assert end < 0.9 * start, (name, start, end)
+
+
+def test_steps_without_the_confidence_head_leave_its_terms_out(batch):
+    task, chosen = task_of(1, confidence_every=2)
+    assert not chosen["confidence"]
+    found = loss_of(task, model_of(), batch)
+    assert set(found.terms) == {"mse", "bond", "smooth_lddt", "distogram"}
