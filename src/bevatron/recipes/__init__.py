@@ -10,6 +10,7 @@ SYSTEMS = {
     "mace": "bevatron.recipes.mace",
     "gpspp": "bevatron.recipes.gpspp",
     "graph": "bevatron.recipes.graph",
+    "alphafold2": "bevatron.recipes.alphafold2",
     "alphafold3": "bevatron.recipes.alphafold3",
 }
 """Name -> package, whose ``SYSTEM`` declares everything else."""

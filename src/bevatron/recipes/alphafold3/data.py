@@ -16,7 +16,8 @@ from bevatron.data.proteins.poses import open_poses
 from bevatron.data.proteins.sample import SampleSizes, Sources, sample
 from bevatron.data.store.store import Store
 from bevatron.errors import ConfigError, DataError
-from bevatron.recipes.alphafold3.stores import ALIGNMENTS, CLUSTERS, POSES, open_complexes
+from bevatron.recipes.alphafold3.stores import POSES, open_complexes
+from bevatron.recipes.proteins import ALIGNMENTS, CLUSTERS
 from bevatron.typing import Arrays, FloatArray, IntArray
 
 

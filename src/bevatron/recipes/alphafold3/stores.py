@@ -4,9 +4,6 @@ A store of complexes is a folder that holds a store of entries, ``poses.arrow`` 
 ``alignments``, a store of alignments; a chain's alignment is found by its sequence.
 """
 
-import csv
-import io
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bevatron.data.processes import own_cpus
-from bevatron.data.proteins.alignment_files import AlignmentReader
-from bevatron.data.proteins.alignments import prepare_alignments
 from bevatron.data.proteins.chain_index import INDEX_FIELDS, index_of, protein_sequences
-from bevatron.data.proteins.clusters import cluster_proteins
 from bevatron.data.proteins.complexes import ENTRY_FIELDS, describe, featurize
 from bevatron.data.proteins.poses import prepare_poses
 from bevatron.data.readers.proteins import open_components, read_structure
@@ -27,14 +21,20 @@ from bevatron.data.readers.proteins.folders import (
     ProteinFiles,
     StructureFiles,
     find_protein_files,
-    is_rna,
 )
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import MANIFEST, Store
-from bevatron.errors import DataError, StoreError
-from bevatron.files import write_text_atomically
+from bevatron.errors import DataError
 from bevatron.output import say
+from bevatron.recipes.proteins import (
+    lines_of_rejects,
+    list_rejects,
+    prepare_found_alignments,
+    text_bytes,
+    unusable,
+    write_clusters,
+)
 from bevatron.typing import Arrays
 
 KIND = "complexes"
@@ -50,13 +50,7 @@ FIELDS = (
     Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
 )
 
-POSES, ALIGNMENTS, CLUSTERS = "poses.arrow", "alignments", "clusters.txt"
-
-MOST_CLUSTERED = 4000
-"""Distinct proteins that are clustered without mmseqs2; of more, equal sequences are a cluster."""
-
-MOST_SHOWN = 10
-"""Files that were left out and are named on the terminal."""
+POSES = "poses.arrow"
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class ComplexFeaturizer:
             if self.strict:
                 raise
             reason = str(error).removeprefix(f"{path}: ")
-            return {**nothing(), "reason": _bytes(reason), "source": source}
-        return {**entry, "reason": _bytes(""), "source": source}
+            return {**nothing(), "reason": text_bytes(reason), "source": source}
+        return {**entry, "reason": text_bytes(""), "source": source}
 
     def _entry(self, path: str) -> Arrays:
         structure = read_structure(path)
@@ -108,24 +102,6 @@ def nothing() -> Arrays:
         field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
         for field in FIELDS
     }
-
-
-def write_clusters(store: Store) -> list[str]:
-    """Cluster the proteins of a store, a line of chain keys each; return a warning, if any."""
-    sequences = protein_sequences(store)
-    warning = []
-    if len(sequences) > MOST_CLUSTERED and shutil.which("mmseqs") is None:
-        warning.append(
-            f"warning: {len(sequences):,} distinct proteins are too many to cluster without "
-            "mmseqs2; only equal sequences are a cluster until it is installed"
-        )
-        sequences = {}
-    members: dict[int, list[str]] = {}
-    for key, number in cluster_proteins(sequences).items():
-        members.setdefault(number, []).append(str(key))
-    text = "".join(" ".join(each) + "\n" for each in members.values())
-    write_text_atomically(store.path / CLUSTERS, text, StoreError)
-    return warning
 
 
 def prepare_complexes(
@@ -186,12 +162,12 @@ def prepare_complexes(
         summarise=summarise,
     )
     codes = {code for entry in store if len(entry["restype"]) for code in _codes(entry)}
-    damaged = _prepare_alignments(found, out, workers, strict=strict)
-    warnings = write_clusters(store)
+    damaged = prepare_found_alignments(found, out, workers, strict=strict)
+    warnings = write_clusters(protein_sequences(store), store.path)
     # Last: `open_complexes` asks for it.
     prepare_poses(out / POSES, open_components(components), codes, workers=_workers(workers))
-    rows = [*_unusable(store), *damaged]
-    _list_rejects(store, rows)
+    rows = [*unusable(store), *damaged]
+    list_rejects(store, rows)
     return [*warnings, *summary_lines(store, found, rows)]
 
 
@@ -246,11 +222,6 @@ def open_complexes(path: str | Path) -> Store:
     return store
 
 
-def rejects_file(store: Store) -> Path:
-    """Name the file that lists what was left out."""
-    return store.path.with_name(f"{store.path.name}-rejects.csv")
-
-
 def summary_lines(
     store: Store, found: ProteinFiles, rejects: Sequence[tuple[str, str]]
 ) -> list[str]:
@@ -266,26 +237,9 @@ def summary_lines(
     if summary["left_out"]:
         codes = ", ".join(sorted(summary["left_out"]))
         lines.append(f"components that the dictionary lacks, left out: {codes}")
-    lines += [f"left out: {file}: {reason}" for file, reason in rejects[:MOST_SHOWN]]
-    if rejects:
-        lines.append(f"{len(rejects)} files were left out; {rejects_file(store)} lists them")
+    lines += lines_of_rejects(store, rejects)
     lines.append(f"train with: bevatron train alphafold3 --data {store.path} --output RUN")
     return lines
-
-
-def _prepare_alignments(
-    found: ProteinFiles, out: Path, workers: int | None, *, strict: bool
-) -> list[tuple[str, str]]:
-    """Prepare the alignments, if there are any; return what was left out."""
-    if not found.alignments:
-        return []
-    rnas = {path for path in found.alignments if is_rna(path)}
-    proteins = [path for path in found.alignments if path not in rnas]
-    reader = AlignmentReader(proteins, sorted(rnas), strict=strict)
-    if not reader.num_samples:
-        return reader.rejects
-    made = prepare_alignments(reader, out / ALIGNMENTS, workers=workers)
-    return [*reader.rejects, *made.rejects()]
 
 
 def _workers(asked: int | None) -> int:
@@ -294,28 +248,6 @@ def _workers(asked: int | None) -> int:
     return number if number > 1 else 0
 
 
-def _unusable(store: Store) -> list[tuple[str, str]]:
-    """List (file, reason) of the structures that were left out."""
-    return [
-        (store.manifest["sources"][row], store[int(row)]["reason"].tobytes().decode())
-        for row in np.flatnonzero(store.lengths("reason"))
-    ]
-
-
-def _list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
-    path = rejects_file(store)
-    if not rejects:
-        path.unlink(missing_ok=True)
-        return
-    text = io.StringIO()
-    csv.writer(text).writerows([("file", "reason"), *rejects])
-    write_text_atomically(path, text.getvalue(), StoreError)
-
-
 def _codes(entry: Arrays) -> list[str]:
     codes: list[str] = describe(entry)["components"]
     return codes
-
-
-def _bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -1,0 +1,88 @@
+"""How near predicted chains are to known ones, as sums that add up over batches and ranks."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bevatron.data.proteins.chain_batch import ChainBatch
+from bevatron.data.proteins.chain_geometry import reference_geometry
+from bevatron.data.proteins.constants import CA
+from bevatron.models.alphafold2.losses import distogram_loss
+from bevatron.models.common.folding.metrics import (
+    ca_lddt,
+    contact_precision,
+    contact_probability,
+    expected_lddt,
+)
+
+DISTOGRAM_ENDS = 2.3125, 21.6875
+"""Å, first and last inner edge of the distogram's bins."""
+
+TERMS = (
+    "fape", "supervised_chi", "distogram", "masked_msa", "plddt", "experimentally_resolved",
+    "violation", "tm",
+)  # fmt: skip
+"""Of the loss."""
+
+NAMES = (
+    "loss", *(f"loss_{name}" for name in TERMS), "lddt_ca", "plddt", "distogram",
+    "contact_precision",
+)  # fmt: skip
+
+
+class ChainMetrics:
+    """Means over chains.
+
+    Names: ``loss`` and its weighted terms ``loss_fape`` and so on; ``lddt_ca``, 0 to 1; ``plddt``,
+    what the model expects of it, 0 to 100; ``distogram``, cross entropy; ``contact_precision`` of
+    the surest L long-range contacts. What no chain has is left out.
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(len(NAMES), 2, dtype=torch.float64)
+
+    def update(self, batch: ChainBatch, outputs: Mapping[str, Tensor]) -> None:
+        """Add a chain."""
+        given = batch.tensors()
+        known = given["all_atom_mask"].bool() & given["seq_mask"][:, None]
+        found = {name: value for name, value in outputs.items() if name in NAMES}
+        found["loss"] = torch.stack([*found.values()]).sum()
+        predicted = outputs["final_atom_positions"][:, CA]
+        found["lddt_ca"] = ca_lddt(predicted, given["all_atom_positions"][:, CA], known[:, CA])
+        surest = expected_lddt(outputs["lddt_logits"])
+        real = given["seq_mask"].to(surest.dtype)
+        found["plddt"] = (surest * real).sum() / real.sum().clamp(min=1.0)
+        found |= _pairs(given, outputs["distogram_logits"], known)
+        self._sums = self._sums.to(batch.weight.device)
+        for name, value in found.items():
+            counts = (value == value).double() * batch.weight.double()  # noqa: PLR0124  not NaN
+            total = torch.where(counts > 0, value.double(), 0.0)
+            self._sums[NAMES.index(name)] += torch.stack([total * counts, counts])
+
+    def sums(self) -> Tensor:
+        """Return all running sums as one float64 vector."""
+        return self._sums.flatten()
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Replace the running sums."""
+        self._sums = sums.detach().double().reshape(len(NAMES), 2).clone()
+
+    def compute(self) -> dict[str, float]:
+        """Compute all metrics by name."""
+        pairs = zip(NAMES, self._sums.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in pairs if count > 0}
+
+
+def _pairs(given: Mapping[str, Tensor], logits: Tensor, known: Tensor) -> dict[str, Tensor]:
+    """Judge the distogram by the distances of CB atoms."""
+    positions, aatype = given["all_atom_positions"], given["aatype"].long()
+    geometry = reference_geometry(positions, known.to(positions.dtype), aatype)
+    beta, has_beta = geometry["pseudo_beta"], geometry["pseudo_beta_mask"]
+    edges = torch.linspace(*DISTOGRAM_ENDS, logits.shape[-1] - 1, device=logits.device)
+    probability = contact_probability(logits, edges)
+    index = given["residue_index"].long()
+    return {
+        "distogram": distogram_loss(logits, beta, has_beta),
+        "contact_precision": contact_precision(probability, beta, has_beta > 0, index),
+    }

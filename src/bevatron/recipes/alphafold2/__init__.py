@@ -1,0 +1,28 @@
+"""AlphaFold2: from folders of structures and alignments to trained models and their uses."""
+
+from typing import TYPE_CHECKING
+
+from bevatron.recipes.system import System
+
+if TYPE_CHECKING:
+    from bevatron.recipes.alphafold2.run import AlphaFold2Run, build
+
+__all__ = ["SYSTEM", "AlphaFold2Run", "build"]
+
+SYSTEM = System(
+    name="alphafold2",
+    package=__name__,
+    kind="alphafold2",
+    summary="structures of protein chains",
+    samples="chains",
+    config="run:AlphaFold2Run",
+    build="run:build",
+    commands={"prepare": "commands:prepare"},
+    usage=(
+        ("train alphafold2 --data FOLDER --output RUN", "train from mmCIF files and alignments"),
+        ("prepare alphafold2 FOLDER --out STORE", "compute the features of protein chains"),
+    ),
+    recognises="commands:recognises",
+)
+
+__getattr__ = SYSTEM.exported

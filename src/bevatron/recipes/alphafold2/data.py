@@ -1,0 +1,301 @@
+"""Data of a run of AlphaFold2: stores of protein chains, from which chains are drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+
+from bevatron.data.dataset import split
+from bevatron.data.packing.draws import Draws, Source
+from bevatron.data.proteins.alignments import Alignments
+from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.data.proteins.clusters import read_clusters
+from bevatron.data.proteins.clusters_of_rows import AlignmentRows
+from bevatron.data.proteins.rows_in_memory import RowsInMemory
+from bevatron.data.proteins.weights import chain_weights
+from bevatron.data.store.store import Store
+from bevatron.errors import ConfigError, DataError
+from bevatron.recipes.alphafold2.stores import RESIDUE_FIELDS, open_chains
+from bevatron.recipes.proteins import ALIGNMENTS, CLUSTERS
+from bevatron.typing import Array, Arrays, IntArray
+
+MAX_RESOLUTION = 9.0
+"""Å; chains of structures of a larger number are not trained on (section 1.2.5)."""
+
+MOST_OF_ONE = 0.8
+"""Nor those of which one residue type makes up more than this share."""
+
+
+@dataclass(frozen=True)
+class ChainDataConfig:
+    """Stores of chains and how they are divided.
+
+    Attributes
+    ----------
+    train
+        Stores, or folders of structures and alignments, which are prepared into the run's folder.
+    valid
+        One more of them, for validation; none: a part of ``train``.
+    valid_fraction
+        That part, of the clusters of similar sequences, drawn at random.
+    valid_most
+        Largest number of chains that are validated.
+    valid_longest
+        Residues; longer chains are not validated, the others whole.
+    split_seed
+        Of the draw.
+    """
+
+    train: tuple[Path, ...] = ()
+    valid: tuple[Path, ...] = ()
+    valid_fraction: float = 0.05
+    valid_most: int = 180
+    valid_longest: int = 700
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 <= self.valid_fraction < 1:
+            raise ConfigError(
+                f"data.valid_fraction: expected a number from 0 to 1, got {self.valid_fraction}"
+            )
+
+
+class ChainTable(NamedTuple):
+    """The chains of a store.
+
+    Attributes
+    ----------
+    units : int64 [n, 2]
+        Entry, and number of the chain in it.
+    length : int64 [n]
+        Residues.
+    cluster : int64 [n]
+        Chains of similar sequences have the same number.
+    usable : bool [n]
+        Whether they may be trained on: by resolution and composition.
+    """
+
+    units: IntArray
+    length: IntArray
+    cluster: IntArray
+    usable: Array
+
+    def take(self, rows: Array) -> "ChainTable":
+        """Return some of them."""
+        return ChainTable(*(column[rows] for column in self))
+
+
+def chain_table(store: Store) -> ChainTable:
+    """List the chains of a store."""
+    counts = store.lengths("chain_length")
+    entry = np.repeat(np.arange(len(store)), counts)
+    number = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
+    length, key, most = (_column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
+    resolution = _column(store, "resolution")[entry]
+    # An unknown resolution, as of NMR, is no reason to leave a chain out.
+    usable = ~(resolution >= MAX_RESOLUTION) & (most <= MOST_OF_ONE)
+    units = np.column_stack([entry, number]).astype(np.int64)
+    return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable)
+
+
+def _column(store: Store, name: str) -> Array:
+    return np.concatenate([flat for flat, _ in store.flat(name)])
+
+
+def _clusters(store: Store, key: Array) -> IntArray:
+    """Number the cluster of each chain; a key that is in none is one of its own."""
+    known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
+    keys, place = np.unique(key, return_inverse=True)
+    own = max(known.values(), default=-1) + 1
+    numbers = [known.get(value, own + i) for i, value in enumerate(keys.tolist())]
+    return np.array(numbers, dtype=np.int64)[place.reshape(-1)]
+
+
+class ChainDataset:
+    """Crops of the chains of a store.
+
+    Parameters
+    ----------
+    path
+        A store of chains.
+    units : int64 [n, 2]
+        Entry and number of the chain of each sample.
+    length : int64 [n]
+        Residues of each.
+    sizes
+        How much a sample holds at most.
+    cycles
+        Recycling iterations, each with rows of its own.
+    """
+
+    def __init__(
+        self, path: Path, units: IntArray, length: IntArray, sizes: ChainSizes, cycles: int
+    ) -> None:
+        self.path, self.units, self.sizes, self.cycles = Path(path), units, sizes, cycles
+        self._length = length
+        self._opened: tuple[Store, Alignments | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __getitem__(self, index: SupportsIndex) -> Arrays:
+        return self.sample(index, 0)
+
+    def sample(self, index: SupportsIndex, seed: int) -> Arrays:
+        """Make the sample of a seed."""
+        store, alignments = self._open()
+        entry, number = self.units[int(index)].tolist()
+        chain = chain_of(store[entry], number)
+        rows = alignment_of(chain["query"], alignments)
+        found = sample_chain(chain, rows, seed, fitted(self.sizes, rows), self.cycles)
+        return {**found, "seed": np.array(seed, dtype=np.int64)}
+
+    def describe(self, index: SupportsIndex) -> str:
+        """Name a sample: its file, and its chain."""
+        store, _ = self._open()
+        entry, number = self.units[int(index)].tolist()
+        labels = store[entry]["chain_label"].tobytes().decode().split("\n")
+        return f"{store.manifest['sources'][entry]}, chain {labels[number]}"
+
+    def lengths(self, field: str) -> IntArray:
+        """Return the number of residues of the crop of every sample, [n]."""
+        if field not in {"tokens", "aatype"}:
+            raise DataError(f"{self.path}: a sample of a chain has no lengths of '{field}'")
+        return np.minimum(self._length, self.sizes.residues)
+
+    def _open(self) -> tuple[Store, Alignments | None]:
+        if self._opened is None:
+            folder = self.path / ALIGNMENTS
+            alignments = Alignments.open(folder) if folder.exists() else None
+            self._opened = open_chains(self.path), alignments
+        return self._opened
+
+
+def chain_of(entry: Arrays, number: int) -> Arrays:
+    """Take one chain out of an entry, with `bevatron.data.proteins.chains.CHAIN_FIELDS`."""
+    ends = np.cumsum(entry["chain_length"])
+    rows = slice(int(ends[number] - entry["chain_length"][number]), int(ends[number]))
+    found = {field.name: entry[field.name][rows] for field in RESIDUE_FIELDS}
+    return {**found, "resolution": np.array(entry["resolution"])}
+
+
+def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
+    """Return the alignment of a sequence; without one the sequence is its only row."""
+    place = None if alignments is None else alignments.find(query)
+    if alignments is None or place is None:
+        rows = np.asarray(query, dtype=np.int8)[None]
+        return RowsInMemory(rows, np.zeros(rows.shape, dtype=np.uint8))
+    return alignments[place]
+
+
+def fitted(sizes: ChainSizes, rows: AlignmentRows) -> ChainSizes:
+    """Return the sizes without what would be padding; at least one row of each kind stays."""
+    centres = min(sizes.msa_rows, rows.num_rows)
+    extra = min(sizes.extra_rows, max(rows.num_rows - centres, 1))
+    residues = min(sizes.residues, rows.num_columns)
+    return ChainSizes(residues, centres, extra, templates=1)
+
+
+@dataclass(frozen=True)
+class ChainData:
+    """What a run is trained and validated on.
+
+    Attributes
+    ----------
+    train
+        Stores, and of each the chains that are trained on.
+    valid
+        Whole chains for validation; None without any.
+    fingerprints
+        Of the stores.
+    report
+        Lines about what was found.
+    cycles
+        Recycling iterations of a sample.
+    """
+
+    train: Sequence[tuple[Path, ChainTable]]
+    valid: ChainDataset | None
+    fingerprints: Sequence[str]
+    report: Sequence[str]
+    cycles: int
+
+    def draws(self, sizes: ChainSizes, seed: int) -> Draws:
+        """Return the mixture of all training stores; each is drawn from by its weights' sum."""
+        sources = []
+        for path, table in self.train:
+            weights = chain_weights(table.length, table.cluster)
+            dataset = ChainDataset(path, table.units, table.length, sizes, self.cycles)
+            sources.append(Source(path.name, dataset, weights, float(weights.sum())))
+        return Draws(sources, seed)
+
+
+def load_chains(config: ChainDataConfig, valid_sizes: ChainSizes, cycles: int) -> ChainData:
+    """Open the stores of a run and divide their chains.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to train on, or there are several stores for validation.
+    DataError, StoreError
+        If a store cannot be used.
+    """
+    if not config.train:
+        raise ConfigError("data.train: expected a store of chains or a folder of structures")
+    if len(config.valid) > 1:
+        raise ConfigError("data.valid: expected one store; prepare the folders together")
+    report, fingerprints, train = [], [], []
+    for path in config.train:
+        store = open_chains(path)
+        fingerprints.append(str(store.manifest["fingerprint"]))
+        whole = chain_table(store)
+        table = whole.take(whole.usable)
+        if not len(table.length):
+            raise DataError(f"{path}: holds no chain that can be trained on")
+        left = len(whole.length) - len(table.length)
+        report.append(
+            f"{path}: {len(table.length):,} chains in {len(np.unique(table.cluster)):,} clusters; "
+            f"{left} left out (resolution of {MAX_RESOLUTION:g} Å or worse, or more than "
+            f"{MOST_OF_ONE:.0%} of one residue type)"
+        )
+        train.append((Path(path), table))
+    if config.valid:
+        store = open_chains(config.valid[0])
+        fingerprints.append(str(store.manifest["fingerprint"]))
+        held: tuple[Path, ChainTable] | None = (Path(config.valid[0]), chain_table(store))
+    else:
+        train[0], held = _divided(*train[0], config)
+    valid = None if held is None else _validated(*held, config, valid_sizes, cycles)
+    if valid is not None:
+        report.append(f"{len(valid)} whole chains are validated")
+    return ChainData(train, valid, fingerprints, report, cycles)
+
+
+def _divided(
+    path: Path, table: ChainTable, config: ChainDataConfig
+) -> tuple[tuple[Path, ChainTable], tuple[Path, ChainTable] | None]:
+    """Take the chains of some clusters out of a store, so that none is like one that is trained."""
+    clusters = np.unique(table.cluster)
+    if len(clusters) < 2 or not config.valid_fraction:
+        return (path, table), None
+    shares = (1 - config.valid_fraction, config.valid_fraction)
+    _, taken = split(len(clusters), shares, config.split_seed)
+    out = np.isin(table.cluster, clusters[taken])
+    return (path, table.take(~out)), (path, table.take(out)) if out.any() else None
+
+
+def _validated(
+    path: Path, table: ChainTable, config: ChainDataConfig, sizes: ChainSizes, cycles: int
+) -> ChainDataset | None:
+    table = table.take(table.length <= config.valid_longest)
+    table = table.take(np.arange(min(len(table.length), config.valid_most)))
+    if not len(table.length):
+        return None
+    whole = replace(sizes, residues=config.valid_longest)
+    return ChainDataset(path, table.units, table.length, whole, cycles)

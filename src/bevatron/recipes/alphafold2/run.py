@@ -1,0 +1,297 @@
+"""The recipe ``alphafold2``: structures of protein chains, trained on crops that are drawn."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from bevatron.config import from_dict, merged, to_dict
+from bevatron.data.proteins.chain_samples import ChainSizes
+from bevatron.errors import ConfigError
+from bevatron.kernels import use
+from bevatron.models.alphafold2.config import FINE_TUNING_SIZES, AlphaFold2Config
+from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
+from bevatron.models.alphafold2.model import AlphaFold2
+from bevatron.models.alphafold2.task import AlphaFold2Task
+from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.recipes.alphafold2 import SYSTEM
+from bevatron.recipes.alphafold2.data import ChainData, ChainDataConfig, load_chains
+from bevatron.recipes.alphafold2.start import started_from
+from bevatron.recipes.alphafold2.stores import prepared
+from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.train.run import Run, Stage
+from bevatron.train.settings import (
+    BatchConfig,
+    CheckpointConfig,
+    OptimConfig,
+    ScheduleConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+LARGEST_BATCH = 256
+"""Samples of a step above which training fails to converge (ScaleFold, section 4.2)."""
+
+CYCLES = 4
+"""Passes of a step at most: 0 to 3 recyclings."""
+
+
+@dataclass(frozen=True)
+class ChainStage(StageConfig):
+    """A stage: its length, its crops and its loss.
+
+    Attributes
+    ----------
+    crop
+        Residues of a crop at most.
+    rows
+        Cluster centres of the alignment at most.
+    extra_rows
+        Rows of the extra alignment at most.
+    loss
+        Weights of the terms.
+    """
+
+    crop: int = 256
+    rows: int = 124
+    extra_rows: int = 1024
+    loss: LossWeights = field(default_factory=LossWeights)
+
+    @property
+    def sizes(self) -> ChainSizes:
+        """How much a sample holds at most."""
+        return ChainSizes(self.crop, self.rows, self.extra_rows)
+
+
+def published_stages(tm: float = 0.0) -> dict[str, ChainStage]:
+    """Return initial training and fine-tuning: table 4 of the supplement, 128 samples a step.
+
+    Parameters
+    ----------
+    tm
+        Weight of the aligned error in fine-tuning.
+    """
+    sizes = FINE_TUNING_SIZES
+    return {
+        "initial": ChainStage(steps=78_125, samples_per_step=128),
+        "fine-tuning": ChainStage(
+            steps=11_719, samples_per_step=128, lr=5e-4, schedule=ScheduleConfig(kind="constant"),
+            crop=sizes.residues, rows=sizes.msa_rows, extra_rows=sizes.extra_rows,
+            loss=dataclasses.replace(FINE_TUNING_WEIGHTS, tm=tm),
+        ),
+    }  # fmt: skip
+
+
+SCALEFOLD_STAGES = {
+    "128": ChainStage(steps=5_000, samples_per_step=128, evaluate_every=500, target=0.8),
+    "256": ChainStage(
+        steps=55_000, samples_per_step=256, evaluate_every=500, target=0.9, ends_at_target=True
+    ),
+}
+"""Of ScaleFold's training from nothing."""
+
+MLPERF_STAGES = {
+    "initial": ChainStage(
+        steps=2_000, samples_per_step=256, evaluate_every=40, target=0.8, ends_at_target=True
+    )
+}
+"""Of MLPerf HPC, which starts from a checkpoint."""
+
+SMALL_STAGES = {
+    "initial": ChainStage(
+        steps=2_000, samples_per_step=4, evaluate_every=200, crop=64, rows=16, extra_rows=32
+    )
+}
+"""For a CPU."""
+
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "alphafold2": {},
+    "alphafold2-ptm": {"stages": published_stages(tm=0.1)},
+    "scalefold": {"stages": SCALEFOLD_STAGES, "optim": {"eps": 1e-5}},
+    "mlperf": {
+        "stages": MLPERF_STAGES,
+        "optim": {"ema": 0.9},
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+    },
+    "small": {
+        "stages": SMALL_STAGES,
+        "optim": {"clip": 10.0, "ema": 0.99},
+        "schedule": {"warmup_steps": 100},
+    },
+}
+"""What the presets of runs change."""
+
+MODELS = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
+"""Presets of models of the presets of runs, where the names differ."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages by name, in their order, without defaults."""
+
+    stages: dict[str, ChainStage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaFold2Run(RunConfig):
+    """Configuration of a training run of AlphaFold2.
+
+    Attributes
+    ----------
+    output
+        The run's folder.
+    preset
+        alphafold2 (93 million parameters, initial training and fine-tuning as published),
+        alphafold2-ptm (with a head for the aligned error), scalefold (from nothing, 128 samples a
+        step, from step 5,000 on 256 if the lDDT has reached 0.8), mlperf (from a checkpoint to an
+        lDDT of 0.8) or small (for a CPU). `model` and `stages` change it.
+    data
+        Stores or folders, and which chains are held out.
+    model
+        Sizes of the model.
+    start_from
+        Weights to start from: a run, a model folder, a file of OpenFold, MLPerf HPC or DeepMind.
+    stages
+        By name, in their order.
+    precision
+        ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
+        losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
+    optim, schedule, batch, loader, checkpoint, train, kernels
+        See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
+        a stage is what others call the batch size.
+    """
+
+    recipe: ClassVar[str] = SYSTEM.name
+
+    output: Path = Path("runs/alphafold2")
+    preset: str = "alphafold2"
+    data: ChainDataConfig = field(default_factory=ChainDataConfig)
+    model: AlphaFold2Config = field(default_factory=AlphaFold2Config)
+    start_from: Path | None = None
+    stages: dict[str, ChainStage] = field(default_factory=published_stages)
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(
+            algorithm="adam", lr=1e-3, weight_decay=0.0, eps=1e-6, clip=0.1, ema=0.999
+        )
+    )
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(
+            kind="exponential", gamma=0.95, gamma_steps=50_000, warmup_steps=1000
+        )
+    )
+    batch: BatchConfig = field(
+        default_factory=lambda: BatchConfig(
+            algorithm="fixed_count", size=1, cost={"tokens": 1.0, "tokens_squared": 0.01}
+        )
+    )
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=200))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be trained on."""
+        if not self.stages:
+            raise ConfigError("stages: expected at least one")
+        if self.batch.size != 1 or self.batch.algorithm != "fixed_count":
+            raise ConfigError(
+                "batch: a batch of chains is one sample (algorithm fixed_count, size 1); "
+                "stages.NAME.samples_per_step is the number of samples of a step"
+            )
+
+    @classmethod
+    def preset_values(cls, name: str | None) -> dict[str, Any]:
+        """Return the sizes of a preset and what else it changes."""
+        if name not in CHANGES:
+            raise ConfigError(f"preset: there is no '{name}' (known: {', '.join(CHANGES)})")
+        changes = dict(CHANGES[str(name)])
+        if "stages" in changes:
+            changes["stages"] = {key: to_dict(stage) for key, stage in changes["stages"].items()}
+        model = AlphaFold2Config.preset(MODELS.get(str(name), str(name)))
+        return {"model": to_dict(model), **changes}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "AlphaFold2Run":
+        """Build a configuration; stages that are given replace those of the preset.
+
+        A stage of the preset's name changes only what it gives.
+        """
+        given = values.get("stages")
+        if not isinstance(given, Mapping):
+            return super().from_values(values)
+        own = super().from_values({k: v for k, v in values.items() if k != "stages"})
+        known = {name: to_dict(stage) for name, stage in own.stages.items()}
+        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
+        return dataclasses.replace(own, stages=from_dict(Stages, {"stages": stages}).stages)
+
+
+def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
+    """Build a complete run: stores opened or prepared, model, task, stages.
+
+    Raises
+    ------
+    BevatronError
+        For data that must not be trained on and settings that contradict each other.
+    """
+    use(config.kernels)
+    first = next(iter(config.stages.values()))
+    given = dataclasses.replace(
+        config.data,
+        train=prepared(config.data.train, config.output / "prepared"),
+        valid=prepared(config.data.valid, config.output / "valid"),
+    )
+    data = load_chains(given, first.sizes, CYCLES)
+    torch.manual_seed(config.train.seed)
+    if config.start_from is None or resume:
+        model = AlphaFold2(config.model)
+    else:
+        model = started_from(config.start_from, config.model)
+    losses = [stage.loss for stage in config.stages.values()]
+    stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
+    return Run(
+        model=model,
+        task=AlphaFold2Task(CYCLES, losses, _activations(config)),
+        train=stages[0].train,
+        sizes=stages[0].sizes,
+        valid=data.valid,
+        valid_sizes=None if data.valid is None else _sizes(data.valid.lengths("tokens")),
+        folder=config.output,
+        settings=config.settings,
+        config={"recipe": config.recipe, **to_dict(config)},
+        identity={
+            "model": to_dict(config.model),
+            "data": {"fingerprints": list(data.fingerprints)},
+        },
+        monitor="-lddt_ca",
+        resume=resume,
+        save_model=SaveModel(SYSTEM.kind, config.model),
+        shown_metrics=["loss", "lddt_ca", "plddt", "distogram"],
+        stages=stages,
+        most_samples=LARGEST_BATCH,
+        notes=list(data.report),
+    )
+
+
+def _stage(name: str, config: ChainStage, data: ChainData, seed: int) -> Stage:
+    draws = data.draws(config.sizes, seed)
+    return Stage(name, config, draws, _sizes(draws.lengths("tokens")))
+
+
+def _sizes(tokens: Any) -> dict[str, Any]:
+    return {"tokens": tokens, "tokens_squared": tokens * tokens}
+
+
+def _activations(config: AlphaFold2Run) -> torch.dtype | None:
+    """Choose the type of the activations."""
+    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
+    chosen = config.precision
+    if chosen == "auto":
+        chosen = "bfloat16" if device.type == "cuda" else "float32"
+    if chosen == "bfloat16" and config.train.dtype != "float32":
+        raise ConfigError(
+            f"precision: bfloat16 needs train.dtype float32, not {config.train.dtype}"
+        )
+    return torch.bfloat16 if chosen == "bfloat16" else None

@@ -1,0 +1,271 @@
+"""Stores of protein chains: residues and atoms of all chains of a file, and their alignments.
+
+A store of chains is a folder that holds a store with an entry for each file, ``clusters.txt`` and,
+in ``alignments``, a store of alignments; a chain's alignment is found by its sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bevatron.data.proteins.chain_index import SHORTEST_CLUSTERED, chain_key
+from bevatron.data.proteins.chains import CHAIN_FIELDS, chain_entry
+from bevatron.data.proteins.constants import CA
+from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins.alphabet import CLASSES
+from bevatron.data.readers.proteins.folders import ProteinFiles, StructureFiles, find_protein_files
+from bevatron.data.samples import Field
+from bevatron.data.store.prepare import prepare
+from bevatron.data.store.store import MANIFEST, Store
+from bevatron.errors import DataError
+from bevatron.output import say
+from bevatron.recipes.proteins import (
+    CLUSTERS,
+    lines_of_rejects,
+    list_rejects,
+    prepare_found_alignments,
+    text_bytes,
+    unusable,
+    write_clusters,
+)
+from bevatron.typing import Array, Arrays
+
+KIND = "chains"
+"""Kind of these stores in their settings."""
+
+FEATURES_VERSION = 1
+"""Of what is stored of a chain; a store of another version is prepared again."""
+
+RESIDUE_FIELDS = tuple(field for field in CHAIN_FIELDS if field.ragged)
+
+FIELDS = (
+    *CHAIN_FIELDS,
+    Field("chain_length", "int32", (), True, "[C] residues of each chain of the file, in order"),
+    Field("chain_key", "uint64", (), True, "[C] equal for chains of equal sequence"),
+    Field("chain_label", "uint8", (), True, "labels of the chains, a line each, UTF-8"),
+    Field("most_of_one", "float32", (), True, "[C] share of the most frequent residue type"),
+    Field("resolved", "int32", (), True, "[C] residues whose CA is resolved"),
+    Field("reason", "uint8", (), True, "why the file or chains of it were left out, UTF-8"),
+    Field("source", "int64", (2,), False, "(file, 0): index into the manifest"),
+)
+"""The residues of all chains of a file, chain after chain, and what is known of each chain."""
+
+
+@dataclass(frozen=True)
+class ChainFeaturizer:
+    """From the path of a structure to its protein chains; what cannot be used becomes its reason.
+
+    Attributes
+    ----------
+    strict
+        An unusable file is an error.
+    """
+
+    strict: bool = False
+
+    def __call__(self, raw: Arrays) -> Arrays:
+        """Read one file."""
+        path = np.asarray(raw["path"]).tobytes().decode()
+        source = np.array([int(raw["number"]), 0], dtype=np.int64)
+        try:
+            return {**chains_of_file(path), "source": source}
+        except DataError as error:
+            if self.strict:
+                raise
+            reason = str(error).removeprefix(f"{path}: ")
+            return {**nothing(), "reason": text_bytes(reason), "source": source}
+
+
+def chains_of_file(path: str | Path) -> Arrays:
+    """Return the protein chains of a structure, with all `FIELDS` but ``source``.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or no CA of any protein chain is resolved.
+    """
+    structure = read_structure(path)
+    chains, labels, reasons = [], [], []
+    for chain in np.flatnonzero(structure.chains.kind == "protein").tolist():
+        try:
+            chains.append(chain_entry(structure, chain))
+            labels.append(str(structure.chains.author[chain]))
+        except DataError as error:
+            reasons.append(str(error).removeprefix(f"{structure.name}, "))
+    if not chains:
+        raise DataError(f"{path}: {'; '.join(reasons) or 'holds no protein'}")
+    joined = {
+        field.name: np.concatenate([chain[field.name] for chain in chains])
+        for field in RESIDUE_FIELDS
+    }
+    return {
+        **joined,
+        "resolution": chains[0]["resolution"],
+        **_columns(chains),
+        "chain_label": text_bytes("\n".join(labels)),
+        "reason": text_bytes("; ".join(reasons)),
+    }
+
+
+def _columns(chains: Sequence[Arrays]) -> dict[str, Array]:
+    types = [np.bincount(chain["aatype"], minlength=1) for chain in chains]
+    return {
+        "chain_length": np.array([len(chain["aatype"]) for chain in chains], dtype=np.int32),
+        "chain_key": np.array(
+            [chain_key("protein", sequence_of(chain["query"])) for chain in chains], dtype=np.uint64
+        ),
+        "most_of_one": np.array([t.max() / t.sum() for t in types], dtype=np.float32),
+        "resolved": np.array(
+            [chain["all_atom_mask"][:, CA].sum() for chain in chains], dtype=np.int32
+        ),
+    }
+
+
+def sequence_of(query: Array) -> str:
+    """Return the letters of classes of the alphabet."""
+    return "".join(CLASSES[number] for number in query.tolist())
+
+
+def nothing() -> Arrays:
+    """Return an entry of no chains."""
+    return {
+        field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
+        for field in FIELDS
+    }
+
+
+def prepare_chains(
+    files: Sequence[str | Path],
+    out: Path,
+    *,
+    strict: bool = False,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> list[str]:
+    """Turn folders of structures and alignments into a store of chains; a kill loses nothing.
+
+    Parameters
+    ----------
+    files
+        Structures (mmCIF, PDB), alignments (a3m, Stockholm) and folders of them, at any depth.
+    out
+        Folder of the store.
+    strict
+        See `ChainFeaturizer`.
+    samples_per_shard, workers, overwrite, progress
+        As in `bevatron.data.store.prepare.prepare`.
+
+    Returns
+    -------
+    Lines for the user: what was found and what was left out.
+
+    Raises
+    ------
+    DataError, StoreError
+        If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
+        else.
+    """
+    found = find_protein_files(files)
+    if not found.structures:
+        given = ", ".join(map(str, files)) or "nothing"
+        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+    store = prepare(
+        StructureFiles(found.structures),
+        ChainFeaturizer(strict),
+        out,
+        FIELDS,
+        {"kind": KIND, "features": FEATURES_VERSION, "unit": "file"},
+        samples_per_shard=samples_per_shard,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+        summarise=summarise,
+    )
+    damaged = prepare_found_alignments(found, out, workers, strict=strict, rna=False)
+    # Last: `open_chains` asks for it.
+    warnings = write_clusters(clustered_sequences(store), store.path)
+    rows = [*unusable(store), *damaged]
+    list_rejects(store, rows)
+    return [*warnings, *summary_lines(store, found, rows)]
+
+
+def clustered_sequences(store: Store) -> dict[int, str]:
+    """Return the distinct sequences of a store by chain key; peptides are left out."""
+    found: dict[int, str] = {}
+    for entry in store:
+        ends = np.cumsum(entry["chain_length"])[:-1]
+        parts = np.split(entry["query"], ends) if len(entry["chain_length"]) else []
+        for key, part in zip(entry["chain_key"].tolist(), parts, strict=True):
+            if len(part) >= SHORTEST_CLUSTERED and key not in found:
+                found[key] = sequence_of(part)
+    return found
+
+
+def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:
+    """Return the stores among paths and one, in ``out``, of everything else that they hold."""
+    stores = tuple(path for path in paths if (path / MANIFEST).is_file())
+    others = [path for path in paths if path not in stores]
+    if not others:
+        return stores
+    say(*prepare_chains(others, out)[:-1])
+    return (*stores, out)
+
+
+def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
+    """Count what the entries of a shard hold."""
+    return {
+        "files": len(samples),
+        "usable": sum(len(sample["chain_length"]) > 0 for sample in samples),
+        "chains": sum(len(sample["chain_length"]) for sample in samples),
+        "residues": sum(len(sample["aatype"]) for sample in samples),
+        "resolved": sum(int(sample["resolved"].sum()) for sample in samples),
+    }
+
+
+def open_chains(path: str | Path) -> Store:
+    """Open the entries of a store of chains.
+
+    Raises
+    ------
+    DataError
+        If it is a store of something else, of features of another version, or one whose
+        preparation was stopped.
+    StoreError
+        If there is no finished store.
+    """
+    store = Store.open(path)
+    settings = store.manifest["settings"]
+    if settings.get("kind") != KIND:
+        raise DataError(
+            f"{path}: not a store of chains; make one with `bevatron prepare alphafold2`"
+        )
+    if settings["features"] != FEATURES_VERSION:
+        raise DataError(
+            f"{path}: has version {settings['features']} of the features, the code has version "
+            f"{FEATURES_VERSION}; prepare it again"
+        )
+    if not (store.path / CLUSTERS).exists():
+        raise DataError(
+            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+        )
+    return store
+
+
+def summary_lines(
+    store: Store, found: ProteinFiles, rejects: Sequence[tuple[str, str]]
+) -> list[str]:
+    """Say in a few lines what was found and what was left out."""
+    summary = store.manifest["summary"]
+    return [
+        f"{summary['usable']} of {summary['files']} structures are usable",
+        f"{summary['chains']:,} chains of {summary['residues']:,} residues, "
+        f"{summary['resolved']:,} of them resolved",
+        f"{len(found.alignments)} files of alignments; {len(found.hits)} of template hits and "
+        f"{found.others} of other kinds, passed over",
+        *lines_of_rejects(store, rejects),
+        f"train with: bevatron train alphafold2 --data {store.path} --output RUN",
+    ]

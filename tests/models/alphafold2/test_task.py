@@ -1,0 +1,173 @@
+"""The task of AlphaFold2: terms of the loss, what is random in a step, learning, metrics."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bevatron.data.padding import pad
+from bevatron.data.proteins.chain_batch import collate_chain
+from bevatron.data.proteins.chain_samples import ChainSizes, sample_chain
+from bevatron.data.proteins.chains import chain_entry
+from bevatron.data.proteins.rows_in_memory import rows_in_memory
+from bevatron.data.readers.proteins import read_structure
+from bevatron.data.readers.proteins.alignments import read_alignment
+from bevatron.models.alphafold2.config import AlphaFold2Config
+from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
+from bevatron.models.alphafold2.model import AlphaFold2
+from bevatron.models.alphafold2.task import AlphaFold2Task
+from bevatron.task import Numbered, StepNumbers
+
+pytest.importorskip("gemmi")
+
+SMALL = AlphaFold2Config.preset("small")
+TINY = replace(
+    SMALL,
+    evoformer=replace(SMALL.evoformer, num_blocks=1),
+    structure=replace(SMALL.structure, num_blocks=2),
+    aligned_error=True,
+)
+WEIGHTS = replace(FINE_TUNING_WEIGHTS, tm=0.1)
+
+
+@pytest.fixture(scope="module")
+def batch(shared):
+    """A crop of a protein with its alignment."""
+    folder = shared / "data/proteins"
+    entry = chain_entry(read_structure(folder / "mmcif/1ubi.cif.gz"), 0)
+    (file,) = (folder / "msa/1ubi_A").iterdir()
+    rows = rows_in_memory([read_alignment(file, "protein")])
+    sizes = ChainSizes(residues=32, msa_rows=5, extra_rows=6, templates=1)
+    sample = sample_chain(entry, rows, 7, sizes, cycles=3)
+    sample["seed"] = np.array(7)
+    return collate_chain([sample], np.array([0]), [1.0]).to("cpu", torch.float32)
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    model = AlphaFold2(TINY)
+    for weight in model.parameters():  # the last layers start at zero, which hides all else
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+def task_of(step=0, weights=WEIGHTS):
+    task = AlphaFold2Task(3, [weights])
+    return task, task.begin_step(StepNumbers(step, 77 + step))
+
+
+def loss_of(task, model, batch):
+    return task.loss(model, batch, task.normalisers(batch))
+
+
+def test_every_term_of_the_published_loss_is_there_and_every_weight_learns(batch):
+    task, _ = task_of()
+    assert isinstance(task, Numbered)
+    model = model_of()
+    found = loss_of(task, model, batch)
+    assert set(found.terms) == {
+        "fape", "supervised_chi", "distogram", "masked_msa", "plddt", "experimentally_resolved",
+        "violation", "tm",
+    }  # fmt: skip
+    assert all(torch.isfinite(term) for term in found.terms.values())
+    assert float(sum(found.terms.values())) == pytest.approx(float(found.total), rel=1e-5)
+    found.total.backward()
+    without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    # Without templates nothing of them is read.
+    assert {name for name in without if not name.startswith("template")} <= WITHOUT, without
+
+
+WITHOUT: set[str] = set()
+
+
+def test_the_passes_of_a_step_are_uniform_over_steps():
+    task = AlphaFold2Task(4)
+    counts = np.bincount([task.begin_step(StepNumbers(0, s))["cycles"] for s in range(2000)])
+    assert counts[0] == 0
+    np.testing.assert_allclose(counts[1:] / 2000, 0.25, atol=0.04)
+
+
+def test_a_step_is_a_function_of_its_numbers(batch):
+    model = model_of()
+    first, again, other = (loss_of(task_of(step)[0], model, batch).total for step in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, other)
+    task, _ = task_of(1)
+    loss_of(task, model, batch)
+    task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
+    assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+def test_a_repeated_sample_counts_nothing(batch):
+    task, _ = task_of()
+    assert loss_of(task, model_of(), replace(batch, weight=torch.zeros(()))).total == 0
+
+
+def test_padding_does_not_change_the_loss(batch):
+    task, _ = task_of()
+    model = model_of().eval()
+    sizes = {**batch.sizes, "tokens": 40, "rows": 8, "extra_rows": 16}
+    shape = {name: sizes[name] for name in ("tokens", "rows", "extra_rows", "entries")}
+    larger = pad(batch, shape)
+    assert larger.aatype.shape == (40,)
+    expected, found = (loss_of(task, model, each) for each in (batch, larger))
+    for name, term in expected.terms.items():
+        torch.testing.assert_close(found.terms[name], term, rtol=2e-4, atol=2e-4, msg=name)
+
+
+def test_stages_have_weights_of_their_own(batch):
+    task = AlphaFold2Task(1, [LossWeights(), WEIGHTS])
+    model = model_of()
+    task.begin_step(StepNumbers(0, 3, stage=0))
+    assert "violation" not in loss_of(task, model, batch).terms
+    task.begin_step(StepNumbers(9, 3, stage=1))
+    assert "violation" in loss_of(task, model, batch).terms
+
+
+def test_bfloat16_is_near_float32(batch):
+    model = model_of().eval()
+    found = []
+    for activations in (None, torch.bfloat16):
+        task = AlphaFold2Task(1, activations=activations)
+        found.append(loss_of(task, model, batch))
+    assert found[1].total.dtype == torch.float32
+    assert float(found[1].total) == pytest.approx(float(found[0].total), rel=0.05)
+    assert not torch.equal(found[0].total, found[1].total)
+
+
+def test_one_chain_is_learnt(batch):
+    torch.manual_seed(0)
+    model, task = AlphaFold2(replace(TINY, aligned_error=False)), AlphaFold2Task(1)
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    totals = []
+    for step in range(30):
+        task.begin_step(StepNumbers(0, step))
+        found = loss_of(task, model, batch)
+        optimiser.zero_grad()
+        found.total.backward()
+        optimiser.step()
+        totals.append(found.terms)
+    for name in ("fape", "distogram"):
+        assert totals[-1][name] < 0.9 * totals[0][name]
+
+
+def test_metrics_of_the_truth_are_best_and_add_up(batch):
+    task = AlphaFold2Task(1)
+    outputs = task.predict(model_of(), batch)
+    metrics = task.metrics()
+    metrics.update(batch, outputs)
+    found = metrics.compute()
+    assert 0 <= found["lddt_ca"] < 0.9
+    assert found["loss"] == pytest.approx(
+        sum(v for k, v in found.items() if k.startswith("loss_")), rel=1e-5
+    )
+    both = task.metrics()
+    both.update(batch, {**outputs, "final_atom_positions": batch.all_atom_positions})
+    assert both.compute()["lddt_ca"] == 1.0
+    both.load_sums(both.sums() + metrics.sums())
+    assert both.compute()["lddt_ca"] == pytest.approx((1 + found["lddt_ca"]) / 2)
+    ignored = task.metrics()
+    ignored.update(replace(batch, weight=torch.zeros(())), outputs)
+    assert ignored.compute() == {}
