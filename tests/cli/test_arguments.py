@@ -218,9 +218,9 @@ MISTAKES = {
     "nothing to prepare": (["prepare", "--out", "s"], "expected at least one file"),
     "nothing to start from": (
         ["init", "water.yaml"],
-        r"no recipe 'water.yaml' \(known: [a-z, ]+\)$",
+        r"no recipe 'water.yaml' \(known: [a-z0-9, ]+\)$",
     ),
-    "no recipe": (["train"], r"needs a recipe \(gpspp, graph, mace\) or a YAML file"),
+    "no recipe": (["train"], r"needs a recipe \(alphafold3, gpspp, graph, mace\) or a YAML file"),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),

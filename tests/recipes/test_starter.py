@@ -23,7 +23,10 @@ SHORT = {
     "gpspp": "--model.num-layers 1 --model.node-width 16 --model.edge-width 8 --model.num-heads 2 "
     "--data.prepare-workers 1",
     "graph": "--data.read.features rows",
+    "alphafold3": "--preset small --stages.initial.steps 1 --stages.initial.samples-per-step 1 "
+    "--stages.initial.crop 8 --data.valid-fraction 0",
 }
+COMPLEXES = Path(__file__).resolve().parents[3] / "shared/data/complexes"
 
 
 @pytest.fixture
@@ -40,6 +43,7 @@ def data(tmp_path):
         "mace": head("structures.extxyz.gz", 8 * 14),
         "gpspp": head("molecules.csv.gz", 40),
         "graph": DATA / "communities.npz",
+        "alphafold3": COMPLEXES / "mmcif/1bna.cif.gz",
     }
 
 
@@ -47,8 +51,13 @@ def data(tmp_path):
 def test_a_starter_configuration_is_refused_until_it_is_filled_in_and_then_runs(
     name, data, tmp_path, capsys, refused
 ):
-    if name == "gpspp":
+    if name in {"gpspp", "alphafold3"}:
         pytest.importorskip("rdkit")
+    short = [*SHORT[name].split(), "--train.epochs", "1", "--train.device", "cpu", "--no-report"]
+    if name == "alphafold3":
+        if not COMPLEXES.is_dir():
+            pytest.skip("needs the folder ../shared with real data")
+        short += ["--data.components", str(COMPLEXES / "ccd_subset.cif.gz")]
     assert main(["init", name]) == 0
     path = tmp_path / "run.yaml"
     path.write_text(capsys.readouterr().out)
@@ -60,7 +69,6 @@ def test_a_starter_configuration_is_refused_until_it_is_filled_in_and_then_runs(
     given = ["--data", str(data[name]), "--output", str(tmp_path / "run")]
     assert main(["init", name, *given]) == 0
     path.write_text(capsys.readouterr().out)
-    short = [*SHORT[name].split(), "--train.epochs", "1", "--train.device", "cpu", "--no-report"]
     assert main(["train", str(path), *short]) == 0
     assert (tmp_path / "run" / "model.json").is_file()
 
@@ -86,7 +94,7 @@ def test_a_name_with_spaces_is_quoted(capsys):
 
 
 def test_init_names_the_systems_that_there_are(refused):
-    assert "known: gpspp, graph, mace" in refused("init", "water")
+    assert "known: alphafold3, gpspp, graph, mace" in refused("init", "water")
 
 
 def test_a_placeholder_is_named_by_its_key():

@@ -339,7 +339,7 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     # Without a system the options are those of the default one, and where the others are is said.
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "prepare exists for mace, gpspp, toy" in said
+    assert "prepare exists for mace, gpspp, alphafold3, toy" in said
     assert "bevatron prepare toy --help" in said
     assert "--cutoff" in said
 
@@ -364,8 +364,8 @@ def test_former_options_are_accepted_with_a_notice(toy, capsys):
 
 def test_usage_and_errors_name_the_system(toy, refused):
     assert "toy: straight lines\n  bevatron slope RUN  " in usage()
-    assert "(known: gpspp, graph, mace, toy)" in refused("train", "tyo")
-    assert "needs a recipe (gpspp, graph, mace, toy)" in refused("train")
+    assert "(known: alphafold3, gpspp, graph, mace, toy)" in refused("train", "tyo")
+    assert "needs a recipe (alphafold3, gpspp, graph, mace, toy)" in refused("train")
     assert "did you mean 'slope'" in refused("slop")
     assert "from-toy" not in refused("convert")
     assert refused("convert").endswith("one of: mace-torch, to-mace-torch, toy")
@@ -416,13 +416,13 @@ def test_everything_that_a_system_declares_is_there(name):
         _ = package.nothing
     for command in found.commands:
         assert found.command(command).__doc__
-    assert callable(found.load(found.demo))
+    assert found.demo is None or callable(found.load(found.demo))
     assert f"recipe: {name}\n" in found.starter_text()
     assert {"load", "evaluate", "predict"} <= set(vars(found.used()))
     assert of_samples(found.samples) is of_samples(name) is found
     folder = Path(package.__file__).parent
     files = {path.stem for path in folder.glob("*.py")}
-    assert {"run", "data", "predict", "evaluate", "report", "demo", "commands", "api"} <= files
+    assert {"run", "data", "predict", "evaluate", "report", "commands", "api"} <= files
     if found.inspect is not None:
         assert {"describe", "draw", "sizes"} <= set(vars(found.inspected()))
 

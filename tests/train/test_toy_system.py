@@ -144,7 +144,8 @@ class ErrorSums:
 
     def update(self, batch, outputs):
         errors = batch.weight * (outputs["score"] - batch.score) ** 2
-        self.values += torch.stack([errors.sum(), batch.weight.sum()])
+        added = torch.stack([errors.sum(), batch.weight.sum()])
+        self.values = self.values.to(added.device) + added
 
     def sums(self):
         return self.values

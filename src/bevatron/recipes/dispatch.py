@@ -136,7 +136,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 def _explain(command: str, providers: Sequence[System], chosen: System) -> None:
     """Print above the help of a shared command which system its options belong to."""
     names = ", ".join(each.name for each in providers)
-    say(f"{command} exists for {names}; the options for {chosen.name} follow, others:")
+    say(f"{command} exists for {names};", f"the options for {chosen.name} follow, others:")
     say(
         *(f"  bevatron {command} {each.name} --help" for each in providers if each is not chosen),
         "",

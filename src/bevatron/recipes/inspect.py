@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from bevatron.data.packing import CostModel
@@ -93,7 +94,10 @@ def _compare(
     sizes: Mapping[str, IntArray],
     options: PlanOptions,
 ) -> inspect.Table:
-    atoms, edges = sizes.values()
+    atoms, *others = sizes.values()
+    edges = others[0] if others else np.zeros_like(atoms)
+    usable = atoms > 0
+    atoms, edges = atoms[usable], edges[usable]
     capacity = options.capacity or max(int(16 * atoms.mean()), int(atoms.max()))
     cost = CostModel(options.cost_nodes, options.cost_edges, options.cost_constant)
     plans = inspect.compare_plans(

@@ -19,6 +19,7 @@ from bevatron.testing import assert_close
 
 random_complex = importlib.import_module("random_complex")
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTHS = TrunkWidths(inputs=9, single=16, pair=16)
 
 
@@ -49,10 +50,11 @@ def test_fused_operators_read_windows_and_shared_conditions_in_place():
     pytest.importorskip("triton")
     module = AtomTransformer(16, 16, 2, 1, Checkpointing())
     random_complex.randomise(module)
-    given = [torch.randn(shape).requires_grad_() for shape in ((2, 33, 16), (1, 33, 16))]
-    given.append(torch.randn(2, 32, 128, 16).requires_grad_())
-    mask = torch.arange(33) < 30
-    cotangent = torch.randn(2, 33, 16)
+    module.to(DEVICE)
+    shapes = ((2, 33, 16), (1, 33, 16), (2, 32, 128, 16))
+    given = [torch.randn(shape, device=DEVICE).requires_grad_() for shape in shapes]
+    mask = torch.arange(33, device=DEVICE) < 30
+    cotangent = torch.randn(2, 33, 16, device=DEVICE)
     found = {}
     for implementation in ("reference", "triton"):
         with kernels.use(implementation):

@@ -1,5 +1,7 @@
 """The trunk with fused operators, and in bfloat16, against plain PyTorch."""
 
+import copy
+
 import pytest
 import torch
 from random_complex import randomise
@@ -19,6 +21,7 @@ from bevatron.models.alphafold3.trunk import Trunk
 from bevatron.models.common.folding import Checkpointing
 from bevatron.testing import assert_close
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAIR = PairConfig(hidden=8, num_heads=2, head_width=8, transition=2)
 CONFIG = AlphaFold3Config(
     widths=TrunkWidths(inputs=TOKEN_FEATURES + 3, single=16, pair=8),
@@ -49,7 +52,7 @@ def outcome(module, dtype):
 
 def update_of(name, trunk):
     """One part of the trunk as a function of (s, z) of three tokens, and its weights."""
-    batch = token_fields(3, rows=3, real=2)
+    batch = {key: value.to(DEVICE) for key, value in token_fields(3, rows=3, real=2).items()}
     tokens = batch["token_mask"]
     pairs = tokens[:, None] & tokens
     geometry = template_pairs(
@@ -69,7 +72,9 @@ def update_of(name, trunk):
         "averaging": (block.averaging, lambda s, z: block.averaging(s.expand(3, 3, 8), z, tokens)),
         "outer product": (
             block.outer_product_mean,
-            lambda s, _: block.outer_product_mean(s * torch.ones(3, 1, 1), batch["msa_mask"]),
+            lambda s, _: block.outer_product_mean(
+                s * torch.ones(3, 1, 1, device=DEVICE), batch["msa_mask"]
+            ),
         ),
         "single": (single, lambda s, z: single(torch.cat([s, s], -1), z, tokens)),
     }
@@ -79,10 +84,12 @@ def update_of(name, trunk):
 @pytest.mark.parametrize("name", ["templates", "averaging", "outer product", "single"])
 def test_fused_operators_take_what_the_trunk_gives_them(name, trunk):
     pytest.importorskip("triton")
-    module, run = update_of(name, trunk)
+    module, run = update_of(name, copy.deepcopy(trunk).to(DEVICE))
     generator = torch.Generator().manual_seed(3)
-    s = torch.randn(3, 8, generator=generator).requires_grad_()
-    z = torch.randn(3, 3, 8, generator=generator).requires_grad_()
+    s, z = (
+        torch.randn(shape, generator=generator).to(DEVICE).requires_grad_()
+        for shape in ((3, 8), (3, 3, 8))
+    )
     found = {}
     for implementation in ("reference", "triton"):
         with kernels.use(implementation):

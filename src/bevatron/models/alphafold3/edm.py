@@ -81,5 +81,4 @@ def schedule(
     share = torch.linspace(0.0, 1.0, num_steps + 1, dtype=torch.float64, device=device)
     first, last = LARGEST ** (1 / POWER), SMALLEST ** (1 / POWER)
     levels: Tensor = SIGMA_DATA * (first + share * (last - first)) ** POWER
-    levels[-1] = 0.0
-    return levels.to(dtype)
+    return (levels * (share < 1.0)).to(dtype)

@@ -109,7 +109,7 @@ def predict(
     source: Source,
     out: Out,
     samples: int = 5,
-    seeds: tuple[int, ...] = (0,),
+    seeds: tuple[int, ...] = (),
     steps: int = 200,
     device: str = "auto",
     components: str = "biotite",
@@ -127,7 +127,7 @@ def predict(
     samples
         Structures of each seed.
     seeds
-        Of the random numbers.
+        Of the random numbers; none: those that the file names, else 0.
     steps
         Of the sampling.
     device

@@ -27,7 +27,7 @@ from bevatron.recipes.alphafold3.data import (
     sizes_for_validation,
 )
 from bevatron.recipes.alphafold3.stores import prepared
-from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.run import Run, Stage
 from bevatron.train.settings import (
     BatchConfig,
@@ -37,6 +37,8 @@ from bevatron.train.settings import (
     StageConfig,
     TrainConfig,
 )
+
+REPORT = "bevatron.recipes.alphafold3.report"
 
 LARGEST_BATCH = 256
 """Samples of a step in the published training."""
@@ -230,6 +232,7 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
         stages=stages,
         most_samples=LARGEST_BATCH,
         notes=list(data.report),
+        on_end=WriteReport(REPORT, model, data.report) if config.report else None,
     )
 
 

@@ -1,0 +1,135 @@
+"""Predicted positions of an entry's atoms as a structure, to be written as mmCIF."""
+
+import numpy as np
+import numpy.typing as npt
+
+from bevatron.data.proteins.complexes import describe
+from bevatron.data.proteins.conformers import component_key
+from bevatron.data.readers.proteins.components import Dictionary
+from bevatron.data.readers.proteins.structure import (
+    UNKNOWN_NUMBER,
+    Atoms,
+    Chains,
+    Links,
+    Residues,
+    Structure,
+)
+from bevatron.typing import Array, Arrays
+
+SULFUR = 16
+
+
+def predicted_structure(
+    entry: Arrays,
+    components: Dictionary,
+    position: npt.NDArray[np.float32],
+    plddt: npt.NDArray[np.float32],
+) -> Structure:
+    """Return the structure of an entry with predicted positions.
+
+    Parameters
+    ----------
+    entry
+        With `complexes.ENTRY_FIELDS`.
+    components
+        The dictionary that it was made with.
+    position : float32 [A, 3]
+        Å, of all atoms of the entry.
+    plddt : float32 [A]
+        0 to 100; becomes the B-factor.
+    """
+    words = describe(entry)
+    chain, number, column = _of_residues(entry)
+    sequences = [each["sequence"] for each in words["chains"]]
+    letters = [
+        sequences[c][p] if p >= 0 else ""
+        for c, p in zip(chain.tolist(), column.tolist(), strict=True)
+    ]
+    codes = {component_key(components[code]): code for code in words["components"]}
+    # A ligand of the user's own has a colon in its code, which other programs may refuse.
+    named = [codes[key].replace(":", "_") for key in np.asarray(entry["component"]).tolist()]
+    owner = np.asarray(entry["ref_space_uid"]).astype(np.int32)
+    residues = len(chain)
+    names = np.array(atom_names(entry), dtype=np.str_)
+    atoms = Atoms(
+        name=names,
+        element=np.asarray(entry["ref_element"], dtype=np.uint8),
+        position=np.asarray(position, dtype=np.float32),
+        b_factor=np.asarray(plddt, dtype=np.float32),
+        occupancy=np.ones(len(owner), dtype=np.float32),
+        charge=np.asarray(entry["ref_charge"], dtype=np.int8),
+        altloc=np.full(len(owner), "", dtype=np.str_),
+        residue=owner,
+    )
+    return Structure(
+        name=words["name"],
+        methods=(),
+        resolution=None,
+        released=None,
+        deposited=None,
+        model=1,
+        models=(1,),
+        atoms=atoms,
+        residues=Residues(
+            component=np.array(named, dtype=np.str_),
+            parent=np.full(residues, "", dtype=np.str_),
+            letter=np.array(letters, dtype=np.str_),
+            chain=chain,
+            number=number,
+            author_number=np.full(residues, UNKNOWN_NUMBER, dtype=np.int32),
+            insertion=np.full(residues, "", dtype=np.str_),
+            atom_ptr=np.searchsorted(owner, np.arange(residues + 1)).astype(np.int64),
+        ),
+        chains=Chains(
+            label=np.array([each["label"] for each in words["chains"]], dtype=np.str_),
+            author=np.array([each["author"] for each in words["chains"]], dtype=np.str_),
+            entity=np.array(np.asarray(_entities(entry, len(sequences))), dtype=np.str_),
+            kind=np.array([each["kind"] for each in words["chains"]], dtype=np.str_),
+            residue_ptr=np.searchsorted(chain, np.arange(len(sequences) + 1)).astype(np.int64),
+        ),
+        links=_links(entry, names, chain),
+        assemblies=(),
+    )
+
+
+def atom_names(entry: Arrays) -> list[str]:
+    """Return the names of an entry's atoms.
+
+    Examples
+    --------
+    >>> atom_names({"ref_atom_name_chars": np.array([[35, 33, 0, 0], [47, 21, 7, 0]])})
+    ['CA', "O5'"]
+    """
+    rows = np.asarray(entry["ref_atom_name_chars"]).tolist()
+    return ["".join(chr(char + 32) for char in row if char) for row in rows]
+
+
+def _of_residues(entry: Arrays) -> tuple[Array, Array, Array]:
+    """Return chain from 0, number and column of each residue, from its first token."""
+    tokens = np.repeat(np.arange(len(entry["num_atoms"])), np.asarray(entry["num_atoms"]))
+    first = tokens[np.unique(np.asarray(entry["ref_space_uid"]), return_index=True)[1]]
+    chain, number, column = (
+        np.asarray(entry[name])[first].astype(np.int32)
+        for name in ("asym_id", "residue_index", "column")
+    )
+    return chain - np.int32(1), number, column
+
+
+def _entities(entry: Arrays, chains: int) -> Array:
+    """Return the number of each chain's entity."""
+    entity = np.zeros(chains, dtype=np.int32)
+    entity[np.asarray(entry["asym_id"]) - 1] = entry["entity_id"]
+    return entity
+
+
+def _links(entry: Arrays, names: Array, chain: Array) -> Links:
+    """Return the bonds between residues that are not those of a polymer's backbone."""
+    bonds = np.sort(np.asarray(entry["bonds"]).reshape(-1, 2), axis=1)
+    ends = np.asarray(entry["ref_space_uid"])[bonds]
+    same_chain = chain[ends[:, 0]] == chain[ends[:, 1]]
+    first, second = names[bonds[:, 0]], names[bonds[:, 1]]
+    joins = ((first == "C") & (second == "N")) | ((first == "O3'") & (second == "P"))
+    backbone = joins & same_chain & (ends[:, 1] - ends[:, 0] == 1)
+    kept = bonds[(ends[:, 0] != ends[:, 1]) & ~backbone].astype(np.int32)
+    sulfurs = (np.asarray(entry["ref_element"])[kept] == SULFUR).all(axis=1)
+    return Links(kept, np.where(sulfurs, "disulf", "covale").astype(np.str_))

@@ -1,0 +1,108 @@
+"""How near predicted complexes are to known ones: measures of every complex and their means."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bevatron.errors import ConfigError, DataError
+from bevatron.files import write_json_atomically
+from bevatron.output import print_table
+from bevatron.recipes.alphafold3.data import ComplexDataset
+from bevatron.recipes.alphafold3.inputs import whole_sizes
+from bevatron.recipes.alphafold3.measures import measure
+from bevatron.recipes.alphafold3.predictor import ComplexPredictor, ranked
+from bevatron.recipes.alphafold3.stores import open_complexes
+
+SEED = 0
+"""Of the random numbers of an evaluation."""
+
+
+def evaluate_stores(
+    model: str | Path | ComplexPredictor,
+    files: Sequence[Path],
+    *,
+    samples: int = 1,
+    steps: int = 200,
+    device: str = "auto",
+    most: int | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Predict the complexes of stores and compare the best ranked structure with the known one.
+
+    Parameters
+    ----------
+    model
+        A run, a model folder, or what was loaded of one.
+    files
+        Stores of complexes; nothing is cropped.
+    samples, steps
+        Structures of each complex, and steps of the sampling.
+    device
+        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
+    most
+        Complexes of each store at most; None for all.
+    out
+        JSON file for the table.
+
+    Returns
+    -------
+    ``mean``: measure -> {``value``, ``structures``: of how many}; ``complexes``: the measures of
+    each, see `bevatron.recipes.alphafold3.measures.measure`, with ``name`` and ``store``.
+
+    Raises
+    ------
+    ConfigError, StoreError, DataError
+        If there is no store, or it is none of complexes.
+    """
+    if not files:
+        raise ConfigError("evaluate: expected at least one store of complexes")
+    datasets = [_whole(Path(file), most) for file in files]
+    predictor = model if isinstance(model, ComplexPredictor) else ComplexPredictor(model, device)
+    rows = []
+    for dataset in datasets:
+        for index in range(len(dataset)):
+            sample = dataset.sample(index, SEED)
+            best = ranked(predictor.predict(sample, samples, steps))[0]
+            name = Path(dataset.describe(index)).name
+            rows.append({"name": name, "store": str(dataset.path), **measure(sample, best)})
+    table = {"mean": means(rows), "complexes": rows}
+    if out is not None:
+        write_json_atomically(out, table, DataError)
+    return table
+
+
+def _whole(path: Path, most: int | None) -> ComplexDataset:
+    entries = np.flatnonzero(open_complexes(path).lengths("restype"))[:most]
+    if not len(entries):
+        raise DataError(f"{path}: holds no complex that can be used")
+    units = np.stack([entries, 0 * entries, 0 * entries], axis=1)
+    return ComplexDataset(path, units, whole_sizes())
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Average every measure over the complexes that have it.
+
+    Examples
+    --------
+    >>> means([{"name": "a", "lddt": 0.5}, {"name": "b", "lddt": 1.0, "dockq": 0.2}])["lddt"]
+    {'value': 0.75, 'structures': 2}
+    """
+    names = dict.fromkeys(
+        name for row in rows for name, value in row.items() if isinstance(value, float)
+    )
+    found = {name: [row[name] for row in rows if name in row] for name in names}
+    return {
+        name: {"value": float(np.mean(values)), "structures": len(values)}
+        for name, values in found.items()
+    }
+
+
+def print_table_of(table: dict[str, Any]) -> None:
+    """Print the means beside the number of structures."""
+    rows = [
+        [name.replace("_", " "), f"{each['value']:.4g}", str(each["structures"])]
+        for name, each in table["mean"].items()
+    ]
+    print_table(("measure", "mean", "structures"), rows)

@@ -1,0 +1,122 @@
+"""Structures of complexes in files: ranked mmCIF, scores, aligned errors and a page of each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bevatron.data.proteins.mmcif import format_mmcif
+from bevatron.data.proteins.predicted import predicted_structure
+from bevatron.data.readers.proteins import open_components, read_inputs
+from bevatron.data.readers.proteins.components import INSTALLED
+from bevatron.data.readers.proteins.inputs import Complex
+from bevatron.errors import DataError
+from bevatron.files import atomic_write, write_json_atomically, write_text_atomically
+from bevatron.output import note
+from bevatron.recipes.alphafold3.inputs import Prepared, prepared_input
+from bevatron.recipes.alphafold3.pages import write_page
+from bevatron.recipes.alphafold3.predictor import ComplexPredictor, Predicted, ranked
+
+SCORES, ERRORS, PAGE = "scores.json", "pae.npz", "report.html"
+
+
+def predict_files(
+    model: str | Path | ComplexPredictor,
+    source: Path,
+    out: Path,
+    *,
+    samples: int = 5,
+    seeds: Sequence[int] = (),
+    steps: int = 200,
+    device: str = "auto",
+    components: str = INSTALLED,
+) -> dict[str, Any]:
+    """Predict the complexes of a file; each gets a folder, ``OUT/NAME``.
+
+    In it ``rank1.cif`` and so on with pLDDT as B-factors, ``scores.json``, ``pae.npz`` (aligned
+    errors of the best, Å, and the probabilities of its contacts) and ``report.html``.
+
+    Parameters
+    ----------
+    model
+        A run, a model folder, or what was loaded of one.
+    source
+        See `bevatron.data.readers.proteins.inputs.read_inputs`.
+    out
+        The folder.
+    samples
+        Structures of each seed.
+    seeds
+        Of the random numbers; none: those that the file names, else 0.
+    steps
+        Of the sampling.
+    device
+        cpu, cuda, cuda:N or auto; for a model that is not loaded yet.
+    components
+        The chemical component dictionary: a file, or ``biotite``.
+
+    Returns
+    -------
+    ``complexes``: of each ``name``, ``folder``, ``best`` (its mmCIF file) and ``structures``, the
+    rows of ``scores.json``.
+
+    Raises
+    ------
+    DataError, CheckpointError, ConfigError
+        If the file, the model or a setting cannot be used.
+    """
+    given = read_inputs(source)
+    names = [each.name for each in given]
+    folders = [out / _file_name(name, names[:number]) for number, name in enumerate(names)]
+    dictionary = open_components(components)
+    predictor = model if isinstance(model, ComplexPredictor) else ComplexPredictor(model, device)
+    rows = []
+    for one, folder in zip(given, folders, strict=True):
+        _warn(one)
+        with prepared_input(one, dictionary) as prepared:
+            found = []
+            for seed in seeds or one.seeds or (0,):
+                found += predictor.predict(prepared.sample(seed), samples, steps)
+            rows.append({"name": one.name, **_write(folder, prepared, ranked(found))})
+    return {"complexes": rows}
+
+
+def _file_name(name: str, earlier: Sequence[str]) -> str:
+    """Make a folder's name: no separators, and not that of an earlier complex."""
+    kept = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".") or "complex"
+    again = earlier.count(name)
+    return f"{kept}-{again + 1}" if again else kept
+
+
+def _warn(given: Complex) -> None:
+    """Say what the file asks for that has no effect."""
+    unused = list(given.ignored)
+    if any(entity.templates for entity in given.entities):
+        unused.append("templates")
+    if unused:
+        note(f"note: {given.name}: {', '.join(unused)} has no effect here")
+
+
+def _write(folder: Path, prepared: Prepared, found: Sequence[Predicted]) -> dict[str, Any]:
+    """Write everything about a complex."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made ({error.strerror})") from None
+    rows, texts = [], []
+    for rank, each in enumerate(found, start=1):
+        structure = predicted_structure(
+            prepared.entry, prepared.components, each.position, each.plddt
+        )
+        notes = {k: f"{v}" for k, v in each.scores.items() if not isinstance(v, list)}
+        texts.append(format_mmcif(structure, notes))
+        file = f"rank{rank}.cif"
+        write_text_atomically(folder / file, texts[-1], DataError)
+        rows.append({"file": file, "seed": each.seed, "sample": each.number, **each.scores})
+    write_json_atomically(folder / SCORES, rows, DataError)
+    best = found[0]
+    with atomic_write(folder / ERRORS, DataError) as stream:
+        np.savez_compressed(stream, pae=best.pae, contacts=best.contacts)
+    write_page(folder / PAGE, prepared.entry, best, rows, texts[0])
+    return {"folder": str(folder), "best": str(folder / "rank1.cif"), "structures": rows}

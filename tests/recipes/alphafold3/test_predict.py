@@ -1,0 +1,176 @@
+"""Predicted complexes: files of a folder, what they say, and inputs that cannot be predicted."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bevatron as bv
+from bevatron import cli
+from bevatron.data.proteins.complexes import featurize
+from bevatron.data.proteins.mmcif import format_mmcif
+from bevatron.data.proteins.predicted import predicted_structure
+from bevatron.data.readers.proteins import open_components, parse_structure, read_structure
+from bevatron.errors import DataError
+from bevatron.recipes.alphafold3.inputs import prepared_input
+from bevatron.recipes.alphafold3.predict import predict_files
+
+pytestmark = pytest.mark.shared
+
+FASTA = ">A|protein\nMKVG\n>B|dna\nAC\n>C|ccd\nATP\n"
+
+
+def job(sequence="MKVGM", seeds=(3,), **protein):
+    chain = {"id": "A", "sequence": sequence, **protein}
+    return {
+        "name": "my job", "modelSeeds": list(seeds), "dialect": "alphafold3", "version": 1,
+        "sequences": [{"protein": chain}],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predicted(tiny_model, components, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predicted")
+    (folder / "three.fasta").write_text(FASTA)
+    done = predict_files(
+        tiny_model, folder / "three.fasta", folder / "out", samples=2, seeds=(0, 7), steps=2,
+        device="cpu", components=components,
+    )  # fmt: skip
+    return done["complexes"][0], folder / "out/three"
+
+
+def test_every_structure_of_every_seed_is_written_in_the_order_of_its_score(predicted):
+    row, folder = predicted
+    names = {"rank1.cif", "rank2.cif", "rank3.cif", "rank4.cif"}
+    assert {path.name for path in folder.iterdir()} == {
+        *names, "scores.json", "pae.npz", "report.html",
+    }  # fmt: skip
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores == row["structures"]
+    assert {(each["seed"], each["sample"]) for each in scores} == {(0, 0), (0, 1), (7, 0), (7, 1)}
+    values = [each["ranking_score"] for each in scores]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) > 1
+    for each in scores:
+        expected = 0.8 * each["iptm"] + 0.2 * each["ptm"] - 100 * each["clash"]
+        assert each["ranking_score"] == pytest.approx(expected)
+    assert row["best"] == str(folder / "rank1.cif")
+
+
+def test_the_structure_holds_the_chains_of_the_input_with_plddt_as_b_factors(predicted):
+    row, folder = predicted
+    structure = read_structure(folder / "rank1.cif")
+    assert structure.chains.label.tolist() == ["A", "B", "C"]
+    assert structure.chains.kind.tolist() == ["protein", "dna", "ligand"]
+    assert [structure.sequence(0), structure.sequence(1)] == ["MKVG", "AC"]
+    assert structure.residues.component.tolist()[-3:] == ["DA", "DC", "ATP"]
+    plddt = structure.atoms.b_factor
+    assert plddt.mean() == pytest.approx(row["structures"][0]["plddt"], abs=0.01)
+    assert plddt.std() > 0
+    assert np.isfinite(structure.atoms.position).all()
+    assert structure.atoms.position.std() > 0
+
+
+def test_errors_and_contacts_are_of_all_pairs_of_tokens(predicted):
+    found = np.load(predicted[1] / "pae.npz")
+    tokens = 4 + 2 + 31
+    assert found["pae"].shape == found["contacts"].shape == (tokens, tokens)
+    assert 0 <= found["pae"].min() < found["pae"].max() <= 32
+    assert np.allclose(found["contacts"], found["contacts"].T)
+
+
+def test_the_page_carries_the_structure_and_pictures_and_loads_nothing(predicted):
+    page = (predicted[1] / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "_atom_site" in page
+    for words in ("pLDDT", "ipTM", "rank1.cif", "rank4.cif"):
+        assert words in page
+    assert 'src="http' not in page
+
+
+def test_a_structure_of_an_entry_is_read_back_as_the_same_entry(shared, components):
+    dictionary = open_components(components)
+    path = shared / "data/complexes/mmcif/1pfe.cif.gz"
+    entry = featurize(read_structure(path).assembly("1"), dictionary)
+    number = len(entry["ref_element"])
+    rng = np.random.default_rng(0)
+    position = np.where(
+        entry["resolved"][:, None], entry["position"], rng.normal(size=(number, 3)) + 100
+    )
+    text = format_mmcif(
+        predicted_structure(entry, dictionary, position.astype(np.float32), np.full(number, 50.0))
+    )
+    again = featurize(parse_structure(text.encode(), "1pfe.cif"), dictionary)
+    for name in (
+        "restype", "residue_index", "asym_id", "entity_id", "sym_id", "molecule_type", "num_atoms",
+        "column", "ref_element", "ref_atom_name_chars", "ref_space_uid", "component", "token_bonds",
+        "bonds", "polymer_ligand_bonds", "molecule_id",
+    ):  # fmt: skip
+        assert np.array_equal(entry[name], again[name]), name
+    assert np.abs(again["position"] - position).max() < 1e-3
+
+
+def test_alignments_of_the_input_reach_the_sample(tmp_path, components):
+    from bevatron.data.readers.proteins import read_inputs
+
+    unpaired = ">query\nMKVGM\n>other\nMRV-M\n"
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job(unpairedMsa=unpaired, pairedMsa="", templates=[])))
+    (given,) = read_inputs(path)
+    with prepared_input(given, open_components(components)) as prepared:
+        msa = prepared.sample(0)["msa"]
+    assert msa.shape == (2, 5)
+    assert (msa[0] != msa[1]).tolist() == [False, True, False, True, False]
+
+
+def test_the_seeds_of_the_file_count_where_none_are_given(tmp_path, tiny_model, components):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job(seeds=(3, 4))))
+    done = predict_files(
+        tiny_model, path, tmp_path / "out", samples=1, steps=1, device="cpu", components=components
+    )
+    row = done["complexes"][0]
+    assert {each["seed"] for each in row["structures"]} == {3, 4}
+    assert row["folder"] == str(tmp_path / "out/my_job")
+    assert [each["iptm"] for each in row["structures"]] == [None, None]
+
+
+def test_the_same_seed_gives_the_same_structure(tmp_path, tiny_model, components):
+    path = tmp_path / "one.fasta"
+    path.write_text(">A|protein\nMKVG\n")
+    texts = []
+    for out, seed in (("a", 1), ("b", 1), ("c", 2)):
+        command = ["predict", str(tiny_model), str(path), str(tmp_path / out), "--seeds", str(seed)]
+        command += ["--samples", "1", "--steps", "1", "--device", "cpu", "--components", components]
+        assert cli.main(command) == 0
+        texts.append((tmp_path / out / "one/rank1.cif").read_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_loaded_model_predicts(tmp_path, tiny_model, components):
+    path = tmp_path / "one.fasta"
+    path.write_text(">A|protein\nMKVG\n")
+    model = bv.load(tiny_model, device="cpu")
+    done = bv.predict(model, path, tmp_path / "out", samples=1, steps=1, components=components)
+    assert (tmp_path / "out/one/rank1.cif").is_file()
+    assert len(done["complexes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (">A|protein\nMK1\n", "a.fasta", "'1' at position 3 is not a residue of protein"),
+        (">A|ccd\nQQQQQ\n", "a.fasta", "QQQQQ"),
+        (json.dumps(job(unpairedMsa=">q\nMMMMM\n", pairedMsa="")), "a.json", "another sequence"),
+        ("ATOM", "a.txt", "no known format"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said_in_a_sentence(
+    content, name, message, tmp_path, tiny_model, components
+):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(DataError, match=message) as raised:
+        predict_files(tiny_model, path, tmp_path / "out", steps=1, components=components)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,107 @@
+"""What docs/alphafold3.md tells a user to type works as it is written."""
+
+import functools
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bevatron import arguments, cli
+from bevatron.data.readers.proteins import read_inputs
+from bevatron.recipes.alphafold3.run import AlphaFold3Run
+
+PAGE = (Path(__file__).parents[1] / "docs" / "alphafold3.md").read_text()
+SHORT = {
+    "prepare": "--workers 1",
+    "train": "--stages.initial.steps 1 --stages.initial.samples-per-step 1 "
+    "--stages.initial.crop 16 --validation-steps 1 --train.device cpu --no-report "
+    "--model.cycles 1",
+    "predict": "--steps 1 --device cpu --components components.cif",
+    "evaluate": "--steps 1 --device cpu --most 1",
+    "inspect": "",
+}
+
+
+def blocks(language=""):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    lines = [line for block in blocks() for line in block.splitlines()]
+    lines += re.findall(r"`(bevatron [^`]+)`", PAGE)
+    words = [shlex.split(line) for line in lines if "bevatron " in line]
+    return [each[each.index("bevatron") + 1 :] for each in words]
+
+
+def test_its_commands_are_all_of_the_system():
+    assert {each[0] for each in commands()} == {
+        "prepare", "inspect", "train", "init", "predict", "evaluate",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_is_understood(words, tmp_path, monkeypatch):
+    called = []
+    parse = arguments.call
+
+    def call(function, *rest):
+        @functools.wraps(function)
+        def record(*args, **kwargs):
+            called.append(function.__name__)
+            return 0
+
+        return parse(record, *rest)
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("small", "complexes"):
+        Path("runs", folder).mkdir(parents=True)
+        Path("runs", folder, "model.json").write_text('{"kind": "alphafold3"}')
+    Path("pdb").mkdir()
+    Path("pdb/a.cif").write_text("")
+    Path("alignments").mkdir()
+    Path("alignments/a.a3m").write_text("")
+    monkeypatch.setattr(arguments, "call", call)
+    monkeypatch.setattr("bevatron.recipes.training.start", lambda *a, **k: called.append(k) or 0)
+    assert cli.main(words) == 0
+    assert called or words[-1] in {"--help-all", "inspect"} or words[0] == "inspect"
+
+
+def test_its_configuration_is_read():
+    (values,) = map(yaml.safe_load, blocks("yaml"))
+    assert values.pop("recipe") == "alphafold3"
+    stages = AlphaFold3Run.from_values(values).stages
+    assert [(name, stage.crop, stage.steps) for name, stage in stages.items()] == [
+        ("initial", 256, 5000)
+    ]
+
+
+@pytest.mark.shared
+def test_the_commands_and_the_python_run_one_after_the_other(shared, tmp_path, monkeypatch):
+    pytest.importorskip("rdkit")
+    monkeypatch.chdir(tmp_path)
+    data = shared / "data/complexes"
+    shutil.copy(data / "ccd_subset.cif.gz", "components.cif.gz")
+    Path("pdb").mkdir()
+    Path("alignments").mkdir()
+    for name in ("1bna", "1fix"):
+        shutil.copy(data / f"mmcif/{name}.cif.gz", "pdb")
+    Path("alignments/a.a3m").write_text(">a\nMKV\n")
+    Path("complex.fasta").write_text(next(each for each in blocks() if each.startswith(">")))
+    (entity,) = [each for each in read_inputs("complex.fasta")[0].entities if each.smiles]
+    assert entity.smiles == "CCO"
+    for words in commands():
+        if words[0] not in SHORT or "--help-all" in words or "runs/complexes" in words:
+            continue
+        line = " ".join([*words, SHORT[words[0]]]) if len(words) > 1 else ""
+        line = line.replace("components.cif", "components.cif.gz")
+        line = line.replace("--seeds 1 2", "--seeds 1").replace("--samples 5", "--samples 1")
+        line = line.replace("test-store", "complexes")
+        assert not line or cli.main(shlex.split(line)) == 0, line
+    assert Path("predicted/complex/report.html").is_file()
+    assert Path("errors.json").is_file()
+    (code,) = blocks("python")
+    code = code.replace("samples=1", 'samples=1, steps=1, components="components.cif.gz"')
+    exec(compile(code, "docs/alphafold3.md", "exec"), {})
