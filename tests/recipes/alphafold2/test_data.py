@@ -56,9 +56,7 @@ def test_chains_are_drawn_by_length_and_cluster(loaded, store):
     np.testing.assert_allclose(source.weights, chain_weights(table.length, table.cluster))
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"), [("MAX_RESOLUTION", 1.6), ("MOST_OF_ONE", 0.12)]
-)
+@pytest.mark.parametrize(("name", "limit"), [("MAX_RESOLUTION", 1.6), ("MOST_OF_ONE", 0.12)])
 def test_chains_above_a_limit_are_not_trained_on(store, monkeypatch, name, limit):
     opened = open_chains(store)
     before = chain_table(opened).usable

@@ -96,7 +96,7 @@ def chain_table(store: Store) -> ChainTable:
     length, key, most = (_column(store, x) for x in ("chain_length", "chain_key", "most_of_one"))
     resolution = _column(store, "resolution")[entry]
     # An unknown resolution, as of NMR, is no reason to leave a chain out.
-    usable = ~(resolution >= MAX_RESOLUTION) & (most <= MOST_OF_ONE)
+    usable = ~np.greater_equal(resolution, MAX_RESOLUTION) & np.less_equal(most, MOST_OF_ONE)
     units = np.column_stack([entry, number]).astype(np.int64)
     return ChainTable(units, length.astype(np.int64), _clusters(store, key), usable)
 
@@ -187,7 +187,7 @@ def chain_of(entry: Arrays, number: int) -> Arrays:
 
 def alignment_of(query: Array, alignments: Alignments | None) -> AlignmentRows:
     """Return the alignment of a sequence; without one the sequence is its only row."""
-    place = None if alignments is None else alignments.find(query)
+    place = None if alignments is None else alignments.find(np.asarray(query, dtype=np.int8))
     if alignments is None or place is None:
         rows = np.asarray(query, dtype=np.int8)[None]
         return RowsInMemory(rows, np.zeros(rows.shape, dtype=np.uint8))

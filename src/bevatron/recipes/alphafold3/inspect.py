@@ -11,7 +11,7 @@ from bevatron.data.proteins.alignments import Alignments
 from bevatron.data.proteins.complexes import describe as words_of
 from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
-from bevatron.recipes.alphafold3.stores import ALIGNMENTS, rejects_file
+from bevatron.recipes.proteins import ALIGNMENTS, rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
 from bevatron.typing import Array, IntArray
