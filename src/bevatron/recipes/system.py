@@ -43,7 +43,7 @@ class System:
         other system recognises.
     inspect
         Module with ``describe(store)`` (tables), ``draw(report, store)`` and ``sizes(store)``
-        (what is counted of all samples, and edges if it has any) for ``bevatron inspect``; None = no stores.
+        (what is counted of samples, and edges if any) for ``bevatron inspect``; None = no stores.
     starter
         File in the package with the commented configuration that ``bevatron init`` prints and the
         short help of ``bevatron train`` is made from, see `bevatron.recipes.starter`.

@@ -28,7 +28,7 @@ def test_the_overview_counts_files_complexes_dates_and_resolutions(complexes, ta
 
 def test_chains_are_counted_by_kind(tables):
     rows = {row[0]: row[1:] for row in tables["Chains"].rows}
-    assert rows["RNA"] == (1, 1, 9, 9.0, 9)
+    assert rows["RNA"] == (1, 1, 10, 10.0, 10)
     number, distinct, shortest, _, longest = rows["DNA"]
     assert (number, distinct, shortest, longest) == (5, 3, 8, 12)
     assert rows["protein"][:2] == (2, 1)

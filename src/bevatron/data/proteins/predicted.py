@@ -18,6 +18,8 @@ from bevatron.typing import Array, Arrays
 
 SULFUR = 16
 
+Int32s = npt.NDArray[np.int32]
+
 
 def predicted_structure(
     entry: Arrays,
@@ -104,7 +106,7 @@ def atom_names(entry: Arrays) -> list[str]:
     return ["".join(chr(char + 32) for char in row if char) for row in rows]
 
 
-def _of_residues(entry: Arrays) -> tuple[Array, Array, Array]:
+def _of_residues(entry: Arrays) -> tuple[Int32s, Int32s, Int32s]:
     """Return chain from 0, number and column of each residue, from its first token."""
     tokens = np.repeat(np.arange(len(entry["num_atoms"])), np.asarray(entry["num_atoms"]))
     first = tokens[np.unique(np.asarray(entry["ref_space_uid"]), return_index=True)[1]]

@@ -83,12 +83,13 @@ def _alignments(given: Complex, folder: Path) -> Alignments | None:
     found = prepare_alignments(reader, folder / "alignments", workers=0)
     for entity in given.entities:
         kind = _ALIGNED.get(entity.kind)
-        if kind and (entity.paired or entity.unpaired):
-            if found.find(sequence_classes(kind, entity.sequence)) is None:
-                raise DataError(
-                    f"{given.name}: the alignment of chain {entity.chains[0]} begins with another "
-                    "sequence than that of the chain"
-                )
+        if kind is None or not (entity.paired or entity.unpaired):
+            continue
+        if found.find(sequence_classes(kind, entity.sequence)) is None:
+            raise DataError(
+                f"{given.name}: the alignment of chain {entity.chains[0]} begins with another "
+                "sequence than that of the chain"
+            )
     return found
 
 

@@ -14,7 +14,7 @@ from bevatron.data.summary.inspect import Table, counted
 from bevatron.recipes.proteins import ALIGNMENTS, rejects_file
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
-from bevatron.typing import Array, IntArray
+from bevatron.typing import Array, FloatArray, IntArray
 
 Row = tuple[str | int | float | None, ...]
 
@@ -61,7 +61,9 @@ def draw(report: Report, store: Store) -> None:
     resolution = _resolution(store)
     if len(resolution):
         report.figure(
-            plots.histogram({"resolution": resolution}, "resolution (Å)", "Resolution", "complexes"),
+            plots.histogram(
+                {"resolution": resolution}, "resolution (Å)", "Resolution", "complexes"
+            ),
             "Distribution of the resolutions that are known.",
             "resolution",
         )
@@ -101,8 +103,8 @@ def _overview(store: Store) -> Table:
         ("tokens", summary["tokens"]),
         ("atoms", summary["atoms"]),
         ("interfaces", int(store.lengths("interfaces").sum())),
-        ("released first", _date(known.min()) if len(known) else None),
-        ("released last", _date(known.max()) if len(known) else None),
+        ("released first", _date(int(known.min())) if len(known) else None),
+        ("released last", _date(int(known.max())) if len(known) else None),
         ("resolution, median (Å)", float(np.median(resolution)) if len(resolution) else None),
         ("without a resolution", summary["usable"] - len(resolution)),
         ("shards", len(store.manifest["shards"])),
@@ -180,12 +182,14 @@ def _depths(store: Store) -> IntArray:
     folder = store.path / ALIGNMENTS
     if not folder.exists():
         return np.zeros(0, dtype=np.int64)
-    return _column(Alignments.open(folder).store, "num_rows").astype(np.int64)
+    rows: IntArray = _column(Alignments.open(folder).store, "num_rows").astype(np.int64)
+    return rows
 
 
-def _resolution(store: Store) -> Array:
+def _resolution(store: Store) -> FloatArray:
     found = _column(store, "resolution")[store.lengths("restype") > 0]
-    return found[np.isfinite(found)]
+    known: FloatArray = found[np.isfinite(found)].astype(np.float64)
+    return known
 
 
 def _column(store: Store, field: str) -> Any:
@@ -194,4 +198,4 @@ def _column(store: Store, field: str) -> Any:
 
 
 def _date(day: int) -> str:
-    return (dt.date(1970, 1, 1) + dt.timedelta(days=int(day))).isoformat()
+    return (dt.date(1970, 1, 1) + dt.timedelta(days=day)).isoformat()

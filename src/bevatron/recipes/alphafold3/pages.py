@@ -77,9 +77,11 @@ def write_page(
 
 def plddt_of_tokens(entry: Arrays, plddt: Array) -> Array:
     """Return the mean pLDDT of the atoms of each token, [N]."""
-    counts = np.asarray(entry["num_atoms"])
+    counts = np.asarray(entry["num_atoms"]).astype(np.int64)
     token = np.repeat(np.arange(len(counts)), counts)
-    return np.bincount(token, weights=plddt, minlength=len(counts)) / counts
+    total: Array = np.bincount(token, weights=plddt.astype(np.float64), minlength=len(counts))
+    mean: Array = total.astype(np.float64) / counts
+    return mean
 
 
 def chain_edges(asym_id: Array) -> list[int]:
@@ -107,7 +109,12 @@ def plddt_figure(plddt: Array, edges: Sequence[int], labels: Sequence[str]) -> F
 
 
 def map_figure(
-    values: Array, edges: Sequence[int], labels: Sequence[str], name: str, top: float, colour_map: str
+    values: Array,
+    edges: Sequence[int],
+    labels: Sequence[str],
+    name: str,
+    top: float,
+    colour_map: str,
 ) -> Figure:
     """Draw a value of each two tokens, with lines between chains."""
     with new_axes(5.8, 4.8) as (figure, axes):

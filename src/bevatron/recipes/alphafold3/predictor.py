@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,8 +58,8 @@ class Predicted:
 
     seed: int
     number: int
-    position: Array
-    plddt: Array
+    position: npt.NDArray[np.float32]
+    plddt: npt.NDArray[np.float32]
     pae: Array
     contacts: Array
     distogram: Array
@@ -183,6 +184,6 @@ def _positive(**numbers: int) -> None:
             raise ConfigError(f"{name}: expected 1 or more, got {value}")
 
 
-def _array(tensor: Tensor) -> Array:
-    found: Array = tensor.float().cpu().numpy()
+def _array(tensor: Tensor) -> npt.NDArray[np.float32]:
+    found: npt.NDArray[np.float32] = tensor.float().cpu().numpy()
     return found
