@@ -106,7 +106,7 @@ def _column(store: Store, name: str) -> Array:
 
 
 def _clusters(store: Store, key: Array) -> IntArray:
-    """Number the cluster of each chain; a key that is in none is one of its own."""
+    """Return the cluster of each chain; a key that is in none is one of its own."""
     known = {int(word): n for word, n in read_clusters(store.path / CLUSTERS).items()}
     keys, place = np.unique(key, return_inverse=True)
     own = max(known.values(), default=-1) + 1

@@ -262,10 +262,10 @@ def summary_lines(
     summary = store.manifest["summary"]
     return [
         f"{summary['usable']} of {summary['files']} structures are usable",
-        f"{summary['chains']:,} chains of {summary['residues']:,} residues, "
-        f"{summary['resolved']:,} of them resolved",
-        f"{len(found.alignments)} files of alignments; {len(found.hits)} of template hits and "
-        f"{found.others} of other kinds, passed over",
+        f"{summary['chains']:,} chains of {summary['residues']:,} residues",
+        f"{summary['resolved']:,} residues are resolved",
+        f"{len(found.alignments)} files of alignments",
+        f"{len(found.hits)} files of template hits and {found.others} others, passed over",
         *lines_of_rejects(store, rejects),
         f"train with: bevatron train alphafold2 --data {store.path} --output RUN",
     ]
