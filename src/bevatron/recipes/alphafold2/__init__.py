@@ -17,12 +17,19 @@ SYSTEM = System(
     samples="chains",
     config="run:AlphaFold2Run",
     build="run:build",
-    commands={"prepare": "commands:prepare"},
+    commands={
+        "prepare": "commands:prepare",
+        "evaluate": "commands:evaluate",
+        "predict": "commands:predict",
+    },
     usage=(
         ("train alphafold2 --data FOLDER --output RUN", "train from mmCIF files and alignments"),
         ("prepare alphafold2 FOLDER --out STORE", "compute the features of protein chains"),
+        ("predict RUN FILE OUT", "structures of chains from FASTA and alignments"),
     ),
     recognises="commands:recognises",
+    starter="starter.yaml",
+    api="api",
 )
 
 __getattr__ = SYSTEM.exported

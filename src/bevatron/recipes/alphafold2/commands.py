@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bevatron.output import say
-from bevatron.recipes.arguments import Files, PrepareOptions, Preparing
+from bevatron.output import Result, say
+from bevatron.recipes.arguments import Files, Model, Out, PrepareOptions, Preparing, Source
 
 
 def recognises(path: Path) -> bool:
@@ -43,3 +43,63 @@ def prepare(
     from bevatron.recipes.alphafold2.stores import prepare_chains
 
     say(*prepare_chains(files, out, strict=strict, **vars(options)))
+
+
+def evaluate(
+    model: Model,
+    files: Files,
+    device: str = "auto",
+    most: int | None = None,
+    out: Path | None = None,
+) -> Result:
+    """Print how near a model's structures are to known ones.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    files
+        Stores of chains.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+    most
+        Chains of each store at most.
+    out
+        Also write the table to this JSON file.
+
+    Examples
+    --------
+    bevatron evaluate runs/chains test-store
+    """
+    from bevatron.recipes.alphafold2.evaluate import evaluate_stores, print_table_of
+
+    table = evaluate_stores(model, files, device=device, most=most, out=out)
+    return Result(table, lambda: print_table_of(table))
+
+
+def predict(model: Model, source: Source, out: Out, seed: int = 0, device: str = "auto") -> Result:
+    """Predict the structures of protein chains, with confidences.
+
+    Parameters
+    ----------
+    model
+        A run or a model folder.
+    source
+        FASTA of chains, or a JSON or YAML of AlphaFold3, Protenix or Boltz with alignments.
+    out
+        Folder: for each chain NAME.cif with pLDDT as B-factors and a page.
+    seed
+        Of the rows of the alignment that are drawn.
+    device
+        cpu, cuda, cuda:N, or auto (a GPU if there is one).
+
+    Examples
+    --------
+    bevatron predict runs/chains chains.fasta predicted
+    """
+    from bevatron.recipes.alphafold2.predict import predict_files
+
+    done = predict_files(model, source, out, seed=seed, device=device)
+    return Result(
+        done, lambda: say(*(f"{row['file']}: pLDDT {row['plddt']:.1f}" for row in done["chains"]))
+    )

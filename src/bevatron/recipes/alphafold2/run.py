@@ -22,7 +22,7 @@ from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainData, ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import started_from
 from bevatron.recipes.alphafold2.stores import prepared
-from bevatron.recipes.run_config import RunConfig, SaveModel
+from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.run import Run, Stage
 from bevatron.train.settings import (
     BatchConfig,
@@ -32,6 +32,8 @@ from bevatron.train.settings import (
     StageConfig,
     TrainConfig,
 )
+
+REPORT = "bevatron.recipes.alphafold2.report"
 
 LARGEST_BATCH = 256
 """Samples of a step above which training fails to converge (ScaleFold, section 4.2)."""
@@ -272,6 +274,7 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
         stages=stages,
         most_samples=LARGEST_BATCH,
         notes=list(data.report),
+        on_end=WriteReport(REPORT, model, data.report) if config.report else None,
     )
 
 
