@@ -94,7 +94,7 @@ def test_a_name_with_spaces_is_quoted(capsys):
 
 
 def test_init_names_the_systems_that_there_are(refused):
-    assert "known: alphafold3, gpspp, graph, mace" in refused("init", "water")
+    assert "known: alphafold2, alphafold3, gpspp, graph, mace" in refused("init", "water")
 
 
 def test_a_placeholder_is_named_by_its_key():

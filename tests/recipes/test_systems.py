@@ -339,7 +339,7 @@ def test_files_are_prepared_by_the_system_that_recognises_them(toy, refused, cap
     # Without a system the options are those of the default one, and where the others are is said.
     assert main(["prepare", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "prepare exists for mace, gpspp, alphafold3, toy" in said
+    assert "prepare exists for mace, gpspp, alphafold2, alphafold3, toy" in said
     assert "bevatron prepare toy --help" in said
     assert "--cutoff" in said
 
@@ -364,8 +364,8 @@ def test_former_options_are_accepted_with_a_notice(toy, capsys):
 
 def test_usage_and_errors_name_the_system(toy, refused):
     assert "toy: straight lines\n  bevatron slope RUN  " in usage()
-    assert "(known: alphafold3, gpspp, graph, mace, toy)" in refused("train", "tyo")
-    assert "needs a recipe (alphafold3, gpspp, graph, mace, toy)" in refused("train")
+    assert "(known: alphafold2, alphafold3, gpspp, graph, mace, toy)" in refused("train", "tyo")
+    assert "needs a recipe (alphafold2, alphafold3, gpspp, graph, mace, toy)" in refused("train")
     assert "did you mean 'slope'" in refused("slop")
     assert "from-toy" not in refused("convert")
     assert refused("convert").endswith("one of: mace-torch, to-mace-torch, toy")
