@@ -43,7 +43,7 @@ def commands():
 def place(tmp_path, monkeypatch):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    kinds = {"water": "mace", "gap": "gpspp", "cora": "graph_attention"}
+    kinds = {"water": "mace", "gap": "gpspp", "cora": "graph_attention", "complexes": "alphafold3"}
     for run, kind in kinds.items():
         (tmp_path / "runs" / run).mkdir(parents=True)
         (tmp_path / "runs" / run / "model.json").write_text(f'{{"kind": "{kind}"}}')

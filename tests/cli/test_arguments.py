@@ -220,7 +220,10 @@ MISTAKES = {
         ["init", "water.yaml"],
         r"no recipe 'water.yaml' \(known: [a-z0-9, ]+\)$",
     ),
-    "no recipe": (["train"], r"needs a recipe \(alphafold2, alphafold3, gpspp, graph, mace\) or a YAML file"),
+    "no recipe": (
+        ["train"],
+        r"needs a recipe \(alphafold2, alphafold3, gpspp, graph, mace\) or a YAML file",
+    ),
     "nothing": (["predict"], "needs MODEL, SOURCE, OUT"),
     "yaml missing": (["train", "no.yaml"], "no.yaml: cannot be read"),
     "no model": (["predict", "no-model", "a.xyz", "b.xyz"], "no-model: there is no such run"),

@@ -12,7 +12,10 @@ from bevatron.recipes.graph import GraphRun
 from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
 from bevatron.train.run import FitResult
 
-PRESETS = {"mace": "paper", "gpspp": "gpspp-16", "graph": "agnn-cora"}
+PRESETS = {
+    "mace": "paper", "gpspp": "gpspp-16", "graph": "agnn-cora", "alphafold2": "small",
+    "alphafold3": "small",
+}  # fmt: skip
 SHARED = [each.name for each in dataclasses.fields(RunConfig)]
 
 
@@ -34,9 +37,9 @@ def test_keys_that_all_systems_share_come_first_and_in_one_order(config):
 
 def test_one_key_of_a_group_leaves_the_others_at_the_defaults_of_the_system(config):
     plain = config()
-    changed = {"batch": {"size": 3}, "optim": {"lr": 0.5}, "train": {"seed": 7}}
+    changed = {"batch": {"order": "fullest"}, "optim": {"lr": 0.5}, "train": {"seed": 7}}
     found = config.from_values(changed)
-    assert found.batch == dataclasses.replace(plain.batch, size=3)
+    assert found.batch == dataclasses.replace(plain.batch, order="fullest")
     assert found.optim == dataclasses.replace(plain.optim, lr=0.5)
     assert found.train == dataclasses.replace(plain.train, seed=7)
 

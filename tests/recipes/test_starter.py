@@ -23,6 +23,8 @@ SHORT = {
     "gpspp": "--model.num-layers 1 --model.node-width 16 --model.edge-width 8 --model.num-heads 2 "
     "--data.prepare-workers 1",
     "graph": "--data.read.features rows",
+    "alphafold2": "--preset small --stages.initial.steps 1 --stages.initial.samples-per-step 1 "
+    "--stages.initial.crop 8 --data.valid-fraction 0",
     "alphafold3": "--preset small --stages.initial.steps 1 --stages.initial.samples-per-step 1 "
     "--stages.initial.crop 8 --data.valid-fraction 0",
 }
@@ -43,6 +45,7 @@ def data(tmp_path):
         "mace": head("structures.extxyz.gz", 8 * 14),
         "gpspp": head("molecules.csv.gz", 40),
         "graph": DATA / "communities.npz",
+        "alphafold2": COMPLEXES.parent / "proteins/mmcif/1crn.cif.gz",
         "alphafold3": COMPLEXES / "mmcif/1bna.cif.gz",
     }
 
@@ -54,9 +57,9 @@ def test_a_starter_configuration_is_refused_until_it_is_filled_in_and_then_runs(
     if name in {"gpspp", "alphafold3"}:
         pytest.importorskip("rdkit")
     short = [*SHORT[name].split(), "--train.epochs", "1", "--train.device", "cpu", "--no-report"]
+    if name.startswith("alphafold") and not COMPLEXES.is_dir():
+        pytest.skip("needs the folder ../shared with real data")
     if name == "alphafold3":
-        if not COMPLEXES.is_dir():
-            pytest.skip("needs the folder ../shared with real data")
         short += ["--data.components", str(COMPLEXES / "ccd_subset.cif.gz")]
     assert main(["init", name]) == 0
     path = tmp_path / "run.yaml"

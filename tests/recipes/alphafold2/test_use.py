@@ -1,0 +1,82 @@
+"""Chains are predicted and compared with known structures, by command and in Python."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import bevatron as bv
+from bevatron.cli import main
+from bevatron.config import from_dict
+from bevatron.data.readers.proteins import read_structure
+from bevatron.errors import DataError
+from bevatron.models.alphafold2 import AlphaFold2, AlphaFold2Config, save_model
+from bevatron.recipes.alphafold2.predict import predict_files
+from bevatron.recipes.alphafold2.predictor import ChainPredictor
+
+CRAMBIN = "TTCCPSIVARSNFNVCRLPGTPEALCATYTGCIIIPGATCPGDYAN"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    made = AlphaFold2(from_dict(AlphaFold2Config, tiny_model))
+    torch.manual_seed(0)
+    for weight in made.parameters():  # the last layers start at zero, which hides all else
+        torch.nn.init.normal_(weight, std=0.2)
+    save_model(made, folder)
+    return folder
+
+
+def test_a_chain_is_written_with_all_its_atoms_and_confidences(model, tmp_path, capsys):
+    source = tmp_path / "chains.fasta"
+    source.write_text(f">A\n{CRAMBIN}\n")
+    assert main(["predict", str(model), str(source), str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert "pLDDT" in capsys.readouterr().out
+    (file,) = (tmp_path / "out").glob("*.cif")
+    found = read_structure(file)
+    assert found.sequence(0) == CRAMBIN
+    heavy = {"G": 4, "A": 5, "S": 6, "C": 6, "P": 7, "V": 7, "T": 7, "I": 8, "L": 8, "N": 8,
+             "D": 8, "E": 9, "R": 11, "Y": 12, "F": 11}  # fmt: skip
+    assert np.diff(found.residues.atom_ptr).tolist() == [heavy[letter] for letter in CRAMBIN]
+    assert ((found.atoms.b_factor > 0) & (found.atoms.b_factor < 100)).all()
+    assert "createViewer" in file.with_suffix(".html").read_text()
+
+
+def test_the_alignment_of_the_input_reaches_the_model(model, folder, tmp_path):
+    files = sorted(folder.glob("some/1ckb/*.a3m*"))
+    text = gzip.decompress(files[0].read_bytes()).decode()
+    sequence = text.splitlines()[1]
+    chain = {"protein": {"id": "A", "sequence": sequence}}
+    job = {"name": "x", "modelSeeds": [1], "dialect": "alphafold3", "version": 1}
+    plddt = []
+    for number, unpaired in enumerate(("", text)):
+        chain["protein"]["unpairedMsa"] = unpaired
+        source = tmp_path / f"{number}.json"
+        source.write_text(json.dumps({**job, "sequences": [chain]}))
+        (row,) = predict_files(model, source, tmp_path / str(number), device="cpu")["chains"]
+        plddt.append(row)
+    assert plddt[0]["rows"] == 1 < plddt[1]["rows"]
+    assert plddt[0]["plddt"] != plddt[1]["plddt"]
+    chain["protein"]["unpairedMsa"] = ">q\nACDE\n"
+    source.write_text(json.dumps({**job, "sequences": [chain]}))
+    with pytest.raises(DataError, match="begins with another sequence"):
+        predict_files(model, source, tmp_path / "no", device="cpu")
+
+
+def test_a_file_without_a_protein_is_refused(model, tmp_path):
+    source = tmp_path / "dna.fasta"
+    source.write_text(">A|dna\nACGT\n")
+    with pytest.raises(DataError, match="holds no protein"):
+        predict_files(ChainPredictor(model, "cpu"), source, tmp_path / "out")
+
+
+def test_chains_of_a_store_are_compared_with_their_structures(model, store, tmp_path):
+    found = bv.evaluate(model, store, device="cpu", most=2, out=tmp_path / "table.json")
+    assert len(found["chains"]) == 2
+    assert 0 <= found["mean"]["lddt_ca"] < 0.5
+    means = [row["lddt_ca"] for row in found["chains"]]
+    assert found["mean"]["lddt_ca"] == pytest.approx(np.mean(means))
+    assert json.loads((tmp_path / "table.json").read_text()) == found
