@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bevatron.config import merged, to_dict
+from bevatron.config import from_dict, merged, to_dict
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError
@@ -93,6 +93,13 @@ SMALL_STAGES = {
     )
 }  # fmt: skip
 """Of the preset ``small``, for a CPU."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages by name, in their order, without defaults."""
+
+    stages: dict[str, ComplexStage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +192,7 @@ class AlphaFold3Run(RunConfig):
         own = super().from_values({k: v for k, v in values.items() if k != "stages"})
         known = {name: to_dict(stage) for name, stage in own.stages.items()}
         stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
-        return super().from_values({**values, "stages": stages})
+        return dataclasses.replace(own, stages=from_dict(Stages, {"stages": stages}).stages)
 
 
 def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:

@@ -1,0 +1,39 @@
+"""Stages of a configuration: those that are given, over those of the preset of the same name."""
+
+import pytest
+
+from bevatron.errors import ConfigError
+from bevatron.recipes.alphafold3.run import AlphaFold3Run, published_stages
+
+
+def names_and_crops(**values):
+    stages = AlphaFold3Run.from_values(values).stages
+    return {name: (stage.crop, stage.step.copies) for name, stage in stages.items()}
+
+
+def test_the_published_stages_are_the_default():
+    assert AlphaFold3Run().stages == published_stages()
+    crops = {"initial": (384, 48), "fine_tuning_1": (640, 32)}
+    assert crops.items() <= names_and_crops().items()
+
+
+def test_a_stage_of_the_presets_name_changes_only_what_it_gives():
+    assert names_and_crops(preset="small", stages={"initial": {"crop": 64}}) == {"initial": (64, 8)}
+
+
+def test_stages_of_other_names_take_the_place_of_the_presets():
+    given = {"short": {"steps": 3, "samples_per_step": 1, "crop": 32}}
+    assert names_and_crops(preset="small", stages=given) == {"short": (32, 48)}
+    assert names_and_crops(stages=given) == {"short": (32, 48)}
+
+
+def test_a_stage_without_its_length_is_refused():
+    with pytest.raises(ConfigError, match=r"stages\.short"):
+        AlphaFold3Run.from_values({"stages": {"short": {"crop": 32}}})
+    with pytest.raises(ConfigError, match="stages: expected at least one"):
+        AlphaFold3Run.from_values({"stages": {}})
+
+
+def test_batches_of_several_complexes_are_refused():
+    with pytest.raises(ConfigError, match="a batch of complexes is one sample"):
+        AlphaFold3Run.from_values({"batch": {"size": 2}})
