@@ -73,10 +73,11 @@ class Draws:
 
     Examples
     --------
-    >>> class Letters(str):
+    >>> class Letters(list):
     ...     def describe(self, i): return f"letter {i}"
-    >>> draws = Draws([Source("a", Letters("abc")), Source("x", Letters("xyz"), share=3)], seed=0)
-    >>> "".join(draws[k] for k in range(12))
+    >>> abc, xyz = (Letters({"letter": np.array(c)} for c in word) for word in ("abc", "xyz"))
+    >>> draws = Draws([Source("a", abc), Source("x", xyz, share=3)], seed=0)
+    >>> "".join(str(draws[k]["letter"]) for k in range(12))
     'zxzyayyzyzzc'
     >>> draws.draw(1) == Draws(draws.sources, seed=0).draw(1)
     True

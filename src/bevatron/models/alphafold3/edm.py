@@ -76,7 +76,7 @@ def schedule(
     Examples
     --------
     >>> schedule(2)
-    tensor([2560.0000,   51.5094,    0.0000])
+    tensor([2560.0000,   55.9748,    0.0000])
     """
     share = torch.linspace(0.0, 1.0, num_steps + 1, dtype=torch.float64, device=device)
     first, last = LARGEST ** (1 / POWER), SMALLEST ** (1 / POWER)
