@@ -3,7 +3,7 @@
 import csv
 import io
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,13 @@ import numpy as np
 from bevatron.data.proteins.alignment_files import AlignmentReader
 from bevatron.data.proteins.alignments import prepare_alignments
 from bevatron.data.proteins.clusters import cluster_proteins
-from bevatron.data.readers.proteins.folders import ProteinFiles, is_rna
-from bevatron.data.store.store import Store
-from bevatron.errors import StoreError
+from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
+from bevatron.data.samples import Field
+from bevatron.data.store.store import MANIFEST, Store
+from bevatron.errors import DataError, StoreError
 from bevatron.files import write_text_atomically
-from bevatron.typing import Array
+from bevatron.output import say
+from bevatron.typing import Array, Arrays
 
 ALIGNMENTS, CLUSTERS = "alignments", "clusters.txt"
 """Inside the folder of a store."""
@@ -25,6 +27,80 @@ MOST_CLUSTERED = 4000
 
 MOST_SHOWN = 10
 """Files that were left out and are named on the terminal."""
+
+
+def stores_of(
+    paths: Sequence[Path], out: Path, prepare: Callable[[list[Path], Path], list[str]]
+) -> tuple[Path, ...]:
+    """Return the stores among paths and one, in ``out``, of everything else that they hold.
+
+    ``prepare`` makes it and returns lines for the user, the last of which says how to train.
+    """
+    stores = tuple(path for path in paths if (path / MANIFEST).is_file())
+    others = [path for path in paths if path not in stores]
+    if not others:
+        return stores
+    say(*prepare(others, out)[:-1])
+    return (*stores, out)
+
+
+def open_prepared(path: str | Path, kind: str, version: int, last: str, system: str) -> Store:
+    """Open a store of proteins.
+
+    Parameters
+    ----------
+    kind, version
+        Of its samples and features.
+    last
+        What its preparation writes last.
+    system
+        Whose ``bevatron prepare`` makes such a store.
+
+    Raises
+    ------
+    DataError
+        If it is a store of something else, of features of another version, or one whose
+        preparation was stopped.
+    StoreError
+        If there is no finished store.
+    """
+    store = Store.open(path)
+    settings = store.manifest["settings"]
+    if settings.get("kind") != kind:
+        raise DataError(f"{path}: not a store of {kind}; make one with `bevatron prepare {system}`")
+    if settings["features"] != version:
+        raise DataError(
+            f"{path}: has version {settings['features']} of the features, the code has version "
+            f"{version}; prepare it again"
+        )
+    if not (store.path / last).exists():
+        raise DataError(
+            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
+        )
+    return store
+
+
+def find_structures(files: Sequence[str | Path]) -> ProteinFiles:
+    """List the files of proteins among paths and in folders.
+
+    Raises
+    ------
+    DataError
+        If there is no structure.
+    """
+    found = find_protein_files(files)
+    if not found.structures:
+        given = ", ".join(map(str, files)) or "nothing"
+        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+    return found
+
+
+def nothing(fields: Sequence[Field]) -> Arrays:
+    """Return an entry without any rows."""
+    return {
+        field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
+        for field in fields
+    }
 
 
 def write_clusters(sequences: Mapping[int, str], folder: Path) -> list[str]:

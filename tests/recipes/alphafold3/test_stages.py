@@ -35,5 +35,5 @@ def test_a_stage_without_its_length_is_refused():
 
 
 def test_batches_of_several_complexes_are_refused():
-    with pytest.raises(ConfigError, match="a batch of complexes is one sample"):
+    with pytest.raises(ConfigError, match="a batch of proteins is one sample"):
         AlphaFold3Run.from_values({"batch": {"size": 2}})

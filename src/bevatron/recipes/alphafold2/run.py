@@ -1,7 +1,6 @@
 """The recipe ``alphafold2``: structures of protein chains, trained on crops that are drawn."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import to_dict
 from bevatron.data.proteins.chain_samples import ChainSizes
 from bevatron.errors import ConfigError
 from bevatron.kernels import use
@@ -17,12 +16,12 @@ from bevatron.models.alphafold2.config import FINE_TUNING_SIZES, AlphaFold2Confi
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
-from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.alphafold2 import SYSTEM
 from bevatron.recipes.alphafold2.data import ChainData, ChainDataConfig, load_chains
 from bevatron.recipes.alphafold2.start import started_from
 from bevatron.recipes.alphafold2.stores import prepared
-from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.run_config import SaveModel, WriteReport
+from bevatron.recipes.staged_run import StagedRun, token_sizes
 from bevatron.train.run import Run, Stage
 from bevatron.train.settings import (
     BatchConfig,
@@ -131,15 +130,8 @@ MODELS = {"scalefold": "alphafold2", "mlperf": "alphafold2"}
 """Presets of models of the presets of runs, where the names differ."""
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Stages by name, in their order, without defaults."""
-
-    stages: dict[str, ChainStage]
-
-
 @dataclass(frozen=True, kw_only=True)
-class AlphaFold2Run(RunConfig):
+class AlphaFold2Run(StagedRun):
     """Configuration of a training run of AlphaFold2.
 
     Attributes
@@ -194,16 +186,6 @@ class AlphaFold2Run(RunConfig):
     train: TrainConfig = field(default_factory=lambda: TrainConfig(dtype="float32"))
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be trained on."""
-        if not self.stages:
-            raise ConfigError("stages: expected at least one")
-        if self.batch.size != 1 or self.batch.algorithm != "fixed_count":
-            raise ConfigError(
-                "batch: a batch of chains is one sample (algorithm fixed_count, size 1); "
-                "stages.NAME.samples_per_step is the number of samples of a step"
-            )
-
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
         """Return the sizes of a preset and what else it changes."""
@@ -214,20 +196,6 @@ class AlphaFold2Run(RunConfig):
             changes["stages"] = {key: to_dict(stage) for key, stage in changes["stages"].items()}
         model = AlphaFold2Config.preset(MODELS.get(str(name), str(name)))
         return {"model": to_dict(model), **changes}
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "AlphaFold2Run":
-        """Build a configuration; stages that are given replace those of the preset.
-
-        A stage of the preset's name changes only what it gives.
-        """
-        given = values.get("stages")
-        if not isinstance(given, Mapping):
-            return super().from_values(values)
-        own = super().from_values({k: v for k, v in values.items() if k != "stages"})
-        known = {name: to_dict(stage) for name, stage in own.stages.items()}
-        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
-        return dataclasses.replace(own, stages=from_dict(Stages, {"stages": stages}).stages)
 
 
 def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
@@ -255,11 +223,11 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
     stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
     return Run(
         model=model,
-        task=AlphaFold2Task(CYCLES, losses, _activations(config)),
+        task=AlphaFold2Task(CYCLES, losses, config.activations),
         train=stages[0].train,
         sizes=stages[0].sizes,
         valid=data.valid,
-        valid_sizes=None if data.valid is None else _sizes(data.valid.lengths("tokens")),
+        valid_sizes=None if data.valid is None else token_sizes(data.valid.lengths("tokens")),
         folder=config.output,
         settings=config.settings,
         config={"recipe": config.recipe, **to_dict(config)},
@@ -280,21 +248,4 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
 
 def _stage(name: str, config: ChainStage, data: ChainData, seed: int) -> Stage:
     draws = data.draws(config.sizes, seed)
-    return Stage(name, config, draws, _sizes(draws.lengths("tokens")))
-
-
-def _sizes(tokens: Any) -> dict[str, Any]:
-    return {"tokens": tokens, "tokens_squared": tokens * tokens}
-
-
-def _activations(config: AlphaFold2Run) -> torch.dtype | None:
-    """Choose the type of the activations."""
-    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
-    chosen = config.precision
-    if chosen == "auto":
-        chosen = "bfloat16" if device.type == "cuda" else "float32"
-    if chosen == "bfloat16" and config.train.dtype != "float32":
-        raise ConfigError(
-            f"precision: bfloat16 needs train.dtype float32, not {config.train.dtype}"
-        )
-    return torch.bfloat16 if chosen == "bfloat16" else None
+    return Stage(name, config, draws, token_sizes(draws.lengths("tokens")))

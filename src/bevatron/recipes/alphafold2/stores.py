@@ -15,17 +15,20 @@ from bevatron.data.proteins.chains import CHAIN_FIELDS, chain_entry
 from bevatron.data.proteins.constants import CA
 from bevatron.data.readers.proteins import read_structure
 from bevatron.data.readers.proteins.alphabet import CLASSES
-from bevatron.data.readers.proteins.folders import ProteinFiles, StructureFiles, find_protein_files
+from bevatron.data.readers.proteins.folders import ProteinFiles, StructureFiles
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
-from bevatron.data.store.store import MANIFEST, Store
+from bevatron.data.store.store import Store
 from bevatron.errors import DataError
-from bevatron.output import say
 from bevatron.recipes.proteins import (
     CLUSTERS,
+    find_structures,
     lines_of_rejects,
     list_rejects,
+    nothing,
+    open_prepared,
     prepare_found_alignments,
+    stores_of,
     text_bytes,
     unusable,
     write_clusters,
@@ -75,7 +78,7 @@ class ChainFeaturizer:
             if self.strict:
                 raise
             reason = str(error).removeprefix(f"{path}: ")
-            return {**nothing(), "reason": text_bytes(reason), "source": source}
+            return {**nothing(FIELDS), "reason": text_bytes(reason), "source": source}
 
 
 def chains_of_file(path: str | Path) -> Arrays:
@@ -128,14 +131,6 @@ def sequence_of(query: Array) -> str:
     return "".join(CLASSES[number] for number in query.tolist())
 
 
-def nothing() -> Arrays:
-    """Return an entry of no chains."""
-    return {
-        field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
-        for field in FIELDS
-    }
-
-
 def prepare_chains(
     files: Sequence[str | Path],
     out: Path,
@@ -169,10 +164,7 @@ def prepare_chains(
         If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
         else.
     """
-    found = find_protein_files(files)
-    if not found.structures:
-        given = ", ".join(map(str, files)) or "nothing"
-        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+    found = find_structures(files)
     store = prepare(
         StructureFiles(found.structures),
         ChainFeaturizer(strict),
@@ -207,12 +199,7 @@ def clustered_sequences(store: Store) -> dict[int, str]:
 
 def prepared(paths: Sequence[Path], out: Path) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold."""
-    stores = tuple(path for path in paths if (path / MANIFEST).is_file())
-    others = [path for path in paths if path not in stores]
-    if not others:
-        return stores
-    say(*prepare_chains(others, out)[:-1])
-    return (*stores, out)
+    return stores_of(paths, out, prepare_chains)
 
 
 def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
@@ -237,22 +224,7 @@ def open_chains(path: str | Path) -> Store:
     StoreError
         If there is no finished store.
     """
-    store = Store.open(path)
-    settings = store.manifest["settings"]
-    if settings.get("kind") != KIND:
-        raise DataError(
-            f"{path}: not a store of chains; make one with `bevatron prepare alphafold2`"
-        )
-    if settings["features"] != FEATURES_VERSION:
-        raise DataError(
-            f"{path}: has version {settings['features']} of the features, the code has version "
-            f"{FEATURES_VERSION}; prepare it again"
-        )
-    if not (store.path / CLUSTERS).exists():
-        raise DataError(
-            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
-        )
-    return store
+    return open_prepared(path, KIND, FEATURES_VERSION, CLUSTERS, "alphafold2")
 
 
 def summary_lines(

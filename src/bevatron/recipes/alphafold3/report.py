@@ -5,14 +5,8 @@ from pathlib import Path
 
 from torch import nn
 
-from bevatron.train.report.page import Report
-from bevatron.train.report.training import (
-    History,
-    Metric,
-    show_learning_curves,
-    show_timing,
-    summary,
-)
+from bevatron.recipes.structure_report import write_report
+from bevatron.train.report.training import Metric
 from bevatron.train.run import FitResult
 
 METRICS = [
@@ -29,28 +23,7 @@ METRICS = [
 
 
 def report_of_run(folder: Path, model: nn.Module, found: Sequence[str], result: FitResult) -> Path:
-    """Write report.html and ``plots/`` of a finished run.
-
-    Parameters
-    ----------
-    folder
-        The run's folder, with config.yaml and metrics.jsonl.
-    model
-        Of the run.
-    found
-        Lines about its data.
-    result
-        Result of the training.
-    """
-    history = History.of_run(folder)
-    report = Report("Structures of complexes: AlphaFold3", str(folder), folder / "plots")
-    report.notes(history.changes())
-    report.section("Result").highlights({
-        **{name.replace("_", " "): value for name, value in (result.metrics or {}).items()},
-        **summary(result, model),
-    })  # fmt: skip
-    show_learning_curves(report, history, METRICS)
-    report.section("Data").details("What was found in the stores", "\n".join(found))
-    show_timing(report, history)
-    report.section("Settings").config(history.config).versions(("bevatron", "torch", "numpy"))
-    return report.write(folder / "report.html")
+    """Write report.html and ``plots/`` of a finished run; see `write_report`."""
+    return write_report(
+        folder, "Structures of complexes: AlphaFold3", METRICS, model, found, result
+    )

@@ -1,15 +1,13 @@
 """The recipe ``alphafold3``: structures of complexes, trained on crops that are drawn."""
 
 import dataclasses
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from bevatron.config import from_dict, merged, to_dict
+from bevatron.config import to_dict
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import ConfigError
@@ -18,7 +16,6 @@ from bevatron.models.alphafold3.config import PRESETS, AlphaFold3Config
 from bevatron.models.alphafold3.losses import STAGES
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
-from bevatron.parallel.mesh import choose_device, ranks_from_environment
 from bevatron.recipes.alphafold3 import SYSTEM
 from bevatron.recipes.alphafold3.data import (
     ComplexData,
@@ -27,7 +24,8 @@ from bevatron.recipes.alphafold3.data import (
     sizes_for_validation,
 )
 from bevatron.recipes.alphafold3.stores import prepared
-from bevatron.recipes.run_config import RunConfig, SaveModel, WriteReport
+from bevatron.recipes.run_config import SaveModel, WriteReport
+from bevatron.recipes.staged_run import StagedRun, token_sizes
 from bevatron.train.run import Run, Stage
 from bevatron.train.settings import (
     BatchConfig,
@@ -95,15 +93,8 @@ SMALL_STAGES = {
 """Of the preset ``small``, for a CPU."""
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Stages by name, in their order, without defaults."""
-
-    stages: dict[str, ComplexStage]
-
-
 @dataclass(frozen=True, kw_only=True)
-class AlphaFold3Run(RunConfig):
+class AlphaFold3Run(StagedRun):
     """Configuration of a training run of AlphaFold3.
 
     Attributes
@@ -156,16 +147,6 @@ class AlphaFold3Run(RunConfig):
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     validation_steps: int = 20
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be trained on."""
-        if not self.stages:
-            raise ConfigError("stages: expected at least one")
-        if self.batch.size != 1 or self.batch.algorithm != "fixed_count":
-            raise ConfigError(
-                "batch: a batch of complexes is one sample (algorithm fixed_count, size 1); "
-                "stages.NAME.samples_per_step is the number of samples of a step"
-            )
-
     @classmethod
     def preset_values(cls, name: str | None) -> dict[str, Any]:
         """Return the sizes of a preset and, of the small model, stages and rates."""
@@ -179,20 +160,6 @@ class AlphaFold3Run(RunConfig):
                 "schedule": {"warmup_steps": 100},
             }
         return values
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "AlphaFold3Run":
-        """Build a configuration; stages that are given replace those of the preset.
-
-        A stage of the preset's name changes only what it gives.
-        """
-        given = values.get("stages")
-        if not isinstance(given, Mapping):
-            return super().from_values(values)
-        own = super().from_values({k: v for k, v in values.items() if k != "stages"})
-        known = {name: to_dict(stage) for name, stage in own.stages.items()}
-        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
-        return dataclasses.replace(own, stages=from_dict(Stages, {"stages": stages}).stages)
 
 
 def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
@@ -214,9 +181,7 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
     torch.manual_seed(config.train.seed)
     model = AlphaFold3(config.model)
     options = [stage.step for stage in config.stages.values()]
-    task = AlphaFold3Task(
-        config.model.cycles, options, _activations(config), config.validation_steps
-    )
+    task = AlphaFold3Task(config.model.cycles, options, config.activations, config.validation_steps)
     stages = [_stage(name, stage, data, config.train.seed) for name, stage in config.stages.items()]
     return Run(
         model=model,
@@ -224,7 +189,7 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
         train=stages[0].train,
         sizes=stages[0].sizes,
         valid=data.valid,
-        valid_sizes=None if data.valid is None else _sizes(data.valid.tokens),
+        valid_sizes=None if data.valid is None else token_sizes(data.valid.tokens),
         folder=config.output,
         settings=config.settings,
         config={"recipe": config.recipe, **to_dict(config)},
@@ -245,21 +210,4 @@ def build(config: AlphaFold3Run, *, resume: bool = False) -> Run:
 
 def _stage(name: str, config: ComplexStage, data: ComplexData, seed: int) -> Stage:
     draws = data.draws(config.sizes, seed)
-    return Stage(name, config, draws, _sizes(draws.lengths("tokens")))
-
-
-def _sizes(tokens: Any) -> dict[str, Any]:
-    return {"tokens": tokens, "tokens_squared": tokens * tokens}
-
-
-def _activations(config: AlphaFold3Run) -> torch.dtype | None:
-    """Choose the type of the activations."""
-    device = choose_device(config.train.device, ranks_from_environment(os.environ)[2])
-    chosen = config.precision
-    if chosen == "auto":
-        chosen = "bfloat16" if device.type == "cuda" else "float32"
-    if chosen == "bfloat16" and config.train.dtype != "float32":
-        raise ConfigError(
-            f"precision: bfloat16 needs train.dtype float32, not {config.train.dtype}"
-        )
-    return torch.bfloat16 if chosen == "bfloat16" else None
+    return Stage(name, config, draws, token_sizes(draws.lengths("tokens")))

@@ -20,17 +20,19 @@ from bevatron.data.readers.proteins.components import INSTALLED
 from bevatron.data.readers.proteins.folders import (
     ProteinFiles,
     StructureFiles,
-    find_protein_files,
 )
 from bevatron.data.samples import Field
 from bevatron.data.store.prepare import prepare
-from bevatron.data.store.store import MANIFEST, Store
+from bevatron.data.store.store import Store
 from bevatron.errors import DataError
-from bevatron.output import say
 from bevatron.recipes.proteins import (
+    find_structures,
     lines_of_rejects,
     list_rejects,
+    nothing,
+    open_prepared,
     prepare_found_alignments,
+    stores_of,
     text_bytes,
     unusable,
     write_clusters,
@@ -84,7 +86,7 @@ class ComplexFeaturizer:
             if self.strict:
                 raise
             reason = str(error).removeprefix(f"{path}: ")
-            return {**nothing(), "reason": text_bytes(reason), "source": source}
+            return {**nothing(FIELDS), "reason": text_bytes(reason), "source": source}
         return {**entry, "reason": text_bytes(""), "source": source}
 
     def _entry(self, path: str) -> Arrays:
@@ -94,14 +96,6 @@ class ComplexFeaturizer:
         components = open_components(self.components)
         entry = featurize(structure, components, max_tokens=self.max_tokens)
         return {**entry, **index_of(entry)}
-
-
-def nothing() -> Arrays:
-    """Return an entry of no tokens."""
-    return {
-        field.name: np.zeros((0, *field.shape) if field.ragged else field.shape, field.dtype)
-        for field in FIELDS
-    }
 
 
 def prepare_complexes(
@@ -140,10 +134,7 @@ def prepare_complexes(
         If there is no structure, with ``strict`` if one is unusable, or ``out`` holds something
         else.
     """
-    found = find_protein_files(files)
-    if not found.structures:
-        given = ", ".join(map(str, files)) or "nothing"
-        raise DataError(f"{given}: holds no structure; expected files that end in .cif or .pdb")
+    found = find_structures(files)
     settings = {
         "kind": KIND, "features": FEATURES_VERSION, "components": str(components),
         "assembly": assembly, "max_tokens": max_tokens, "unit": "file",
@@ -173,12 +164,9 @@ def prepare_complexes(
 
 def prepared(paths: Sequence[Path], out: Path, components: str) -> tuple[Path, ...]:
     """Return the stores among paths and one, in ``out``, of everything else that they hold."""
-    stores = tuple(path for path in paths if (path / MANIFEST).is_file())
-    others = [path for path in paths if path not in stores]
-    if not others:
-        return stores
-    say(*prepare_complexes(others, out, components=components)[:-1])
-    return (*stores, out)
+    return stores_of(
+        paths, out, lambda files, to: prepare_complexes(files, to, components=components)
+    )
 
 
 def summarise(samples: Sequence[Arrays]) -> dict[str, object]:
@@ -206,20 +194,7 @@ def open_complexes(path: str | Path) -> Store:
     StoreError
         If there is no finished store.
     """
-    store = Store.open(path)
-    settings = store.manifest["settings"]
-    if settings.get("kind") != KIND:
-        raise DataError(f"{path}: not a store of complexes; prepare it from mmCIF files")
-    if settings["features"] != FEATURES_VERSION:
-        raise DataError(
-            f"{path}: has version {settings['features']} of the features, the code has version "
-            f"{FEATURES_VERSION}; prepare it again"
-        )
-    if not (store.path / POSES).exists():
-        raise DataError(
-            f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
-        )
-    return store
+    return open_prepared(path, KIND, FEATURES_VERSION, POSES, "alphafold3")
 
 
 def summary_lines(

@@ -1,0 +1,74 @@
+"""What runs in stages of drawn proteins share: their configuration, sizes and precision."""
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from bevatron.config import from_dict, merged, to_dict
+from bevatron.errors import ConfigError
+from bevatron.parallel.mesh import choose_device, ranks_from_environment
+from bevatron.recipes.run_config import RunConfig
+from bevatron.typing import IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRun(RunConfig):
+    """Configuration of a run in stages; a system adds ``stages``, by name in their order."""
+
+    stages: Any = None
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be trained on."""
+        if not self.stages:
+            raise ConfigError("stages: expected at least one")
+        if self.batch.size != 1 or self.batch.algorithm != "fixed_count":
+            raise ConfigError(
+                "batch: a batch of proteins is one sample (algorithm fixed_count, size 1); "
+                "stages.NAME.samples_per_step is the number of samples of a step"
+            )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build a configuration; stages that are given replace those of the preset.
+
+        A stage of the preset's name changes only what it gives.
+        """
+        given = values.get("stages")
+        if not isinstance(given, Mapping):
+            return super().from_values(values)
+        own = super().from_values({k: v for k, v in values.items() if k != "stages"})
+        known = {name: to_dict(stage) for name, stage in own.stages.items()}
+        stages = {name: merged(known.get(name, {}), stage) for name, stage in given.items()}
+        hint = typing.get_type_hints(cls)["stages"]
+        only: Any = dataclasses.make_dataclass("Stages", [("stages", hint)], frozen=True)
+        return dataclasses.replace(own, stages=from_dict(only, {"stages": stages}).stages)
+
+    @property
+    def activations(self) -> torch.dtype | None:
+        """Type of the activations; None = that of the weights.
+
+        Raises
+        ------
+        ConfigError
+            If bfloat16 is asked for with weights that are not float32.
+        """
+        device = choose_device(self.train.device, ranks_from_environment(os.environ)[2])
+        chosen = self.precision
+        if chosen == "auto":
+            chosen = "bfloat16" if device.type == "cuda" else "float32"
+        if chosen == "bfloat16" and self.train.dtype != "float32":
+            raise ConfigError(
+                f"precision: bfloat16 needs train.dtype float32, not {self.train.dtype}"
+            )
+        return torch.bfloat16 if chosen == "bfloat16" else None
+
+
+def token_sizes(tokens: IntArray) -> dict[str, IntArray]:
+    """Return the counts that the cost of samples of so many tokens is made of."""
+    return {"tokens": tokens, "tokens_squared": tokens * tokens}
