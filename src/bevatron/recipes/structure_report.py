@@ -46,7 +46,7 @@ def write_report(
     report.notes(history.changes())
     report.section("Result").highlights({
         **{name.replace("_", " "): value for name, value in (result.metrics or {}).items()},
-        **summary(result, model),
+        **summary(history, result, model),
     })  # fmt: skip
     show_learning_curves(report, history, metrics)
     report.section("Data").details("What was found in the stores", "\n".join(found))

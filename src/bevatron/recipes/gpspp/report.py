@@ -142,7 +142,7 @@ def report_of_run(
     first = next(iter(found))
     report = Report(f"GPS++: {folder.resolve().name}", str(folder), folder / "plots")
     report.highlights(
-        {**_headline(first, found[first], model.config.targets), **summary(result, model)}
+        {**_headline(first, found[first], model.config.targets), **summary(history, result, model)}
     )
     warnings = [line for line in data.report if line.startswith("warning")]
     stopped = [] if result.stopped_by is None else [f"stopped by {result.stopped_by}"]

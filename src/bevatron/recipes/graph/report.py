@@ -125,7 +125,7 @@ def report_of_run(
                 f"{name.replace('_', ' ')}, {ROLE_NAMES[chosen]}": value
                 for name, value in metrics.get(chosen, {}).items()
             },
-            **summary(result, model),
+            **summary(history, result, model),
         }
     )
     names = list(dict.fromkeys(name for each in metrics.values() for name in each))

@@ -99,7 +99,7 @@ def report_of_run(
         plan=plan,
         batch=batch,
         energies=isolated_energies(model),
-        figures=summary(result, model),
+        figures=summary(history, result, model),
         notes=notes,
         found=data.report,
     )

@@ -1,5 +1,6 @@
 """The part of all reports about training: learning curves, batch balance, timing."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class History:
     config
         The values of config.yaml.
     records, epochs
-        Lines of metrics.jsonl, and those of finished epochs.
+        Lines of metrics.jsonl, and those of finished epochs; in a run of stages an epoch is what
+        lies between two validations.
     """
 
     config: dict[str, Any]
@@ -46,6 +48,15 @@ class History:
         records = list(read_journal(folder / "metrics.jsonl"))
         config = {"train": {}, **load_yaml(folder / "config.yaml")}
         return cls(config, records, epochs_of(records))
+
+    @property
+    def unit(self) -> str:
+        """What the horizontal axes count: a run of stages goes by steps."""
+        return "step" if any("stage" in record for record in self.epochs) else "epoch"
+
+    def place(self, record: Record) -> int:
+        """Return where a line of metrics.jsonl stands on the horizontal axes."""
+        return int(record.get("step", 0) if self.unit == "step" else record["epoch"] + 1)
 
     @property
     def device(self) -> str:
@@ -81,11 +92,12 @@ class Metric:
     logarithmic: bool = True
 
 
-def summary(result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
+def summary(history: History, result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
     """Return the main figures of a run, shown after its errors."""
+    best = [history.place(record) for record in history.epochs if record.get("best")]
     return {
-        "epochs": result.epochs,
-        "best epoch": result.best_epoch + 1 if result.best is not None else None,
+        f"{history.unit}s": result.steps if history.unit == "step" else result.epochs,
+        f"best {history.unit}": best[-1] if best else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "training time": duration(result.seconds),
     }
@@ -94,7 +106,7 @@ def summary(result: FitResult, model: torch.nn.Module) -> dict[str, Cell]:
 def show_learning_curves(
     report: Report, history: History, metrics: Sequence[Metric], caption: str = ""
 ) -> None:
-    """Draw losses, validation metrics and the learning rate by epoch, in a section.
+    """Draw losses, validation metrics and the learning rate by epoch or step, in a section.
 
     A run without a finished epoch has no such section.
 
@@ -110,12 +122,13 @@ def show_learning_curves(
     epochs = history.epochs
     if not epochs:
         return
-    x = [record["epoch"] + 1 for record in epochs]
+    unit, x = history.unit, [history.place(record) for record in epochs]
 
     def curve(label: str, *keys: str, factor: float = 1.0) -> Curve:
         return Curve(label, x, factor * column(epochs, *keys))
 
-    losses = [curve("training", "loss"), curve("validation", "valid", "loss")]
+    training = curve("training", "loss") if unit == "epoch" else _loss_of_steps(history)
+    losses = [training, curve("validation", "valid", "loss")]
     panels = [Panel("Loss", "loss", _known(losses))]
     for metric in metrics:
         found = _known(
@@ -131,16 +144,18 @@ def show_learning_curves(
     if len(panels) < 6:
         panels.append(Panel("Gradient", "norm before clipping", [curve("", "grad_norm")]))
     events = list(_events(history))
-    best = [record["epoch"] + 1 for record in epochs if record.get("best")]
-    marked = ", ".join(f"{name} (epoch {place:g})" for place, name in events)
+    best = [history.place(record) for record in epochs if record.get("best")]
+    marked = ", ".join(f"{name} ({unit} {place:g})" for place, name in events)
     sentences = [
-        "Averages over each epoch.",
-        f"Best validation in epoch {best[-1]}." if best else "",
+        "Averages over each epoch."
+        if unit == "epoch"
+        else "Averages from validation to validation; of the loss, over logged steps.",
+        f"Best validation in {unit} {best[-1]}." if best else "",
         caption,
         f"Marked: {marked}." if events else "",
     ]
     report.section("Learning curves").figure(
-        plots.curves(panels, events=events), " ".join(filter(None, sentences)), "learning_curves"
+        plots.curves(panels, unit, events), " ".join(filter(None, sentences)), "learning_curves"
     )
 
 
@@ -220,13 +235,16 @@ def show_timing(report: Report, history: History) -> None:
             [name, float(part.sum()), float(100 * part.sum() / (seconds + validation).sum())]
             for name, part in spent.items()
         ],
-        f"{len(epochs)} epochs; median {medians} while training",
+        f"{epochs[-1]['step']} steps; median {medians} while training"
+        if history.unit == "step"
+        else f"{len(epochs)} epochs; median {medians} while training",
     )
-    x = [record["epoch"] + 1 for record in epochs]
-    panels = [_linear("Time of an epoch", "seconds", x, spent)]
+    x = [history.place(record) for record in epochs]
+    of = "an epoch" if history.unit == "epoch" else "the steps up to a validation"
+    panels = [_linear(f"Time of {of}", "seconds", x, spent)]
     panels += [_linear("Throughput", f"{unit} per second", x, {"": rate})
                for unit, rate in list(rates.items())[-1:]]  # fmt: skip
-    report.figure(plots.curves(panels), "Time of each epoch, and throughput.", "timing")
+    report.figure(plots.curves(panels, history.unit), f"Time of {of}, and throughput.", "timing")
 
 
 def duration(seconds: float) -> str:
@@ -250,6 +268,15 @@ def _linear(title: str, ylabel: str, x: Any, values: Mapping[str, FloatArray]) -
     return Panel(title, ylabel, lines, logarithmic=False, from_zero=True)
 
 
+def _loss_of_steps(history: History) -> Curve:
+    """Average the loss of the logged steps in at most 200 intervals of equal length."""
+    steps = [record for record in history.records if record["kind"] == "step"]
+    length = -(-len(steps) // 200) or 1
+    parts = [steps[first : first + length] for first in range(0, len(steps), length)]
+    losses = [float(np.nanmean(column(part, "loss"))) for part in parts]
+    return Curve("training", [part[-1]["step"] for part in parts], losses)
+
+
 def _known(curves: Iterable[Curve]) -> list[Curve]:
     """Return the curves that have a value."""
     return [curve for curve in curves if np.isfinite(np.asarray(curve.y, dtype=float)).any()]
@@ -271,7 +298,11 @@ def _changes(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _events(history: History) -> Iterator[tuple[float, str]]:
-    """Yield (epoch, label) of the events marked in the curves."""
+    """Yield (place, label) of the events marked in the curves."""
+    stages = [(record["step"], record["stage"]) for record in history.epochs if "stage" in record]
+    for (step, before), (_, after) in itertools.pairwise(stages):
+        if after != before:
+            yield step, after
     stage = ((history.config.get("loss") or {}).get("stage_two") or {}).get("start_epoch")
     if stage is None:
         stage = (history.config.get("schedule") or {}).get("stage_two_start")
@@ -280,4 +311,4 @@ def _events(history: History) -> Iterator[tuple[float, str]]:
     labels = {"resume": "resumed", "repacked": "repacked"}
     for record in history.records:
         if record["kind"] in labels:
-            yield record["epoch"] + 1, labels[record["kind"]]
+            yield history.place(record), labels[record["kind"]]

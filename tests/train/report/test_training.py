@@ -1,0 +1,50 @@
+"""The part of all reports about training: what its horizontal axes count."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from bevatron.train.report.training import History, _events, _loss_of_steps, summary
+from bevatron.train.run import FitResult
+
+
+def _validated(epoch: int, step: int, **more: Any) -> dict[str, Any]:
+    return {"kind": "epoch", "epoch": epoch, "step": step, **more}
+
+
+def _history(records: list[dict[str, Any]]) -> History:
+    return History({}, records, [r for r in records if r["kind"] == "epoch"])
+
+
+def test_a_run_of_stages_goes_by_steps_and_marks_where_a_stage_begins(tmp_path):
+    history = _history([
+        _validated(0, 500, stage="initial", best=True),
+        _validated(1, 800, stage="initial", best=True),
+        _validated(2, 1300, stage="finetune"),
+    ])  # fmt: skip
+    assert [history.place(record) for record in history.epochs] == [500, 800, 1300]
+    assert list(_events(history)) == [(800, "finetune")]
+    result = FitResult(tmp_path, "steps", None, 3, 1300, {}, 0.5, 1, 60.0)
+    shown = summary(history, result, torch.nn.Linear(2, 1))
+    assert (shown["steps"], shown["best step"]) == (1300, 800)
+
+
+def test_other_runs_go_by_epochs(tmp_path):
+    history = _history([_validated(0, 7), _validated(1, 14, best=True)])
+    assert [history.place(record) for record in history.epochs] == [1, 2]
+    result = FitResult(tmp_path, "epochs", None, 2, 14, {}, 0.5, 1, 60.0)
+    shown = summary(history, result, torch.nn.Linear(2, 1))
+    assert (shown["epochs"], shown["best epoch"]) == (2, 2)
+
+
+def test_the_loss_of_logged_steps_is_averaged_in_at_most_200_intervals():
+    losses = np.linspace(3.0, 1.0, 1001)
+    steps = [
+        {"kind": "step", "epoch": 0, "step": 10 * i, "loss": float(x)} for i, x in enumerate(losses)
+    ]
+    curve = _loss_of_steps(_history([*steps, _validated(0, 10_000, stage="initial")]))
+    assert len(curve.x) == 167  # intervals of 6, the last of 5
+    assert curve.x[-1] == 10_000
+    np.testing.assert_allclose(curve.y[0], losses[:6].mean())
+    np.testing.assert_allclose(curve.y[-1], losses[-5:].mean())
