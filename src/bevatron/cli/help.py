@@ -128,6 +128,7 @@ def _page(
 
 
 def _filled(text: str, width: int) -> list[str]:
+    text = text.replace("``", "")  # docstrings mark literals
     return textwrap.wrap(text, max(width, 30), break_on_hyphens=False, break_long_words=False) or [
         ""
     ]

@@ -163,3 +163,17 @@ def test_activations_belong_to_the_module_that_keeps_them_also_in_the_inner_grad
     assert sum(saved.total for saved in found.values()) == saved_bytes(loss, weights)
     assert next(iter(found)) == "1"
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_counting_leaves_no_graph_behind():
+    """One that lives on would spoil the capture of the steps that are profiled next."""
+    weight = torch.ones(10, requires_grad=True)
+
+    def accumulation():
+        return weight.view_as(weight).grad_fn.next_functions[0][0]
+
+    node = accumulation()
+    node.metadata["before"] = True
+    saved_bytes(lambda: (weight * 2).exp().sum())  # exp keeps its own output
+    del node
+    assert "before" not in accumulation().metadata

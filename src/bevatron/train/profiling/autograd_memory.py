@@ -107,7 +107,7 @@ def _watched(count: Callable[[int], None], excluded: Iterable[Tensor]) -> Iterat
             known.add(storage.data_ptr())
             alive.append(tensor.detach())  # so that no address is used twice
             count(storage.nbytes())
-        return tensor
+        return tensor.detach()  # an output that holds its own node would keep the graph for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield
