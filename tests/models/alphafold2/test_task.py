@@ -17,7 +17,8 @@ from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
-from bevatron.task import Numbered, StepNumbers
+from bevatron.task import Capturable, Numbered, StepNumbers
+from from_the_host import NothingFromTheHost, one_hot
 
 pytest.importorskip("gemmi")
 
@@ -120,6 +121,21 @@ def test_stages_have_weights_of_their_own(batch):
     assert "violation" not in loss_of(task, model, batch).terms
     task.begin_step(StepNumbers(9, 3, stage=1))
     assert "violation" in loss_of(task, model, batch).terms
+
+
+@pytest.mark.parametrize("weights", [LossWeights(), WEIGHTS])
+def test_a_step_can_be_captured(batch, weights, monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.one_hot", one_hot)
+    model = model_of()
+    task, _ = task_of(1, weights)
+    assert isinstance(task, Capturable)
+    assert task.constants() == weights
+    assert task.cycles > 1
+    counts = task.normalisers(batch)
+    task.loss(model, batch, counts)  # copies constant tables
+    with NothingFromTheHost():
+        found = task.loss(model, batch, counts).total
+        torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
 
 
 def test_bfloat16_is_near_float32(batch):

@@ -19,6 +19,7 @@ from bevatron.models.alphafold3.losses import LossWeights
 from bevatron.models.alphafold3.model import AlphaFold3
 from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
 from bevatron.task import Capturable, Numbered, StepNumbers
+from from_the_host import NothingFromTheHost, one_hot
 
 pytest.importorskip("gemmi")
 
@@ -96,6 +97,17 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+def test_a_step_can_be_captured(batch, monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.one_hot", one_hot)
+    model = model_of()
+    task, _ = task_of(copies=2)
+    counts = task.normalisers(batch)
+    task.loss(model, batch, counts)
+    with NothingFromTheHost():
+        found = task.loss(model, batch, counts).total
+        torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
 
 
 def test_padding_changes_neither_loss_nor_gradients_of_a_training_step(batch):

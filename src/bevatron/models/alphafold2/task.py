@@ -53,6 +53,10 @@ class AlphaFold2Task:
             seed.fill_(self._step_seed)
         return {"cycles": self.cycles}
 
+    def constants(self) -> LossWeights:
+        """Return the weights of the stage, which the loss depends on: steps may be captured."""
+        return self.weights
+
     def normalisers(self, batch: ChainBatch) -> dict[str, Tensor]:
         """Count the chains."""
         return {"chains": batch.weight.double()}

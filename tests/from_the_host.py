@@ -1,0 +1,23 @@
+"""What a captured step cannot hold, found without a GPU."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class NothingFromTheHost(TorchDispatchMode):
+    """Refuses what a captured step cannot hold: numbers asked for, and tensors made of numbers."""
+
+    refused = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        assert not name.lstrip("_").startswith(self.refused), name
+        assert name not in self.refused, name
+        if name in {"index", "index_put", "_index_put_impl_"}:
+            assert not any(i is not None and i.dtype == torch.bool for i in args[1]), name
+        return func(*args, **(kwargs or {}))
+
+
+def one_hot(classes, num_classes):
+    """Do what torch does on a GPU, where it does not ask whether the classes are in range."""
+    return (classes[..., None] == torch.arange(num_classes, device=classes.device)).long()
