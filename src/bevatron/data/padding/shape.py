@@ -150,11 +150,30 @@ class PaddingRule:
         )
 
     def rounded(self, size: Sequence[int]) -> BatchShape:
-        """Round the size of one batch up to one of few shapes, four per doubling of each axis."""
+        """Round the size of one batch up to one of few shapes.
+
+        Four per doubling of each axis; axes on which the work does not depend grow fourfold from
+        their multiple on, so that they hardly add to the number of shapes.
+
+        Examples
+        --------
+        >>> rule = PaddingRule((Axis("atoms", 8), Axis("bonds", 16, counts_work=False)))
+        >>> str(rule.rounded((41, 3))), str(rule.rounded((41, 65)))
+        ('48 atoms, 16 bonds', '48 atoms, 256 bonds')
+        """
+
+        def length(axis: Axis, needed: int) -> int:
+            if axis.counts_work:
+                return round_geometrically(needed, axis.multiple)
+            found = axis.multiple
+            while found < needed:
+                found *= 4
+            return found
+
         return BatchShape(
             **{
-                axis.name: round_geometrically(length + axis.spare, axis.multiple)
-                for axis, length in zip(self.axes, size, strict=True)
+                axis.name: length(axis, needed + axis.spare)
+                for axis, needed in zip(self.axes, size, strict=True)
             }
         )
 

@@ -123,8 +123,9 @@ class ComplexBatch(ProteinBatch):
         Axis("tokens", 32), Axis("atoms", 256), Axis("rows", 64),
         Axis("token_bonds", 512, counts_work=False),
         Axis("polymer_ligand_bonds", 64, counts_work=False),
-        Axis("molecules", 32, counts_work=False), Axis("copies", 4, counts_work=False),
-        Axis("residues", 64, counts_work=False), Axis("permutation_atoms", 2048, counts_work=False),
+        Axis("molecules", 32, counts_work=False), Axis("copies", 16, counts_work=False),
+        Axis("residues", 1024, counts_work=False),
+        Axis("permutation_atoms", 8192, counts_work=False),
     )  # fmt: skip
     ragged: ClassVar[RaggedFields] = {
         **{name: Ragged("tokens") for name in _TOKEN_FIELDS},
