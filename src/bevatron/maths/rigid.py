@@ -7,6 +7,7 @@ TF32 these would round coordinates of 100 Å to 0.1 Å. Leading axes of two argu
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -166,8 +167,7 @@ def rigid_of_matrix(matrix: Float[Tensor, "*frames 4 4"]) -> Rigid:
 def matrix_of_rigid(frame: Rigid) -> Float[Tensor, "*frames 4 4"]:
     """Write motions as homogeneous matrices."""
     top = torch.cat([frame.rotation, frame.translation[..., None]], dim=-1)
-    last = top.new_zeros(4)
-    last[3] = 1.0
+    last = F.pad(top.new_ones(1), (3, 0))
     return torch.cat([top, last.expand(*top.shape[:-2], 1, 4)], dim=-2)
 
 

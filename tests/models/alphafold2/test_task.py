@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bevatron.data.padding import pad
 from bevatron.data.proteins.chain_batch import collate_chain
@@ -17,7 +18,8 @@ from bevatron.models.alphafold2.config import AlphaFold2Config
 from bevatron.models.alphafold2.losses import FINE_TUNING_WEIGHTS, LossWeights
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.task import AlphaFold2Task
-from bevatron.task import Numbered, StepNumbers
+from bevatron.task import Capturable, Numbered, StepNumbers
+from nothing_from_the_host import NothingFromTheHost
 
 pytest.importorskip("gemmi")
 
@@ -95,6 +97,20 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_a_step_can_be_captured(batch, monkeypatch, cycles):
+    # On a CPU, unlike on a GPU, one_hot looks whether its classes are in range.
+    monkeypatch.setattr(F, "one_hot", lambda x, k: (x[..., None] == torch.arange(k)).long())
+    model, (task, _) = model_of(), task_of()
+    assert isinstance(task, Capturable)
+    parameters = [p for n, p in model.named_parameters() if not n.startswith("template")]
+    counts = task.normalisers(batch)
+    task.cycles = cycles
+    task.loss(model, batch, counts)  # tables come to the device once
+    with NothingFromTheHost():
+        torch.autograd.grad(task.loss(model, batch, counts).total, parameters)
 
 
 def test_a_repeated_sample_counts_nothing(batch):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from random_molecules import NO_DROPOUT, SMALL, collate, random_batch, random_molecule, small_model
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import BatchShape, pad_molecules
 from bevatron.errors import ConfigError
@@ -24,6 +23,7 @@ from bevatron.models.gpspp import (
 )
 from bevatron.models.gpspp.losses import feature_log_sums, feature_loss_sum
 from bevatron.task import AllowsAutocast, Capturable, ChecksBatches, Task
+from nothing_from_the_host import NothingFromTheHost
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STILL = CorruptionConfig(
@@ -115,20 +115,6 @@ def test_padding_changes_neither_loss_nor_gradients(kernel):
     tolerance = 1e-11 if kernel == "reference" else 2e-5
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
-class NothingFromTheHost(TorchDispatchMode):
-    """Refuses what a captured step cannot hold: numbers asked for, and tensors made of numbers."""
-
-    refused = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.split(".")[0]
-        assert not name.lstrip("_").startswith(self.refused), name
-        assert name not in self.refused, name
-        if name in {"index", "index_put", "_index_put_impl_"}:
-            assert not any(i is not None and i.dtype == torch.bool for i in args[1]), name
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": False}, {"edges": False}])

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -75,7 +76,7 @@ def frames_of_torsions(
     """
     table = of_residues("GROUP_FRAME", aatype).to(sin_cos.dtype)
     straight = rigid_of_matrix(table)
-    none = torch.tensor([0.0, 1.0], dtype=sin_cos.dtype, device=sin_cos.device)
+    none = F.pad(sin_cos.new_ones(1), (1, 0))
     turns = torch.cat([none.expand(*sin_cos.shape[:-2], 1, 2), sin_cos], dim=-2)
     rotation = compose_rotations(straight.rotation, rotation_about_x(turns))
     local = Rigid(rotation, straight.translation)

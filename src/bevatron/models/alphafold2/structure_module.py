@@ -232,8 +232,7 @@ class StructureModule(nn.Module):
         initial = self.norm_s(single)
         z = self.norm_z(pair)
         s = self.linear_in(initial)
-        frames = s.new_zeros(*s.shape[:-1], 7)
-        frames[..., 0] = 1.0
+        frames = F.pad(s.new_ones(*s.shape[:-1], 1), (0, 6))
         count = self.config.num_blocks
         masks = drops.draw(s[..., None, :, :], 2 * count, self.config.dropout)
         blocks = []

@@ -53,6 +53,10 @@ class AlphaFold2Task:
             seed.fill_(self._step_seed)
         return {"cycles": self.cycles}
 
+    def constants(self) -> LossWeights:
+        """Return the weights of the loss, its only input besides tensors: steps may be captured."""
+        return self.weights
+
     def normalisers(self, batch: ChainBatch) -> dict[str, Tensor]:
         """Count the chains."""
         return {"chains": batch.weight.double()}
@@ -94,4 +98,7 @@ class AlphaFold2Task:
 
     def _precision(self, like: Tensor) -> AbstractContextManager[None]:
         chosen = self.activations
-        return torch.autocast(like.device.type, chosen, enabled=chosen is not None)
+        # No cache: a weight that a cycle without gradient has rounded would have none in the last.
+        return torch.autocast(
+            like.device.type, chosen, enabled=chosen is not None, cache_enabled=False
+        )

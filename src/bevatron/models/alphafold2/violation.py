@@ -136,12 +136,11 @@ def _clashes(
 
 def _not_bonded(neighbours: Tensor) -> Tensor:
     """Return 0 for C-N of neighbours and for SG-SG, [..., N, N, 14, 14]."""
-    allowed = neighbours.new_ones(14, 14)
-    allowed[SG, SG] = False
+    slots = torch.arange(14, device=neighbours.device)
     # Disulfides are let through by slot, whatever the residues are, as in AlphaFold2.
-    peptide = torch.zeros_like(allowed)
-    peptide[C, N] = True
-    return allowed & ~(neighbours[..., None, None] & peptide)
+    disulfide = (slots[:, None] == SG) & (slots == SG)
+    peptide = (slots[:, None] == C) & (slots == N)
+    return ~(disulfide | neighbours[..., None, None] & peptide)
 
 
 def _within(position: Tensor, exists: Tensor, aatype: Tensor) -> tuple[Tensor, Tensor]:
