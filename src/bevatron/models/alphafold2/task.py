@@ -98,4 +98,7 @@ class AlphaFold2Task:
 
     def _precision(self, like: Tensor) -> AbstractContextManager[None]:
         chosen = self.activations
-        return torch.autocast(like.device.type, chosen, enabled=chosen is not None)
+        # No cache: a weight that a cycle without gradient has rounded would have none in the last.
+        return torch.autocast(
+            like.device.type, chosen, enabled=chosen is not None, cache_enabled=False
+        )
