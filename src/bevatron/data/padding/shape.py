@@ -157,7 +157,8 @@ class PaddingRule:
 
         Examples
         --------
-        >>> rule = PaddingRule((Axis("atoms", 8), Axis("bonds", 16, counts_work=False)))
+        >>> axes = (Axis("atoms", 8), Axis("bonds", 16, counts_work=False))
+        >>> rule = PaddingRule(axes, samples="bonds")
         >>> str(rule.rounded((41, 3))), str(rule.rounded((41, 65)))
         ('48 atoms, 16 bonds', '48 atoms, 256 bonds')
         """
