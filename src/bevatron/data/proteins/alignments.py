@@ -272,7 +272,12 @@ class Alignments:
 
 
 def prepare_alignments(
-    reader: AlignmentReader, out: str | Path, *, workers: int | None = None
+    reader: AlignmentReader,
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
 ) -> Alignments:
     """Write the alignments of files as a store, or continue an earlier call.
 
@@ -282,7 +287,7 @@ def prepare_alignments(
         The files.
     out
         Folder of the store.
-    workers
+    workers, overwrite, progress
         As in `prepare`.
     """
     store = prepare(
@@ -293,5 +298,7 @@ def prepare_alignments(
         {"block": BLOCK, "unit": "query"},
         samples_per_shard=_SEQUENCES_PER_SHARD,
         workers=workers,
+        overwrite=overwrite,
+        progress=progress,
     )
     return Alignments(store)

@@ -4,6 +4,7 @@ Nothing is asked of names or nesting: a file is what its suffix says. An alignme
 chain whose sequence is its query's; template hits belong to the alignments of their folder.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,12 @@ from bevatron.typing import Arrays
 
 _STRUCTURES = {".cif", ".mmcif", ".pdb", ".ent"}
 _ALIGNMENTS = {".a3m", ".sto", ".stk", ".stockholm"}
-_HITS = {".hhr", ".m8"}
+_HITS, _TABLES = {".hhr", ".m8"}, {".tsv", ".tab"}
 _HITS_IN_NAME = "hmm_output", "hmmsearch"
+
+
+_DUPLICATES, _OBSOLETE = re.compile(r"duplicate_(pdb_)?chains(\.txt)?"), "obsolete.dat"
+_KINDS = "structures", "alignments", "hits", "duplicates", "obsolete"
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class ProteinFiles:
         a3m and Stockholm files.
     hits
         hhr, m8 and hmmsearch's output.
+    duplicates, obsolete
+        OpenFold's groups of chains of equal sequence, and the archive's list of obsolete entries.
     others
         How many files are none of these.
     """
@@ -42,6 +49,8 @@ class ProteinFiles:
     structures: tuple[Path, ...]
     alignments: tuple[Path, ...]
     hits: tuple[Path, ...]
+    duplicates: tuple[Path, ...]
+    obsolete: tuple[Path, ...]
     others: int
 
 
@@ -55,7 +64,7 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
     DataError
         If a path does not exist.
     """
-    found: dict[str, set[Path]] = {"structures": set(), "alignments": set(), "hits": set()}
+    found: dict[str, set[Path]] = {name: set() for name in _KINDS}
     others = 0
     for given in paths:
         root = Path(given).expanduser()
@@ -75,8 +84,8 @@ def find_protein_files(paths: Sequence[str | Path]) -> ProteinFiles:
 def is_protein_file(path: Path) -> bool:
     """Whether a path is a structure, an alignment or template hits, or a folder that has some."""
     if path.is_dir():
-        return any(_kind(each) is not None for each in _files(path))
-    return _kind(path) is not None
+        return any(_kind(each) in _KINDS[:3] for each in _files(path))
+    return _kind(path) in _KINDS[:3]
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -92,8 +101,14 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _kind(path: Path) -> str | None:
     suffix = format_suffix(path)
+    if _DUPLICATES.fullmatch(path.name):
+        return "duplicates"
+    if path.name == _OBSOLETE:
+        return "obsolete"
     if suffix in _STRUCTURES:
         return "structures"
+    if suffix in _TABLES and "hits" in path.name:
+        return "hits"
     if suffix in _HITS or any(part in path.name for part in _HITS_IN_NAME):
         return "hits"
     return "alignments" if suffix in _ALIGNMENTS else None
