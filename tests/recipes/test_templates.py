@@ -105,31 +105,35 @@ def templates(source, searches=()):
         return templates_of(query, known.templates, UNKNOWN_DAY)
 
 
-def test_templates_of_an_input_and_of_searches_are_the_same(folder, hits, tmp_path):
-    found = read_hits(hits)
-    pairs = found.pairs_of(found.queries.index("102m_A"))
-    sequence = read_structure(folder / "102m.cif.gz").sequence(0)
+def test_templates_of_an_input_and_of_searches_are_the_same(shared, folder, hits, tmp_path):
+    mmcif = shared / "data/proteins/mmcif"
+    found, template = read_hits(hits), mmcif / "1mvo.cif.gz"
+    pairs = found.pairs_of(found.queries.index("3cfy_A"))
+    sequence = read_structure(mmcif / "3cfy.cif.gz").sequence(0)
     indices = {"queryIndices": pairs[:, 0].tolist(), "templateIndices": pairs[:, 1].tolist()}
-    given = [{"mmcifPath": str(folder / "4hhb.cif.gz"), **indices}]
-    (tmp_path / "x.json").write_text(job(sequence, templates=given))
-    (tmp_path / "x.fasta").write_text(f">102m_A\n{sequence}\n")
-    (tmp_path / "none.json").write_text(job(sequence, templates=[]))
-    by_input = templates(tmp_path / "x.json")
-    by_search = templates(tmp_path / "x.fasta", [hits, folder])
+    (tmp_path / "x.fasta").write_text(f">3cfy_A\n{sequence}\n")
+    by_search = templates(tmp_path / "x.fasta", [hits, template])
     assert not templates(tmp_path / "x.fasta")
-    assert not templates(tmp_path / "none.json", [hits, folder])
+
+    def given(*chosen):
+        (tmp_path / "x.json").write_text(job(sequence, templates=chosen))
+        return templates(tmp_path / "x.json", [hits, template])
+
+    assert not given()
+    by_input = given({"mmcifPath": str(template), **indices})
     assert by_input.keys() == by_search.keys()
     for name in by_input.keys() - {"template_released"}:
         np.testing.assert_array_equal(by_input[name], by_search[name], name)
     boltz = tmp_path / "x.yaml"
     boltz.write_text(
         f"version: 1\nsequences:\n  - protein:\n      id: A\n      sequence: {sequence}\n"
-        f"      msa: empty\ntemplates:\n  - cif: {folder / '4hhb.cif.gz'}\n    chain_id: A\n"
+        f"      msa: empty\ntemplates:\n  - cif: {template}\n    chain_id: A\n"
         "    template_id: A\n"
     )
     aligned = templates(boltz)["template_aatype"] == by_input["template_aatype"]
     assert aligned.mean() > 0.5
-    given[0]["queryIndices"] = [len(sequence)] * len(pairs)
-    (tmp_path / "x.json").write_text(job(sequence, templates=given))
-    with pytest.raises(DataError, match="x, chain A, template 1: aligns residue 154 of 154"):
-        templates(tmp_path / "x.json")
+    with pytest.raises(DataError, match="x, chain A, template 1: its structure has 4 protein"):
+        given({"mmcifPath": str(folder / "4hhb.cif.gz"), **indices})
+    indices["queryIndices"] = [len(sequence)] * len(pairs)
+    with pytest.raises(DataError, match=f"template 1: aligns residue {len(sequence)} of"):
+        given({"mmcifPath": str(template), **indices})

@@ -81,6 +81,11 @@ def _chain(structure: Structure, template: Template, sequence: str, name: str) -
         raise DataError(f"{name}: its structure holds no protein")
     if len(proteins) == 1:
         return int(proteins[0])
+    if template.pairs is not None:
+        raise DataError(
+            f"{name}: its structure has {len(proteins)} protein chains; give one of a single chain, "
+            "of which the indices are"
+        )
 
     def alike(chain: int) -> int:
         own = structure.sequence(chain)
