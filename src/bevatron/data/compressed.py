@@ -5,7 +5,7 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from io import BufferedIOBase
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +21,14 @@ _BLOCK = 1 << 20
 _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(source: Path | BytesIO) -> Any:
     import pyarrow as pa
 
-    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+    whole = pa.OSFile(str(source)) if isinstance(source, Path) else pa.PythonFile(source)
+    return pa.CompressedInputStream(whole, "zstd")
 
 
-_OPENERS: dict[bytes, Callable[[Path], Any]] = {
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
@@ -36,21 +37,31 @@ _OPENERS: dict[bytes, Callable[[Path], Any]] = {
 
 
 def open_compressed(path: Path) -> BufferedIOBase:
-    """Open a file for reading as if it were not compressed.
+    """Open a file for reading as if it were not compressed; also one in an archive.
 
-    A Zstandard stream cannot seek.
+    See `bevatron.data.archives`. A Zstandard stream cannot seek.
 
     Raises
     ------
     OSError
         If the file cannot be opened.
+    DataError
+        If there is no such file, also in an archive.
     """
-    with path.open("rb") as file:
-        start = file.read(6)
+    source: Path | BytesIO = path
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(6)
+    else:
+        # An archive may itself be compressed, so its reader imports this one.
+        from bevatron.data.archives import read_member
+
+        source = BytesIO(read_member(path))
+        start = source.getvalue()[:6]
     for magic, opener in _OPENERS.items():
         if start.startswith(magic):
-            return cast("BufferedIOBase", opener(path))
-    return path.open("rb")
+            return cast("BufferedIOBase", opener(source))
+    return source if isinstance(source, BytesIO) else path.open("rb")
 
 
 def format_suffix(path: Path) -> str:

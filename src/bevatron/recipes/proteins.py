@@ -171,7 +171,7 @@ def prepare_searches(
     queries, of_none = template_queries(
         found.hits, chains, sequences, known, duplicates, strict=strict
     )
-    rejects += of_none
+    rejects += [*found.refused, *of_none]
     folder = store.path / TEMPLATES
     if not queries:
         if overwrite:

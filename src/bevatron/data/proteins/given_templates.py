@@ -83,8 +83,8 @@ def _chain(structure: Structure, template: Template, sequence: str, name: str) -
         return int(proteins[0])
     if template.pairs is not None:
         raise DataError(
-            f"{name}: its structure has {len(proteins)} protein chains; give one of a single chain, "
-            "of which the indices are"
+            f"{name}: its structure has {len(proteins)} protein chains; give one of a single "
+            "chain, of which the indices are"
         )
 
     def alike(chain: int) -> int:
