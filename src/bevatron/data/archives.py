@@ -106,7 +106,8 @@ def _listed(path: Path, size: int, changed: int) -> Archive:  # noqa: ARG001  of
                 refused.append((f"{path}/{name}", reason))
             elif each.isreg():
                 members[name] = Member(name, number, each.size, each.offset_data if lies else None)
-        if lies and size < end + _BLOCK:  # a tar ends in empty blocks, which tarfile does not miss
+        # A tar ends in two empty blocks, which tarfile does not miss.
+        if lies and size < -(-end // _BLOCK) * _BLOCK + 2 * _BLOCK:
             raise tarfile.ReadError("it has no end")
     except (tarfile.TarError, *DAMAGED) as error:
         reason = f"cannot be read to its end ({error}); copy or download it again"

@@ -46,10 +46,8 @@ def integers(values):
     parts = []
     for number in runs.tolist():
         limit = 32767 if number >= 0 else -32768
-        while number >= 32767 or number <= -32768:
-            parts.append(limit)
-            number -= limit
-        parts.append(number)
+        times, rest = divmod(number, limit)
+        parts += [*[limit] * times, rest]
     return {
         "data": np.array(parts, "<i2").tobytes(),
         "encoding": [
