@@ -82,14 +82,18 @@ def open_archive(path: Path) -> Archive:
     DataError
         If it cannot be read at all.
     """
+    return _listed(path, *_state(path))
+
+
+def _state(path: Path) -> tuple[int, int]:
     stat = path.stat()
-    return _listed(path, stat.st_size, stat.st_mtime_ns)
+    return stat.st_size, stat.st_mtime_ns
 
 
 @lru_cache(maxsize=64)
-def _listed(path: Path, size: int, changed: int) -> Archive:  # noqa: ARG001  of which state
+def _listed(path: Path, size: int, changed: int) -> Archive:
     if path.suffix == _DATABASE:
-        database = _database(path)
+        database = _database(path, size, changed)
         names = [f"{chain}/{file}" for chain in database.chains for file in database.files(chain)]
         found = {name: Member(name, number, 0, None) for number, name in enumerate(names)}
         return Archive(path, found, ())
@@ -148,7 +152,7 @@ def read_member(path: Path) -> bytes:
     archive, name = found
     if archive.suffix == _DATABASE:
         chain, _, file = name.partition("/")
-        return bytes(_database(archive).read(chain, file))
+        return bytes(_database(archive, *_state(archive)).read(chain, file))
     member = open_archive(archive).members.get(name)
     if member is None:
         raise DataError(f"{archive}: holds no '{name}'")
@@ -158,7 +162,7 @@ def read_member(path: Path) -> bytes:
                 stream.seek(member.offset)
                 data = stream.read(member.size)
         else:
-            data = _stream(archive, os.getpid()).read(member.number)
+            data = _stream(archive, *_state(archive), os.getpid()).read(member.number)
     except (tarfile.TarError, *DAMAGED) as error:
         raise DataError(f"{path}: cannot be read ({error}); copy or download it again") from None
     if len(data) != member.size:
@@ -173,7 +177,9 @@ def _is_compressed(path: Path) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _stream(path: Path, process: int) -> "_Stream":  # noqa: ARG001  a fork must not share its place
+def _stream(path: Path, size: int, changed: int, process: int) -> "_Stream":  # noqa: ARG001
+    # The arguments that are not used tell states of the file apart, and forks, which would share
+    # its place.
     return _Stream(path)
 
 
@@ -202,7 +208,7 @@ class _Stream:
 
 
 @lru_cache(maxsize=4)
-def _database(path: Path) -> Any:
+def _database(path: Path, size: int, changed: int) -> Any:  # noqa: ARG001  of which state
     # A reader of one format, which itself reads compressed files.
     from bevatron.data.readers.proteins.openfold import AlignmentDatabase
 
