@@ -250,6 +250,10 @@ class Alignments:
     def __len__(self) -> int:
         return len(self.store)
 
+    def keys(self) -> list[bytes]:
+        """Return `sequence_key` of each sequence, in order."""
+        return list(self._places)
+
     def rejects(self) -> list[tuple[str, str]]:
         """List (file, reason) of the damaged files that were left out."""
         texts = [

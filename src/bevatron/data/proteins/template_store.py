@@ -169,6 +169,10 @@ class StoredTemplates:
         """Return how many templates are kept of each sequence, [sequences]."""
         return self.store.lengths("template_released")
 
+    def keys(self) -> list[bytes]:
+        """Return `sequence_key` of each sequence, in order."""
+        return list(self._places)
+
     def rejects(self) -> list[tuple[str, str]]:
         """List (file, reason) of what could not be used."""
         lines = {line: None for row in self._with("reason") for line in row.splitlines()}
