@@ -111,6 +111,9 @@ def template_queries(
                 unknown.append(query or "query")
         if unknown and len(unknown) == len(queries):
             rejects.append((str(path), _OF_NO_CHAIN.format(unknown[0])))
+        elif unknown:
+            reason = f"{len(unknown)} of its {len(queries)} queries are no chain of the structures"
+            rejects.append((str(path), f"{reason} ('{unknown[0]}')"))
     return _queries(found, chains), rejects
 
 

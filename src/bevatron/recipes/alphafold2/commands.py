@@ -27,9 +27,10 @@ def prepare(
     Parameters
     ----------
     files
-        Structures (.cif, .pdb), alignments (.a3m, .sto), template hits (.hhr, .m8, hmmsearch's
-        .sto), all also .gz, .bz2, .xz or .zst, and folders of them at any depth. An alignment
-        belongs to every chain of its first sequence; templates are taken of the structures.
+        Structures (.cif, .bcif, .pdb), alignments (.a3m, .sto, OpenFold's alignment_db.index),
+        template hits (.hhr, .m8, hmmsearch's .sto), all also .gz, .bz2, .xz or .zst, tars of them,
+        and folders at any depth. An alignment belongs to every chain of its first sequence;
+        templates are taken of the structures.
     out
         Folder of the store.
     strict

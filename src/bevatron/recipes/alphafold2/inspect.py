@@ -7,7 +7,7 @@ from bevatron.data.store.store import Store
 from bevatron.data.summary.inspect import Table, counted
 from bevatron.recipes import protein_inspect as common
 from bevatron.recipes.alphafold2.data import MAX_RESOLUTION, MOST_OF_ONE, chain_table
-from bevatron.recipes.alphafold2.stores import queries_of
+from bevatron.recipes.alphafold2.stores import named_chains
 from bevatron.recipes.protein_inspect import Row
 from bevatron.train.report import plots
 from bevatron.train.report.page import Report
@@ -19,11 +19,8 @@ LONG = 2000
 
 def describe(store: Store) -> list[Table]:
     """Describe a store of chains: totals, chains, what filters remove, searches, clusters."""
-    keys = {
-        sequence_key(np.asarray(query, dtype=np.int8))
-        for entry in store
-        for query in queries_of(entry)
-    }
+    classes = {chain.classes for chain in named_chains(store)}
+    keys = {sequence_key(np.frombuffer(each, dtype=np.int8)) for each in classes}
     tables = [_overview(store), _chains(store), _filters(store), common.searches(store, keys)]
     tables += [common.clusters_table(store), *common.rejects(store)]
     return [table for table in tables if table.rows]

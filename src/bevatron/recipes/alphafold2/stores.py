@@ -198,12 +198,17 @@ def prepare_chains(
 
 def named_chains(store: Store) -> list[NamedChain]:
     """List the chains of a store by the names of their files."""
-    found = []
-    for entry, source in zip(store, store.manifest["sources"], strict=True):
-        code, day = entry_code(source), int(entry["released"])
-        for label, query in zip(labels_of(entry), queries_of(entry), strict=True):
-            classes = np.asarray(query, dtype=np.int8).tobytes()
-            found.append(NamedChain(code, (label,), classes, day))
+    found: list[NamedChain] = []
+    sources = iter(store.manifest["sources"])
+    names = "query", "chain_length", "chain_label", "released"
+    for queries, lengths, labels, released in zip(*map(store.flat, names), strict=True):
+        parts = iter(np.split(queries[0], np.cumsum(lengths[0])[:-1]))
+        for row, day in enumerate(released[0].tolist()):
+            code = entry_code(next(sources))
+            of_row = labels[0][labels[1][row] : labels[1][row + 1]].tobytes().decode()
+            for label in of_row.split("\n") if of_row else ():
+                classes = np.asarray(next(parts), dtype=np.int8).tobytes()
+                found.append(NamedChain(code, (label,), classes, day))
     return found
 
 

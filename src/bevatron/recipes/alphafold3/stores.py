@@ -174,15 +174,19 @@ def prepare_complexes(
 def named_chains(store: Store) -> tuple[list[NamedChain], list[bytes]]:
     """List the proteins of a store by the names of their files, and the classes of its RNA."""
     proteins, rna = [], []
-    for entry, source in zip(store, store.manifest["sources"], strict=True):
-        code, day = entry_code(source), int(entry["released"])
-        for chain in describe(entry)["chains"] if len(entry["restype"]) else ():
-            if chain["kind"] == "protein":
-                classes = sequence_classes("protein", chain["sequence"]).tobytes()
-                names = tuple(dict.fromkeys((chain["author"], chain["label"])))
-                proteins.append(NamedChain(code, names, classes, day))
-            elif chain["kind"] == "rna":
-                rna.append(sequence_classes("rna", chain["sequence"]).tobytes())
+    sources = iter(store.manifest["sources"])
+    for (text, ends), (days, _) in zip(
+        store.flat("description"), store.flat("released"), strict=True
+    ):
+        for row, day in enumerate(days.tolist()):
+            code, words = entry_code(next(sources)), text[ends[row] : ends[row + 1]]
+            for chain in describe({"description": words})["chains"] if len(words) else ():
+                if chain["kind"] == "protein":
+                    classes = sequence_classes("protein", chain["sequence"]).tobytes()
+                    names = tuple(dict.fromkeys((chain["author"], chain["label"])))
+                    proteins.append(NamedChain(code, names, classes, day))
+                elif chain["kind"] == "rna":
+                    rna.append(sequence_classes("rna", chain["sequence"]).tobytes())
     return proteins, rna
 
 
