@@ -20,6 +20,7 @@ from bevatron.kernels.pair.transition.weights import Weights
 from bevatron.kernels.shared.chunked_linear import BiasGradient
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.tiles import Tiles
+from bevatron.kernels.shared.triton_launch import launch
 
 WIDTHS = (16, 32, 64, 128)
 HIDDEN_MULTIPLE = 64
@@ -62,19 +63,14 @@ def fits(x: Tensor, weights: Weights) -> bool:
 def forward(rows: NormedRows, given: Weights, y: Tensor) -> None:
     """Write the result and the rows' statistics."""
     x, tiles, weights = rows.rows.contiguous(), TILES["forward"], given.cast(y.dtype)
-    forward_kernel[(-(-len(x) // tiles.rows),)](
-        *(
-            x,
-            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
-        ),
-        *(_interleaved(weights.up, weights.gate, tiles.columns), weights.down),
-        *(
-            *pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias)),
-            y,
-            rows.mean,
-            rows.rstd,
-        ),
-        *(len(x), rows.eps),
+    up = _interleaved(weights.up, weights.gate, tiles.columns)
+    biases = pointers(x, contiguous(weights.up_bias), contiguous(weights.down_bias))
+    norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
+    launch(
+        forward_kernel,
+        (-(-len(x) // tiles.rows),),
+        (x, *norm, up, weights.down, *biases, y, rows.mean, rows.rstd),
+        (len(x), rows.eps),
         HAS_WEIGHT=rows.weight is not None,
         HAS_BIAS=rows.bias is not None,
         HAS_DOWN_BIAS=weights.down_bias is not None,
@@ -119,22 +115,16 @@ def _input(
     programs = -(-len(x) // tiles.rows)
     wants_vectors = rows.weight is not None or rows.bias is not None
     shares = x.new_empty((programs, 2, x.shape[1]) if wants_vectors else 0, dtype=torch.float32)
-    input_kernel[(programs,)](
-        *(
-            dy,
-            x,
-            *pointers(x, contiguous(rows.weight), contiguous(rows.bias)),
+    norm = pointers(x, contiguous(rows.weight), contiguous(rows.bias))
+    (up_bias,) = pointers(x, contiguous(weights.up_bias))
+    launch(
+        input_kernel,
+        (programs,),
+        (
+            *(dy, x, *norm, ordered.of_input, weights.down, up_bias),
+            *(rows.mean, rows.rstd, dx, normed, shares),
         ),
-        *(ordered.of_input, weights.down),
-        *(
-            *pointers(x, contiguous(weights.up_bias)),
-            rows.mean,
-            rows.rstd,
-            dx,
-            normed,
-            shares,
-            len(x),
-        ),
+        (len(x),),
         HAS_WEIGHT=rows.weight is not None,
         HAS_BIAS=rows.bias is not None,
         **_constants(tiles, weights, x),
@@ -155,9 +145,12 @@ def _weight(
     parts = -(-count // rows)
     shares = dy.new_empty((parts, 2 if gate is None else 3, H * C), dtype=torch.float32)
     bias_shares = dy.new_empty((parts, H) if bias is not None else 0, dtype=torch.float32)
-    weight_kernel[(blocks, parts)](
-        *(dy, normed, ordered.of_weight, ordered.down_t, *pointers(dy, contiguous(bias))),
-        *(shares, bias_shares, count, rows),
+    (up_bias,) = pointers(dy, contiguous(bias))
+    launch(
+        weight_kernel,
+        (blocks, parts),
+        (dy, normed, ordered.of_weight, ordered.down_t, up_bias, shares, bias_shares),
+        (count, rows),
         **_constants(tiles, weights, dy),
     )
     return shares, bias_shares
@@ -169,8 +162,10 @@ def _ordered(weights: Weights) -> Ordered:
     (H, C), block, wider = up.shape, TILES["input"].columns, TILES["weight"].columns
     both = (up, up) if gate is None else (up.new_empty((2 * H, C)), up.new_empty((2 * H, C)))
     ordered = Ordered(*both, up.new_empty((H, C)))
-    order_kernel[(H // block,)](
-        *(up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
+    launch(
+        order_kernel,
+        (H // block,),
+        (up, *pointers(up, contiguous(gate)), weights.down, *both, ordered.down_t),
         C=C,
         H=H,
         NARROWER_H=block,
@@ -206,9 +201,11 @@ def add_shares(
     wants_vectors = dnorm_weight.numel() + dnorm_bias.numel() > 0
     C = given.up.shape[1]
     blocks = max(-(-numbers // SHARE_NUMBERS), -(-2 * C // NORM_CHANNELS) * wants_vectors)
-    add_kernel[(blocks, matrices + wants_vectors)](
-        *(shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
-        *(parts, len(norm_shares)),
+    launch(
+        add_kernel,
+        (blocks, matrices + wants_vectors),
+        (shares, dup, ddown, dgate, norm_shares, dnorm_weight, dnorm_bias),
+        (parts, len(norm_shares)),
         C=C,
         NUMBERS=numbers,
         BLOCK=SHARE_NUMBERS,
