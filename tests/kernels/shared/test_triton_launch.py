@@ -18,7 +18,7 @@ from bevatron.testing import assert_close  # noqa: E402
 
 pytest.importorskip("triton")
 
-SCRIPT = Path(__file__).with_name("prepared_launches.py")
+SCRIPT = Path(__file__).with_name("compiled_launches.py")
 SOURCE = Path(kernels.__file__).parents[2]
 DEVICE = "cuda" if GPU else "cpu"
 
