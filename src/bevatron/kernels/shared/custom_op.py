@@ -27,6 +27,8 @@ PLAIN = {Tensor, torch.nn.Parameter, list, float, int, bool, str, type(None)}
 """Types of arguments that do not watch what is done with them."""
 NEEDS = "needs"
 """Parameter of a formula that receives whether each gradient is needed."""
+bodies: dict[str, Callable[..., Any]] = {}
+"""What each custom operator runs, by torch's name for it."""
 
 
 def custom_op(
@@ -91,7 +93,7 @@ class CustomOp:
         self.parameters, self.outputs = list(self.signature.parameters), list(outputs)
         self._places_of_tensors = [self.parameters.index(name) for name in self._tensors()]
         self.op.register_fake(_fake(self.parameters, fake))
-        self._function = run
+        self._function = bodies[f"bevatron::{name}"] = run
         self._apply = _function_class(name, run, _keep_nothing, _only_once(name)).apply
 
     def __call__(self, *arguments: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from bevatron.kernels.shared.launch import device_of
+
 MOST_LAYOUTS = 1024
 """Of a function: beyond, it starts afresh."""
 
@@ -36,7 +38,7 @@ def per_layout(function: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(function)
     def look_up(*arguments: Any) -> T:
         key = (
-            arguments[0].device,
+            device_of(arguments[0]),
             *[
                 (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
                 for each in arguments
