@@ -126,7 +126,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
-    state = TrainState(model, make_optimizer(model, optim), ema, generators=run.generators)
+    state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
         seed_everything(config.seed, mesh.rank)
     else:
