@@ -207,7 +207,9 @@ def check(tmp_path, expected, size, types):
         agree(reference, found, 1e-9 if dtype == torch.float64 else 1e-4)
 
 
-@pytest.mark.parametrize(("size", "types"), [(2, (torch.float64, torch.float32)), (3, (torch.float64,))])
+@pytest.mark.parametrize(
+    ("size", "types"), [(2, (torch.float64, torch.float32)), (3, (torch.float64,))]
+)
 def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
     tmp_path, expected, size, types
 ):

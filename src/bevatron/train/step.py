@@ -196,7 +196,8 @@ def step_totals(
     """
     values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
     for batch in batches:
-        found = {f"count {name}": v for name, v in run.task.normalisers(batch).items()}
+        found: dict[str, Tensor | float] = {}
+        found |= {f"count {name}": v for name, v in run.task.normalisers(batch).items()}
         found |= {f"size {name}": float(v) for name, v in batch.sizes.items()}
         for name, value in found.items():
             values[name] = values.get(name, 0.0) + value
@@ -211,7 +212,7 @@ def step_totals(
 
     return (
         group("count "),
-        {name: int(value) // run.sharing.repeats for name, value in group("size ").items()},
+        {name: int(v) // run.sharing.repeats for name, v in group("size ").items()},
         {name: float(value) for name, value in group("note ").items()},
     )
 

@@ -1,4 +1,4 @@
-"""Runs whose processes share samples: those of one process, resumed by other groups, and failing."""
+"""Runs whose processes share samples: losses of one process, other groups, a process that fails."""
 
 import json
 import os
