@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
 from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias
-from bevatron.parallel.axial import own, transposed
+from bevatron.parallel.axial import all_of, own, transposed
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -29,7 +29,8 @@ class MSARowAttention(nn.Module):
         mask: Bool[Tensor, "*batch S N"],
     ) -> Float[Tensor, "*batch R N M"]:
         """Return the update of m."""
-        update: Tensor = self.attention(m, self.bias(z), own(mask, -2))
+        bias = all_of(self.bias(z), -2, z.shape[-2])
+        update: Tensor = self.attention(m, bias, own(mask, -2))
         return update
 
 
