@@ -158,7 +158,8 @@ def element_class(number: Array) -> IntArray:
     >>> element_class(np.array([1, 6, 0], dtype=np.uint8)).tolist()
     [0, 5, 127]
     """
-    return np.where(number > 0, number.astype(np.int64) - 1, UNKNOWN_ELEMENT)
+    before = np.asarray(number, dtype=np.int64) - 1
+    return np.where(before >= 0, before, UNKNOWN_ELEMENT)
 
 
 @dataclass(frozen=True)

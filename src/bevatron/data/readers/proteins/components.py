@@ -207,7 +207,7 @@ def open_components(source: str | Path = INSTALLED, index: str | Path | None = N
         else:
             if found.key == key:
                 return found
-    write_index(place, read_columns(path, binary=installed), key)
+    write_index(place, read_columns(path, binary=installed), key, path)
     return Components(place)
 
 

@@ -122,8 +122,8 @@ def _add_binary(columns: Columns, path: Path) -> None:
                 columns[category][column] += [""] * found.row_count
 
 
-def write_index(path: Path, columns: Columns, key: str) -> None:
-    """Write the index; it appears under its name only when complete.
+def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
+    """Write the index of a source, which messages name; it is there only when complete.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def write_index(path: Path, columns: Columns, key: str) -> None:
         If a component is listed twice, a number is none, a bond names an atom that is not there, or
         the file cannot be written.
     """
-    name = str(path)
+    name = str(source)
     components, atoms, bonds = (columns[category] for category in _CATEGORIES)
     rows: dict[str, int] = {}
     for code in components["code"]:
@@ -157,7 +157,7 @@ def write_index(path: Path, columns: Columns, key: str) -> None:
         | {
             "atoms": _lists(atom_ptr, names),
             "elements": per_atom(_mapped(atoms["element"], _NUMBERS)),
-            "charges": per_atom(_floats(atoms["charge"], 0, name).astype(np.int8)),
+            "charges": per_atom(_charges(atoms["charge"], name)),
             "leaving": per_atom(_mapped(atoms["leaving"], {"Y": 1})),
             "aromatic": per_atom(_mapped(atoms["aromatic"], {"Y": 1})),
             "ideal": per_atom(_points(atoms, "ideal", name), 3),
@@ -212,7 +212,7 @@ def _pairs(
             atom = bonds[column][i]
             if (code, atom) not in place:
                 raise DataError(
-                    f"{name}: component '{code}' has a bond to '{atom}', which is none of its "
+                    f"{name}: component '{code}' has a bond to '{atom[:40]}', which is none of its "
                     "atoms; the dictionary is damaged"
                 )
             pairs[row, side] = place[code, atom]
@@ -232,9 +232,21 @@ def _floats(texts: list[str], default: float, name: str) -> npt.NDArray[np.float
     try:
         return np.fromiter((float(t) if t else default for t in texts), np.float64, len(texts))
     except ValueError as error:
-        raise DataError(f"{name}: {error} in the dictionary; it is damaged") from None
+        reason = str(error)[:80]
+        raise DataError(f"{name}: {reason} in the dictionary; it is damaged") from None
+
+
+def _charges(texts: list[str], name: str) -> npt.NDArray[np.int8]:
+    charges = _floats(texts, 0, name)
+    wrong = np.flatnonzero(~(np.abs(charges) <= 100))
+    if len(wrong):
+        raise DataError(
+            f"{name}: '{texts[wrong[0]][:40]}' is no charge of an atom; the dictionary is damaged"
+        )
+    return charges.astype(np.int8)
 
 
 def _points(atoms: Mapping[str, list[str]], kind: str, name: str) -> npt.NDArray[np.float32]:
     axes = [_floats(atoms[f"{kind}_{axis}"], np.nan, name) for axis in "xyz"]
-    return np.stack(axes, axis=1).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return np.stack(axes, axis=1).astype(np.float32)
