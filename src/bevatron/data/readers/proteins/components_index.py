@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from xxhash import xxh3_64
 
 from bevatron.data.compressed import read_blocks
 from bevatron.data.readers.elements import ATOMIC_NUMBERS
@@ -14,8 +15,9 @@ from bevatron.data.readers.proteins.cif import Table, parse_cif
 from bevatron.errors import DataError, require
 from bevatron.files import atomic_write
 
-FORMAT = b"bevatron components 1"
-KEY = b"source"
+FORMAT = b"bevatron components 2"
+KEY, STRUCTURE = b"source", b"structure"
+CHECKSUM = "checksum"
 
 _COMPONENT = {
     "code": "id",
@@ -168,8 +170,47 @@ def write_index(path: Path, columns: Columns, key: str, source: Path) -> None:
         },
         metadata={b"format": FORMAT, KEY: key},
     )
+    columns_ = {name: table.column(name).combine_chunks() for name in table.column_names}
+    sums = [row_checksum(columns_, row) for row in range(table.num_rows)]
+    table = table.append_column(CHECKSUM, pa.array(sums, pa.uint64()))
+    table = table.replace_schema_metadata(
+        {**table.schema.metadata, STRUCTURE: structure_checksum(columns_).encode()}
+    )
     with atomic_write(path, DataError) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def row_checksum(columns: Mapping[str, Any], row: int) -> int:
+    """Hash all values of a component."""
+    digest = xxh3_64()
+    for name, column in columns.items():
+        if name == CHECKSUM:
+            continue
+        value = column[row]
+        if pa.types.is_string(column.type):
+            digest.update(value.as_py().encode())
+        elif pa.types.is_string(column.type.value_type):
+            digest.update("\0".join(value.as_py()).encode())
+        else:
+            digest.update(value.values.to_numpy(zero_copy_only=True).tobytes())
+    return digest.intdigest()
+
+
+def structure_checksum(columns: Mapping[str, Any]) -> str:
+    """Hash where the values of each component begin, and the codes; damage there is not a value's.
+
+    To read a value at a wrong place may end the process.
+    """
+    digest = xxh3_64()
+    for name, column in columns.items():
+        if name != CHECKSUM:
+            parts = column.buffers()
+            digest.update(parts[1])
+            if name == "code":
+                digest.update(parts[2])
+            elif pa.types.is_large_list(column.type) and pa.types.is_string(column.type.value_type):
+                digest.update(parts[3])
+    return digest.hexdigest()
 
 
 def _tidied(column: str, texts: list[str]) -> list[str]:

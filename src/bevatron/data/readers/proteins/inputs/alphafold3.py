@@ -106,7 +106,9 @@ def _template(part: Keyed, folder: Path) -> Template:
             "as many of both"
         )
     if not all(0 <= place < MOST_RESIDUES for column in columns for place in column):
-        raise part.error(f"has an index outside 0 to {MOST_RESIDUES - 1:,}; positions count from 0")
+        raise part.error(
+            f"has a negative index or one above {MOST_RESIDUES:,}; positions count from 0"
+        )
     return Template(structure, np.array(columns, dtype=np.int32).T)
 
 
