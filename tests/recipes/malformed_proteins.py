@@ -365,13 +365,13 @@ def alignments():
         "structure.a3m": (cif(), "line 1"),
         "stockholm.a3m": (STO, "line"),
         "latin.a3m": (A3M.replace(b"row3", b"r\xf6w3"), None),
-        "insertion_only.a3m": (b">q\nAGS\n>b\nags\n", "line 3"),
+        "insertion_only.a3m": (b">q\nGAS\n>b\ngas\n", "line 3"),
         "a3m.sto": (A3M, "not a Stockholm"),
         "unequal.sto": (STO.replace(b"c/1-12   A", b"c/1-12   AA"), "row 'c/1-12'"),
         "second.sto": (STO * 2, "a second alignment"),
         "no_row.sto": (b"# STOCKHOLM 1.0\n//\n", "no row"),
         "name_alone.sto": (STO.replace(b"c/1-12   " + SEQUENCE.encode(), b"c/1-12"), "line 6"),
-        "blocks.sto": (STO.replace(b"//", b"\na/1-12   AGS\nx/1-12   AGS\n//"), "line 10"),
+        "blocks.sto": (STO.replace(b"//", b"\na/1-12   GAS\nx/1-12   GAS\n//"), "line 10"),
         "gap_query.sto": (STO.replace(SEQUENCE.encode(), b"-" * 12), "no residue"),
     }
     return [
@@ -412,7 +412,7 @@ def hits():
         return b"\n".join([first, b"\t".join(fields), b""])
 
     no_alignment = b"q\t1abc_A\t0.9\t5\t0\t0\t1\t2000000000\t1\t2000000000\t1\t9\n"
-    far = HHR.replace(b"   3 AGS", b"   99999999999 AGS").replace(b"   14 (", b"   100000000010 (")
+    far = HHR.replace(b"   3 A", b"   99999999999 A").replace(b"   14 (", b"   100000000010 (")
     made = {f"cut{i}.m8": (M8[:place], None) for i, place in enumerate(cut_places(M8, 4))}
     made |= {f"cut{i}.hhr": (HHR[:place], None) for i, place in enumerate(cut_places(HHR, 6))}
     made |= {
@@ -429,15 +429,15 @@ def hits():
         "range_bomb.m8": (no_alignment, "line 1"),
         "noise.m8": (NOISE, "NUL"),
         "noise.hhr": (NOISE, "NUL"),
-        "range.hhr": (HHR.replace(b"   3 AGS", b"  13 AGS"), "hit 1"),
+        "range.hhr": (HHR.replace(b"   3 A", b"  13 A"), "hit 1"),
         "huge.hhr": (far, "hit 1"),
         "length_huge.hhr": (HHR.replace(b"(20)\n", b"(99999999999)\n"), "hit 1"),
         "no_values.hhr": (HHR.replace(b"Probab=99.00", b"Probab=x"), "hit 1"),
         "columns.hhr": (HHR.replace(b"Aligned_cols=12", b"Aligned_cols=11"), "hit 1"),
         "unequal.hhr": (HHR.replace(b"3 AGSAGSAAGSGA", b"3 AGSAGS-AGSGA"), "hit 1"),
-        "no_range.a3m": (b">query\nAGS\n>1abc_A\nAGS\n", "line 3"),
-        "range_huge.a3m": (b">query\nAGS\n>1abc_A/99999999999-100000000001\nAGS\n", "line 3"),
-        "unequal_hits.a3m": (b">query\nAGS\n>1abc_A/1-2\nAG\n", "line 3"),
+        "no_range.a3m": (b">query\nGAS\n>1abc_A\nGAS\n", "line 3"),
+        "range_huge.a3m": (b">query\nGAS\n>1abc_A/99999999999-100000000001\nGAS\n", "line 3"),
+        "unequal_hits.a3m": (b">query\nGAS\n>1abc_A/1-2\nAG\n", "line 3"),
     }  # fmt: skip
     return [Malformed(name, content, read_hits, says) for name, (content, says) in made.items()]
 
@@ -490,7 +490,7 @@ def inputs():
         "version_unicode.json": (job(version="\u0661\u00b2"), "version"),
         "seed_huge.json": (job(modelSeeds=[10**30]), None),
         "seed_text.json": (job(modelSeeds=["a"]), "modelSeeds"),
-        "sequences_text.json": (job(sequences="AGS"), "list"),
+        "sequences_text.json": (job(sequences="GAS"), "list"),
         "no_sequences.json": (job(sequences=[]), "no chain"),
         "kind.json": (job(sequences=[{"sugar": {"id": "A"}}]), "unknown"),
         "bond.json": (job(bondedAtomPairs=[[["Z", 1, "C"], ["A", 1, "C"]]]), "chain 'Z'"),

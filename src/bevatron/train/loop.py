@@ -80,6 +80,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
         threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
+        stack.enter_context(run.sharing.joined(mesh))
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)
@@ -125,7 +126,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
-    state = TrainState(model, make_optimizer(model, optim), ema, generators=run.generators)
+    state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
         seed_everything(config.seed, mesh.rank)
     else:
