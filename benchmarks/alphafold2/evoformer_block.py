@@ -68,7 +68,7 @@ class Case:
 
     def call(self, dtype: torch.dtype) -> Call:
         """Return what computes the block's results and all gradients."""
-        state = tuple(x.to(dtype).requires_grad_() for x in (self.m, self.z))
+        state = tuple(x.to(dtype, copy=True).requires_grad_() for x in (self.m, self.z))
         drops = [each.to(dtype) for each in self.drops]
         cotangents = [each.to(dtype) for each in self.cotangents]
         wanted = [*state, *self.block.parameters()]
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     case = Case(given.preset, given.rows, given.residues, given.device)
     with kernels.use("reference"):
-        exact = [each.cpu() for each in case.call(torch.float32)()]
+        exact = [each.detach().cpu() for each in case.call(torch.float32)()]
     exact = [each.to(given.device) for each in exact]
     rows: list[dict[str, Any]] = []
     longest: dict[str, Any] = {}

@@ -25,6 +25,9 @@ class MSARowAttention(nn.Module):
         mask: Bool[Tensor, "*batch S N"],
     ) -> Float[Tensor, "*batch S N M"]:
         """Return the update of m."""
+        # Nothing that is valid reads a row that is masked as a whole, such as that of a template
+        # which is not there: it sees all keys, where the operator would search it for any.
+        mask = mask | ~mask.any(-1, keepdim=True)
         update: Tensor = self.attention(m, self.bias(z), mask)
         return update
 
@@ -40,7 +43,9 @@ class MSAColumnAttention(nn.Module):
         self, m: Float[Tensor, "*batch S N M"], mask: Bool[Tensor, "*batch S N"]
     ) -> Float[Tensor, "*batch S N M"]:
         """Return the update of m."""
-        update: Tensor = self.attention(m.transpose(-2, -3), mask=mask.mT)
+        # Copied once, not by every operator that reads it.
+        columns = m.transpose(-2, -3).contiguous()
+        update: Tensor = self.attention(columns, mask=mask.mT)
         return update.transpose(-2, -3)
 
 
