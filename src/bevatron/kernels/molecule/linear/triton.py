@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from bevatron.kernels.molecule.linear.rounding import rounded
 from bevatron.kernels.shared.chunked_linear import linear as product
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.triton_row_sums import sum_rows
 
@@ -61,6 +62,6 @@ def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    if dy.device.type == "cuda" and dy.dtype != dtype == torch.float32:
+    if on_gpu(dy) and dy.dtype != dtype == torch.float32:
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return torch.mm(dy.t(), x).to(dtype)

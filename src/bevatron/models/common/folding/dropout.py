@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels.graph.csr.dropout import COLUMN, HEAD, MASK, mix, threshold
+from bevatron.parallel.axial import own
 
 Shared = Literal["rows", "columns"]
 """What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
@@ -62,10 +63,12 @@ def add_dropped(
     x, update
         A residual stream and what a layer adds to it.
     mask
-        One of `keep_masks`, [..., N, C], or [..., R, C] if columns share it; None = no dropout.
+        One of `keep_masks`, [..., N, C]; None = no dropout. Of one that columns share, own rows of
+        the pair take their part.
     shared
         See `Shared`.
     """
     if mask is None:
         return x + update
-    return torch.addcmul(x, update, mask.unsqueeze(-3 if shared == "rows" else -2))
+    mask = mask.unsqueeze(-3) if shared == "rows" else own(mask, -2).unsqueeze(-2)
+    return torch.addcmul(x, update, mask)
