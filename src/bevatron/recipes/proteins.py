@@ -3,7 +3,7 @@
 import csv
 import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from bevatron.data.readers.proteins import read_duplicate_chains
 from bevatron.data.readers.proteins.folders import ProteinFiles, find_protein_files, is_rna
 from bevatron.data.readers.proteins.openfold import read_obsolete
 from bevatron.data.samples import Field
+from bevatron.data.store.prepare import rank_and_world
 from bevatron.data.store.store import MANIFEST, Store
 from bevatron.errors import DataError, StoreError
-from bevatron.files import write_text_atomically
+from bevatron.files import TEMPORARY, remove_folder, write_text_atomically
 from bevatron.output import say
 from bevatron.typing import Array, Arrays
 
 ALIGNMENTS, TEMPLATES, CLUSTERS = "alignments", "templates", "clusters.txt"
-"""Inside the folder of a store."""
+"""Inside the folder of a store; clusters are written last."""
 
 MOST_CLUSTERED = 4000
 """Distinct proteins that are clustered without mmseqs2; of more, equal sequences are a cluster."""
@@ -50,15 +51,19 @@ def stores_of(
     return (*stores, out)
 
 
-def open_prepared(path: str | Path, kind: str, version: int, last: str, system: str) -> Store:
+def begin(out: Path, *, overwrite: bool) -> None:
+    """Begin to prepare into a folder; what may be overwritten counts as unfinished from now on."""
+    if overwrite:
+        (out / CLUSTERS).unlink(missing_ok=True)
+
+
+def open_prepared(path: str | Path, kind: str, version: int, system: str) -> Store:
     """Open a store of proteins.
 
     Parameters
     ----------
     kind, version
         Of its samples and features.
-    last
-        What its preparation writes last.
     system
         Whose ``bevatron prepare`` makes such a store.
 
@@ -79,7 +84,7 @@ def open_prepared(path: str | Path, kind: str, version: int, last: str, system: 
             f"{path}: has version {settings['features']} of the features, the code has version "
             f"{version}; prepare it again"
         )
-    if not (store.path / last).exists():
+    if not (store.path / CLUSTERS).exists():
         raise DataError(
             f"{path}: was not prepared to its end; start the same `bevatron prepare` again"
         )
@@ -150,7 +155,8 @@ def prepare_searches(
     strict
         An unusable file is an error.
     workers, overwrite, progress
-        As in `bevatron.data.store.prepare.prepare`.
+        As in `bevatron.data.store.prepare.prepare`; with ``overwrite`` also alignments and
+        templates of which there are none any more are removed.
     rna
         Classes of the RNA in it.
 
@@ -164,9 +170,14 @@ def prepare_searches(
     lines = [f"{len(found.alignments)} files of alignments"]
     if reader is not None:
         lines[0] += f" of {reader.num_samples} sequences, {reader.partial} of parts of chains"
-        if reader.num_samples:
-            rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
-    duplicates = [group for path in found.duplicates for group in read_duplicate_chains(path)]
+    if reader is not None and reader.num_samples:
+        rejects += prepare_alignments(reader, store.path / ALIGNMENTS, **options).rejects()
+    elif overwrite and (store.path / ALIGNMENTS).exists():
+        remove_folder(store.path / ALIGNMENTS)
+    duplicates = [
+        group for groups in _tables(found.duplicates, read_duplicate_chains, rejects, strict=strict)
+        for group in groups
+    ]  # fmt: skip
     known = {} if reader is None else reader.queries
     queries, of_none = template_queries(
         found.hits, chains, sequences, known, duplicates, strict=strict
@@ -174,12 +185,11 @@ def prepare_searches(
     rejects += [*found.refused, *of_none]
     folder = store.path / TEMPLATES
     if not queries:
-        if overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
+        if overwrite and folder.exists():
+            remove_folder(folder)
         return [*lines, f"{len(found.hits)} files of template hits"], rejects
     structures = {entry_code(path): path for path in reversed(found.structures)}
-    for path in found.obsolete:
-        renamed = read_obsolete(path)
+    for renamed in _tables(found.obsolete, read_obsolete, rejects, strict=strict):
         structures |= {
             old: structures[new] for old, new in renamed.items()
             if old not in structures and new in structures
@@ -199,6 +209,23 @@ def prepare_searches(
         f"{np.count_nonzero(counts)} sequences"
     )
     return lines, [*rejects, *made.rejects()]
+
+
+def _tables(
+    paths: Sequence[Path],
+    read: Callable[[Path], Any],
+    rejects: list[tuple[str, str]],
+    *,
+    strict: bool,
+) -> Iterator[Any]:
+    """Read files about all chains; one that is damaged is left out."""
+    for path in paths:
+        try:
+            yield read(path)
+        except DataError as error:
+            if strict:
+                raise
+            rejects.append((str(path), str(error).removeprefix(f"{path}: ")))
 
 
 def _read_alignments(
@@ -236,8 +263,12 @@ def opened_searches(path: Path) -> tuple[Alignments | None, StoredTemplates | No
 
 
 def list_rejects(store: Store, rejects: Sequence[tuple[str, str]]) -> None:
-    """Write that file, or remove it if there is nothing to list."""
+    """Write that file, or remove it if there is nothing to list; rank 0 does."""
     path = rejects_file(store)
+    if rank_and_world()[0]:
+        return
+    for unfinished in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
+        unfinished.unlink(missing_ok=True)
     if not rejects:
         path.unlink(missing_ok=True)
         return

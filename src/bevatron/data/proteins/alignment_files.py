@@ -23,6 +23,7 @@ from bevatron.typing import Arrays
 
 _OF_NO_CHAIN = "its first sequence is neither that of a chain of the structures nor a part of one"
 
+_LONGEST_QUERY = 4 << 20  # bytes in which a first row ends; no protein has so many residues
 _SYMBOLS = " 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Without one of these a name has neither species nor taxon; most names of metagenomes have none.
 _HAS_ORIGIN = re.compile(r"_|OX|Tax|taxid")
@@ -108,18 +109,22 @@ class AlignmentReader:
         files: list[tuple[Path, Polymer]] = [(Path(path), "protein") for path in proteins]
         files += [(Path(path), "rna") for path in rnas]
         self.sources = [str(path) for path, _ in files]
-        self._states: list[FileState] = []
+        self._states: dict[int, FileState] = {}
         self._groups: dict[bytes, list[tuple[int, Polymer, int]]] = {}
         whole = xxhash.xxh3_128()
-        known: dict[tuple[str, Polymer], bytes | None] = {}
+        known: dict[tuple[str, Polymer], bytes] = {}
         for number, (path, kind) in enumerate(files):
-            state, content = state_and_hash(path)
-            self._states.append(state)
-            whole.update(f"{content} {kind}\n".encode())
-            again = (content, kind) in known
-            query = known[content, kind] if again else self._begin(path, kind)
-            known[content, kind] = query
-            if query is None:
+            try:
+                self._states[number], content = state_and_hash(path)
+                whole.update(f"{content} {kind}\n".encode())
+                again = (content, kind) in known
+                if not again:
+                    known[content, kind] = _query(path, kind)
+                query = known[content, kind]
+            except DataError as error:
+                if strict:
+                    raise
+                self.rejects.append((str(path), _reason(error, path)))
                 continue
             self.queries[path] = query
             places = [Place(query, 0)] if chains is None else chains.places(query)
@@ -132,16 +137,6 @@ class AlignmentReader:
         self._order = list(self._groups.items())
         self.fingerprint = whole.hexdigest()
         self.num_samples = len(self._order)
-
-    def _begin(self, path: Path, kind: Polymer) -> bytes | None:
-        """Return the query of a file; None if it has none and is left out."""
-        try:
-            return _query(path, kind)
-        except DataError as error:
-            if self.strict:
-                raise
-            self.rejects.append((str(path), _reason(error, path)))
-            return None
 
     def read(self, start: int, stop: int) -> Iterator[Arrays]:
         """Yield ``rows``, ``deletions``, ``species``, ``files``, ``file_rows`` of each sequence.
@@ -212,11 +207,13 @@ def _query(path: Path, kind: Polymer) -> bytes:
     start = b""
     for block in read_blocks(path):
         start += block
-        if start.find(b"\n>", start.find(b">")) > 0:
+        if start.find(b"\n>", start.find(b">")) > 0 or len(start) > _LONGEST_QUERY:
             break
+    head = start.find(b"\n>", max(start.find(b">"), 0))
     try:
-        head = start.find(b"\n>", start.index(b">"))
-        first = start[: head if head > 0 else None]
-        return bytes(parse_alignment(first, str(path), "a3m", kind).rows[0].data)
-    except (ValueError, DataError):
-        return bytes(read_alignment(path, kind).rows[0].data)  # its messages name line and record
+        if head >= 0 or len(start) <= _LONGEST_QUERY:
+            first = start[: head if head > 0 else None]
+            return bytes(parse_alignment(first, str(path), "a3m", kind).rows[0].data)
+    except DataError:
+        pass
+    return bytes(read_alignment(path, kind).rows[0].data)  # its messages name line and record

@@ -22,7 +22,7 @@ from bevatron.data.store.prepare import prepare
 from bevatron.data.store.store import Store
 from bevatron.errors import DataError
 from bevatron.recipes.proteins import (
-    CLUSTERS,
+    begin,
     find_structures,
     lines_of_rejects,
     list_rejects,
@@ -168,6 +168,7 @@ def prepare_chains(
         else.
     """
     found = find_structures(files)
+    begin(out, overwrite=overwrite)
     store = prepare(
         StructureFiles(found.structures),
         ChainFeaturizer(strict),
@@ -189,10 +190,9 @@ def prepare_chains(
         overwrite=overwrite,
         progress=progress,
     )
-    # Last: `open_chains` asks for it.
-    warnings = write_clusters(clustered_sequences(store), store.path)
     rows = [*unusable(store), *damaged]
     list_rejects(store, rows)
+    warnings = write_clusters(clustered_sequences(store), store.path)
     return [*warnings, *summary_lines(store, lines, found.others, rows)]
 
 
@@ -261,7 +261,7 @@ def open_chains(path: str | Path) -> Store:
     StoreError
         If there is no finished store.
     """
-    return open_prepared(path, KIND, FEATURES_VERSION, CLUSTERS, "alphafold2")
+    return open_prepared(path, KIND, FEATURES_VERSION, "alphafold2")
 
 
 def summary_lines(
