@@ -8,6 +8,7 @@ import tarfile
 import pyarrow as pa
 import pytest
 
+from bevatron.data import archives
 from bevatron.data.compressed import read_whole
 from bevatron.data.readers.base import content_hash
 from bevatron.data.readers.proteins.folders import find_protein_files, is_protein_file
@@ -91,3 +92,16 @@ def test_a_database_of_alignments_is_read_by_chain(tmp_path):
     assert read_whole(path / "1abc_A/y.a3m") == b">q\nC\n"
     path.write_text("{")
     assert [name for name, _ in find_protein_files([tmp_path]).refused] == [str(path)]
+
+
+def test_a_compressed_tar_is_passed_over_once_however_often_a_file_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "all.tar.gz"
+    path.write_bytes(gzip.compress(tarred()))
+    files = find_protein_files([path])
+    opened = []
+    monkeypatch.setattr(archives, "open_compressed", lambda p: opened.append(p) or gzip.open(p))
+    for each in (*files.structures, *files.alignments):
+        assert content_hash(each)
+        assert read_whole(each)
+        assert read_whole(each)
+    assert len(opened) == 1

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bevatron.data.compressed import DAMAGED, MAX_BYTES, format_suffix, open_compressed
+from bevatron.data.compressed import DAMAGED, MAX_BYTES, format_suffix, largest, open_compressed
 from bevatron.errors import DataError
 
 _TAR, _DATABASE = {".tar", ".tgz"}, ".index"
@@ -105,7 +105,7 @@ def _listed(path: Path, size: int, changed: int) -> Archive:
         for number, each in enumerate(_entries(path)):
             end = each.offset_data + (each.size if each.isreg() else 0)
             name = str(PurePosixPath(each.name))
-            reason = _trick(each)
+            reason = _trick(each, size)
             if reason:
                 refused.append((f"{path}/{name}", reason))
             elif each.isreg():
@@ -126,14 +126,14 @@ def _entries(path: Path) -> Iterator[tarfile.TarInfo]:
             tar.members.clear()  # type: ignore[attr-defined]  # else all are held
 
 
-def _trick(entry: tarfile.TarInfo) -> str:
-    """Say why an entry is refused; empty if it is not."""
+def _trick(entry: tarfile.TarInfo, stored: int) -> str:
+    """Say why an entry of an archive of ``stored`` bytes is refused; empty if it is not."""
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or "\\" in entry.name:
         return "its name leads out of the archive; refused"
     if entry.issparse() or not (entry.isreg() or entry.isdir()):
         return "is a link or a device, not a file; refused"
-    if entry.size > MAX_BYTES:
+    if entry.size > min(MAX_BYTES, largest(stored)):
         return f"holds {entry.size:,} bytes; refused"
     return ""
 
@@ -189,9 +189,12 @@ class _Stream:
     def __init__(self, path: Path) -> None:
         self._path, self._next = path, 0
         self._tar: Any = None
+        self._last = b""
 
     def read(self, number: int) -> bytes:
-        """Read an entry by its number."""
+        """Read an entry by its number; the last one is at hand."""
+        if self._tar is not None and number == self._next - 1:
+            return self._last
         if self._tar is None or number < self._next:
             stream = open_compressed(self._path)  # open as long as this is
             self._tar = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115
@@ -204,7 +207,8 @@ class _Stream:
             if entry is None:
                 raise tarfile.ReadError("it ends before this file")
         content = self._tar.extractfile(entry)
-        return b"" if content is None else bytes(content.read())
+        self._last = b"" if content is None else bytes(content.read())
+        return self._last
 
 
 @lru_cache(maxsize=4)

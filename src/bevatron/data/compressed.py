@@ -53,20 +53,29 @@ def open_compressed(path: Path) -> BufferedIOBase:
     DataError
         If there is no such file, also in an archive.
     """
-    source: Path | BytesIO = path
+    return _opened(_source(path))
+
+
+def _source(path: Path) -> Path | BytesIO:
+    """Return a file, or what an archive holds under its path."""
     if path.exists():
-        with path.open("rb") as file:
+        return path
+    # An archive may itself be compressed, so its reader imports this one.
+    from bevatron.data.archives import read_member
+
+    return BytesIO(read_member(path))
+
+
+def _opened(source: Path | BytesIO) -> BufferedIOBase:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
             start = file.read(6)
     else:
-        # An archive may itself be compressed, so its reader imports this one.
-        from bevatron.data.archives import read_member
-
-        source = BytesIO(read_member(path))
         start = source.getvalue()[:6]
     for magic, opener in _OPENERS.items():
         if start.startswith(magic):
             return cast("BufferedIOBase", opener(source))
-    return source if isinstance(source, BytesIO) else path.open("rb")
+    return source.open("rb") if isinstance(source, Path) else source
 
 
 def format_suffix(path: Path) -> str:
@@ -110,12 +119,19 @@ def read_whole(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     return b"".join(read_blocks(path, max_bytes))
 
 
+def largest(stored: int) -> int:
+    """Return how many bytes so many compressed ones may be."""
+    return max(MAX_RATIO * stored, _UNSUSPECTED)
+
+
 def read_blocks(path: str | Path, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
     """Read what `read_whole` does block by block."""
     path = Path(path)
     try:
-        stream = open_compressed(path)
-        max_bytes = min(max_bytes, max(MAX_RATIO * path.stat().st_size, _UNSUSPECTED))
+        source = _source(path)
+        stored = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
+        stream = _opened(source)
+        max_bytes = min(max_bytes, largest(stored))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({reason}); check the path") from None
