@@ -98,8 +98,13 @@ def test_a_compressed_tar_is_passed_over_once_however_often_a_file_is_read(tmp_p
     path = tmp_path / "all.tar.gz"
     path.write_bytes(gzip.compress(tarred()))
     files = find_protein_files([path])
-    opened = []
-    monkeypatch.setattr(archives, "open_compressed", lambda p: opened.append(p) or gzip.open(p))
+    opened, open_ = [], archives.open_compressed
+
+    def counted(path):
+        opened.append(path)
+        return open_(path)
+
+    monkeypatch.setattr(archives, "open_compressed", counted)
     for each in (*files.structures, *files.alignments):
         assert content_hash(each)
         assert read_whole(each)
