@@ -148,7 +148,7 @@ def read_member(path: Path) -> bytes:
     """
     found = archive_of(path)
     if found is None or not is_archive(found[0]):
-        raise DataError(f"{path}: no such file or folder; check the path")
+        raise DataError(f"{path}: cannot be read (no such file); check the path")
     archive, name = found
     if archive.suffix == _DATABASE:
         chain, _, file = name.partition("/")
