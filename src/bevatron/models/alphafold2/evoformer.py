@@ -6,6 +6,7 @@ from functools import partial
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from bevatron.kernels import add_dropped
 from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.msa_attention import (
@@ -20,7 +21,6 @@ from bevatron.models.common.folding import (
     Transition,
     TriangleAttention,
     TriangleMultiplication,
-    add_dropped,
     checkpointed,
     run_stack,
 )

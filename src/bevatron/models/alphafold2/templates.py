@@ -7,6 +7,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from bevatron.kernels import add_dropped
 from bevatron.models.alphafold2.config import TemplateConfig, TriangleConfig
 from bevatron.models.alphafold2.drops import Drops
 from bevatron.models.alphafold2.evoformer import NO_DROPOUT, PAIR_UPDATES, Masks
@@ -18,7 +19,6 @@ from bevatron.models.common.folding import (
     Transition,
     TriangleAttention,
     TriangleMultiplication,
-    add_dropped,
     run_stack,
 )
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
-from bevatron.kernels import layer_norm_linear
+from bevatron.kernels import add_dropped, layer_norm_linear
 from bevatron.models.alphafold3.config_trunk import MsaConfig
 from bevatron.models.alphafold3.pair import PairBlock, pair_drops
 from bevatron.models.alphafold3.pairformer import pairs_of
@@ -21,7 +21,6 @@ from bevatron.models.common.folding import (
     OuterProductMean,
     PairBias,
     Transition,
-    add_dropped,
     checkpointed,
     keep_masks,
     run_stack,

@@ -3,12 +3,12 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from bevatron.kernels import add_dropped
 from bevatron.models.alphafold3.config_trunk import PairConfig
 from bevatron.models.common.folding import (
     Transition,
     TriangleAttention,
     TriangleMultiplication,
-    add_dropped,
     keep_masks,
 )
 

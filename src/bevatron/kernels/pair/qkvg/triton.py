@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bevatron.kernels.pair.layer_norm_linear.triton import layer_norm_linear
 from bevatron.kernels.shared.rows import indexable_by_32_bits
+from bevatron.kernels.shared.standing_weights import once
 
 
 def qkvg(
@@ -23,12 +24,14 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = (q_weight, k_weight, v_weight, gate_weight)
-    joint, bias = torch.cat(weights), _joint_bias(weights, gate_bias, q_bias)
+    joint, bias = once(lambda: torch.cat(weights), *weights), _joint_bias(weights, gate_bias, q_bias)
     if has_norm:
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:
         made = F.linear(
-            indexable_by_32_bits(x), joint.to(x.dtype), None if bias is None else bias.to(x.dtype)
+            indexable_by_32_bits(x),
+            once(lambda: joint.to(x.dtype), joint, to=x.dtype),
+            None if bias is None else once(lambda: bias.to(x.dtype), bias, to=x.dtype),
         )
     parts: tuple[Tensor, ...] = torch.split(made, [len(weight) for weight in weights], dim=-1)
     return parts
@@ -39,7 +42,11 @@ def _joint_bias(
 ) -> Tensor | None:
     if gate_bias is None and q_bias is None:
         return None
-    q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
-    return torch.cat(
-        [q if q_bias is None else q_bias, k, v, gate if gate_bias is None else gate_bias]
-    )
+
+    def join() -> Tensor:
+        q, k, v, gate = (weight.new_zeros(len(weight)) for weight in weights)
+        return torch.cat(
+            [q if q_bias is None else q_bias, k, v, gate if gate_bias is None else gate_bias]
+        )
+
+    return once(join, q_bias, gate_bias, to=tuple(map(len, weights)))

@@ -5,16 +5,12 @@ captured step draws a new one whenever the seed, a tensor on the device, has cha
 """
 
 from math import prod
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bevatron.kernels.graph.csr.dropout import COLUMN, HEAD, MASK, mix, threshold
-
-Shared = Literal["rows", "columns"]
-"""What shares a mask: all rows (``DropoutRowwise`` of the supplements) or all columns."""
 
 
 def keep_masks(
@@ -47,25 +43,3 @@ def keep_masks(
     word = mix(layer[:, None] ^ mix((index + COLUMN) & MASK))
     kept = (word >= threshold(rate)).to(x.dtype)
     return kept.mul_(1.0 / (1.0 - rate)).view(shape)
-
-
-def add_dropped(
-    x: Float[Tensor, "*batch R N C"],
-    update: Float[Tensor, "*batch R N C"],
-    mask: Float[Tensor, "*batch _ C"] | None,
-    shared: Shared = "rows",
-) -> Float[Tensor, "*batch R N C"]:
-    """Compute ``x + mask * update`` in one pass.
-
-    Parameters
-    ----------
-    x, update
-        A residual stream and what a layer adds to it.
-    mask
-        One of `keep_masks`, [..., N, C], or [..., R, C] if columns share it; None = no dropout.
-    shared
-        See `Shared`.
-    """
-    if mask is None:
-        return x + update
-    return torch.addcmul(x, update, mask.unsqueeze(-3 if shared == "rows" else -2))

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bevatron.kernels.shared.standing_weights import once
+
 Init = Literal["lecun", "he", "glorot", "gating", "final", "normal"]
 """How a layer starts: AlphaFold2's supplement, section 1.11.4.
 
@@ -56,8 +58,11 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows K"]:
         """Map rows; weights of another type are rounded to that of ``x``."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        weight, bias, dtype = self.weight, self.bias, x.dtype
+        rounded = once(lambda: weight.to(dtype), weight, to=dtype)
+        return F.linear(
+            x, rounded, None if bias is None else once(lambda: bias.to(dtype), bias, to=dtype)
+        )
 
     def extra_repr(self) -> str:
         """Return the sizes and the initialisation."""

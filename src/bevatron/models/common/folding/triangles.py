@@ -100,7 +100,8 @@ class TriangleAttention(nn.Module):
     ) -> Float[Tensor, "*batch N N C"]:
         """Compute the update of the pair; edges outside the mask are no keys."""
         if not self.starting:
-            z = z.transpose(-2, -3)
+            # In memory once: the bias, the projections and their backward passes all read it.
+            z = z.transpose(-2, -3).contiguous()
             mask = None if mask is None else mask.transpose(-1, -2)
         norm = self.attention.norm
         assert norm is not None
