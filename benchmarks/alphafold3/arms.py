@@ -238,7 +238,9 @@ class Training:
             optim=replace(config.settings.optim, accumulate=1),
         )
         sizes = {"tokens": crops.lengths("tokens")}
-        stage = Stage("initial", ComplexStage(steps=1, samples_per_step=1, step=options), crops, sizes)  # type: ignore[arg-type]
+        stage = Stage(
+            "initial", ComplexStage(steps=1, samples_per_step=1, step=options), crops, sizes
+        )  # type: ignore[arg-type]
         self.run = Run(model, self.task, crops, sizes, Path("unused"), settings, stages=[stage])
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None

@@ -64,7 +64,9 @@ def block_of(config: AlphaFold3Config, N: int, device: torch.device) -> Work:
     torch.manual_seed(N)
     widths = config.widths
     with device:
-        block = PairformerBlock(widths.single, widths.pair, config.pairformer, Checkpointing("none"))
+        block = PairformerBlock(
+            widths.single, widths.pair, config.pairformer, Checkpointing("none")
+        )
     drawn(block)
     s, z = torch.randn(N, widths.single), torch.randn(N, N, widths.pair)
     ds, dz = torch.randn_like(s), torch.randn_like(z)

@@ -64,10 +64,10 @@ from bevatron.kernels.registry import (
 )
 
 __all__ = [
-    "add_dropped",
     "Bonds",
     "Csr",
     "KernelConfig",
+    "add_dropped",
     "bond_norm_gelu",
     "channelwise_tensor_product",
     "column_sum",

@@ -71,9 +71,14 @@ class Logger:
         if self._journal is not None:
             self._journal.close()
 
-    def sync(self) -> int:
-        """Wait until metrics.jsonl is on disk; return its length."""
-        return 0 if self._journal is None else self._journal.sync()
+    def length(self) -> int:
+        """Return the length of metrics.jsonl."""
+        return 0 if self._journal is None else self._journal.length()
+
+    def sync(self) -> None:
+        """Wait until metrics.jsonl is on disk."""
+        if self._journal is not None:
+            self._journal.sync()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write a record to all files."""
@@ -228,12 +233,14 @@ class Journal:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
 
-    def sync(self) -> int:
-        """Wait until all is on disk and return the file's length."""
+    def length(self) -> int:
+        """Return the file's length."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def sync(self) -> None:
+        """Wait until all lines are on disk."""
         with explained(self.path, CheckpointError):
-            self._file.flush()
             os.fsync(self._file.fileno())
-            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Close the file."""

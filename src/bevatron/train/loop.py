@@ -94,7 +94,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
                 console.say(f"{reason}; going on from {checkpoint.path.name}, which is intact")
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
-        saver = Saver(run, state, folder, logger, mesh)
+        saver = stack.enter_context(Saver(run, state, folder, logger, mesh))
         if mesh.device.type == "cpu":
             console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)
@@ -125,7 +125,7 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     model.train()
     equalise(model, mesh)
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
-    state = TrainState(model, make_optimizer(model, optim), ema, generators=run.generators)
+    state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
         seed_everything(config.seed, mesh.rank)
     else:
@@ -212,6 +212,7 @@ class Trainer:
                 self._end_epoch()
         self.logger.console.end()
         self.saver.checkpoint()
+        self.saver.wait()
         result = self.saver.result(self.stopped_by, self.metrics)
         if self.stopped_by is not None:
             self.logger.console.say(

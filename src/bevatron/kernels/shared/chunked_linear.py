@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.standing_weights import once
 
@@ -53,7 +54,7 @@ def linear(
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
     a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
-    plain = a.dtype == torch.float32 or a.device.type != "cuda"
+    plain = a.dtype == torch.float32 or not on_gpu(a)
     if onto is None:
         return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
     if plain:

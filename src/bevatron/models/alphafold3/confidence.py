@@ -16,6 +16,7 @@ from bevatron.models.alphafold3.atom_tokens import AtomTokens
 from bevatron.models.alphafold3.config_diffusion import ConfidenceConfig, TrunkWidths
 from bevatron.models.alphafold3.pairformer import Pairformer
 from bevatron.models.common.folding import Checkpointing, LayerNorm, Linear, distance_bins
+from bevatron.parallel.axial import all_rows, own_rows
 
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
@@ -109,7 +110,8 @@ class ConfidenceHead(nn.Module):
         rows, columns = self.row(s_inputs), self.column(s_inputs)
         z = z + rows[..., :, None, :] + columns[..., None, :, :]
         z = z + self._distances(coordinates, batch["representative_atom"]).to(z.dtype)
-        s, z = self.pairformer(s, z, mask)
+        s, z = self.pairformer(s, own_rows(z), mask)
+        z = all_rows(z)
         wide = torch.promote_types(z.dtype, torch.float32)
         s, z = s.to(wide), z.to(wide)
         tokens = AtomTokens.of(batch["atom_to_token"], batch["atom_mask"], mask.shape[-1])

@@ -1,6 +1,7 @@
 """The MSA module (AlphaFold3, algorithm 8): what the rows of an alignment tell of pairs of tokens.
 
-Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head.
+Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head. R rows
+are a process's own where several share a sample; features and masks are whole.
 """
 
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
-from bevatron.kernels import add_dropped, layer_norm_linear
+from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.config_trunk import MsaConfig
 from bevatron.models.alphafold3.pair import PairBlock, pair_drops
 from bevatron.models.alphafold3.pairformer import pairs_of
@@ -21,10 +22,12 @@ from bevatron.models.common.folding import (
     OuterProductMean,
     PairBias,
     Transition,
+    add_dropped,
     checkpointed,
     keep_masks,
     run_stack,
 )
+from bevatron.parallel.axial import own_rows
 
 CLASSES = 32
 """Of a token: amino acids, nucleotides, the unknown ones, the gap."""
@@ -86,10 +89,10 @@ class PairWeightedAveraging(nn.Module):
 
     def forward(
         self,
-        m: Float[Tensor, "*batch S N M"],
-        z: Float[Tensor, "*batch N N P"],
+        m: Float[Tensor, "*batch R N M"],
+        z: Float[Tensor, "*batch _ N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
-    ) -> Float[Tensor, "*batch S N M"]:
+    ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
         logits = self.bias(z)
         if mask is not None:
@@ -180,13 +183,13 @@ class MsaModule(nn.Module):
     def forward(
         self,
         features: Float[Tensor, "*batch S N 34"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         s_inputs: Float[Tensor, "*batch N I"],
         msa_mask: Bool[Tensor, "*batch S N"] | None = None,
         token_mask: Bool[Tensor, "*batch N"] | None = None,
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         seed: Int[Tensor, ""] | None = None,
-    ) -> Float[Tensor, "*batch N N P"]:
+    ) -> Float[Tensor, "*batch R N P"]:
         """Compute the new pair.
 
         Parameters
@@ -202,8 +205,10 @@ class MsaModule(nn.Module):
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)
+        if msa_mask is None:
+            msa_mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         count = len(self.blocks)
-        m = self.row(features) + self.inputs(s_inputs).unsqueeze(-3)
+        m = self.row(own_rows(features)) + self.inputs(s_inputs).unsqueeze(-3)
         row_drops: list[Tensor | None] = [None] * count
         if seed is not None and self.dropout > 0 and count > 0:
             row_drops = list(keep_masks(seed, self.call, m, count, self.dropout).unbind())

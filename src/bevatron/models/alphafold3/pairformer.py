@@ -39,7 +39,7 @@ class AttentionPairBias(nn.Module):
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch N C"]:
         """Compute the update of the single representation; masked tokens are no keys."""
@@ -110,7 +110,7 @@ class Pairformer(nn.Module):
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         token_mask: Bool[Tensor, "*batch N"] | None = None,
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         seed: Int[Tensor, ""] | None = None,
@@ -120,7 +120,7 @@ class Pairformer(nn.Module):
         Parameters
         ----------
         s, z
-            Single and pair representation.
+            Single and pair representation, of which R rows are own where processes share a sample.
         token_mask
             True for tokens that exist; None = all.
         pair_mask

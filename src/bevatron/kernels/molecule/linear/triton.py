@@ -13,7 +13,7 @@ from bevatron.kernels.molecule.linear.rounding import rounded
 from bevatron.kernels.shared.chunked_linear import linear as product
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.dtypes import wide_type
-from bevatron.kernels.shared.launch import num_sms
+from bevatron.kernels.shared.launch import num_sms, on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 from bevatron.kernels.shared.triton_partial_sums import sum_partials
 
@@ -72,7 +72,7 @@ def _row_gradient(dy: Tensor, weight: Tensor, more: Tensor | None, dtype: torch.
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    if dy.device.type == "cuda" and dy.dtype != dtype == torch.float32:
+    if on_gpu(dy) and dy.dtype != dtype == torch.float32:
         return torch.mm(dy.t(), x, out_dtype=dtype)
     return torch.mm(dy.t(), x).to(dtype)
 

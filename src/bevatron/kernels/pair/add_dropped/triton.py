@@ -55,7 +55,9 @@ def _gradients(
 added.gradients("x update", _gradients)
 
 
-def _launch(x: Tensor | None, update: Tensor, mask: Tensor | None, y: Tensor, columns: bool) -> None:
+def _launch(
+    x: Tensor | None, update: Tensor, mask: Tensor | None, y: Tensor, columns: bool
+) -> None:
     if y.numel() == 0:
         return
     R, N, C = y.shape[-3:]

@@ -24,7 +24,10 @@ def qkvg(
 ) -> tuple[Tensor, ...]:
     """Compute the same as the reference; see `bevatron.kernels.pair.qkvg`."""
     weights = (q_weight, k_weight, v_weight, gate_weight)
-    joint, bias = once(lambda: torch.cat(weights), *weights), _joint_bias(weights, gate_bias, q_bias)
+    joint, bias = (
+        once(lambda: torch.cat(weights), *weights),
+        _joint_bias(weights, gate_bias, q_bias),
+    )
     if has_norm:
         made = layer_norm_linear(x, norm_weight, norm_bias, joint, bias, eps)
     else:

@@ -1,14 +1,16 @@
 """What AlphaFold2 and AlphaFold3 compute alike, as modules over the fused operators.
 
-Modules return updates: the caller adds them, with `bevatron.kernels.add_dropped` where there is dropout. Masks are
+Modules return updates: the caller adds them, with `add_dropped` where there is dropout. Masks are
 True for what exists. In shapes N counts residues or tokens, S rows of an alignment (or of a pair,
-as rows of an attention), C channels, H heads, D channels of a head; any axes may lead.
+as rows of an attention), C channels, H heads, D channels of a head; any axes may lead. Where
+several processes share a sample, pairs and alignments are own rows, R of them, and masks are whole:
+`bevatron.parallel.axial`.
 """
 
 from bevatron.models.common.folding.attention import GatedAttention, PairBias
 from bevatron.models.common.folding.checkpointing import Checkpointing, checkpointed, run_stack
 from bevatron.models.common.folding.distances import distance_bins
-from bevatron.models.common.folding.dropout import keep_masks
+from bevatron.models.common.folding.dropout import add_dropped, keep_masks
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
 from bevatron.models.common.folding.outer_product_mean import OuterProductMean
@@ -25,6 +27,7 @@ __all__ = [
     "Transition",
     "TriangleAttention",
     "TriangleMultiplication",
+    "add_dropped",
     "checkpointed",
     "distance_bins",
     "keep_masks",

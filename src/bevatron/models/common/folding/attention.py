@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from bevatron.kernels import layer_norm_linear, pair_attention, qkvg
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
+from bevatron.parallel.axial import all_rows
 
 
 class PairBias(nn.Module):
@@ -21,9 +22,10 @@ class PairBias(nn.Module):
         self.norm = LayerNorm(width_pair)
         self.linear = Linear(width_pair, num_heads, bias=False, init="normal")
 
-    def forward(self, z: Float[Tensor, "*batch N N C"]) -> Float[Tensor, "*batch H N N"]:
-        """Project the pair; the result is a view with the heads in front."""
-        return layer_norm_linear(z, *self.norm.parts, self.linear.weight).movedim(-1, -3)
+    def forward(self, z: Float[Tensor, "*batch R N C"]) -> Float[Tensor, "*batch H N N"]:
+        """Project own rows of the pair; the result is whole, a view with the heads in front."""
+        own = layer_norm_linear(z, *self.norm.parts, self.linear.weight)
+        return all_rows(own).movedim(-1, -3)
 
 
 class GatedAttention(nn.Module):

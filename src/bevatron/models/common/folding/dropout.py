@@ -10,7 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bevatron import kernels
 from bevatron.kernels.graph.csr.dropout import COLUMN, HEAD, MASK, mix, threshold
+from bevatron.kernels.pair.add_dropped import Shared
+from bevatron.parallel.axial import own
 
 
 def keep_masks(
@@ -43,3 +46,18 @@ def keep_masks(
     word = mix(layer[:, None] ^ mix((index + COLUMN) & MASK))
     kept = (word >= threshold(rate)).to(x.dtype)
     return kept.mul_(1.0 / (1.0 - rate)).view(shape)
+
+
+def add_dropped(
+    x: Float[Tensor, "*batch R N C"],
+    update: Float[Tensor, "*batch R N C"],
+    mask: Float[Tensor, "*batch N C"] | None,
+    shared: Shared = "rows",
+) -> Float[Tensor, "*batch R N C"]:
+    """Add an update with dropout: `bevatron.kernels.add_dropped` with one of `keep_masks`.
+
+    Of a mask that columns share, own rows of the pair take their part.
+    """
+    if mask is not None and shared == "columns":
+        mask = own(mask, -2)
+    return kernels.add_dropped(x, update, mask, shared)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, distributed
 
-from bevatron.parallel.graph_partition import traffic
+from bevatron.parallel import traffic
 from bevatron.parallel.mesh import Mesh
 
 # Newer releases of torch have other names for the same two and warn about these.
