@@ -1,4 +1,4 @@
-"""What the benchmarks of AlphaFold3 share: crops of real complexes, one model, and arms to train it.
+"""What the benchmarks of AlphaFold3 share: crops of a complex, one model, arms to train it.
 
 All arms of a run have the same weights and see the same crops with the same noise, so that their
 losses and gradients can be compared. Layers that training starts from zero are drawn, or nothing in
@@ -18,10 +18,12 @@ import numpy as np
 import torch
 
 from bevatron import kernels
+from bevatron.data.packing.draws import Draws, Source
 from bevatron.data.proteins.complex_batch import ComplexBatch, collate_complex
 from bevatron.data.proteins.crop import CropSizes
 from bevatron.data.proteins.sample import SampleSizes
 from bevatron.errors import OutOfMemoryError
+from bevatron.kernels import registry
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion_transformer import DiffusionBlock
 from bevatron.models.alphafold3.model import AlphaFold3
@@ -133,12 +135,16 @@ def built(preset: str, device: torch.device, **changes: Any) -> AlphaFold3:
     torch.manual_seed(0)
     with device:
         model = AlphaFold3(AlphaFold3Config.preset(preset, **changes))
-    model.to(device)
+    drawn(model.to(device))
+    return model
+
+
+def drawn(module: torch.nn.Module) -> None:
+    """Draw the weights that start from zero."""
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in module.parameters():
             if weight.ndim > 1 and not weight.any():
                 weight.normal_(std=STARTED)
-    return model
 
 
 def set_policy(model: AlphaFold3, kind: Kind) -> None:
@@ -151,7 +157,9 @@ def set_policy(model: AlphaFold3, kind: Kind) -> None:
 @contextmanager
 def compiled_blocks(model: torch.nn.Module) -> Iterator[None]:
     """Pass every block of the model through torch.compile: equal blocks are compiled once."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
+    for operator in kernels.implementations():
+        registry.load(operator, "reference")  # an import would break the graphs
     kinds = (PairformerBlock, MsaBlock, DiffusionBlock)
     blocks = [module for module in model.modules() if isinstance(module, kinds)]
     for module in model.modules():
@@ -163,8 +171,8 @@ def compiled_blocks(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for block in blocks:
-            block._compiled_call_impl = None
-        torch._dynamo.reset()
+            block._compiled_call_impl = None  # noqa: SLF001  there is no public way back
+        torch.compiler.reset()
 
 
 def state_bytes(model: torch.nn.Module, *, ema: bool) -> int:
@@ -238,9 +246,9 @@ class Training:
             optim=replace(config.settings.optim, accumulate=1),
         )
         sizes = {"tokens": crops.lengths("tokens")}
-        stage = Stage(
-            "initial", ComplexStage(steps=1, samples_per_step=1, step=options), crops, sizes
-        )  # type: ignore[arg-type]
+        draws = Draws([Source("crops", crops)], seed=0)
+        config_of_stage = ComplexStage(steps=1, samples_per_step=1, step=options)
+        stage = Stage("initial", config_of_stage, draws, sizes)
         self.run = Run(model, self.task, crops, sizes, Path("unused"), settings, stages=[stage])
         self.state = begin_state(self.run, self.mesh, None)
         self._captured = CapturedStep(self.run, self.state, self.mesh) if arm.captured else None

@@ -74,11 +74,13 @@ def measured(
                 row["held by graphs GiB"] = (held - state_bytes(model, ema=True)) / GIB
         while given.after is not None and not given.after.exists():
             time.sleep(0.2)
-        expected = training.steps(2).seconds if arm.captured else first.seconds
-        count = max(1, min(given.steps, round(given.seconds / expected)))
-        steps = training.steps(count)
-        row.update({"steps": count, "s/step": steps.seconds})
-        row["waited %"] = 100 * steps.waited / steps.seconds
+        row["steps"], steps = 1, first
+        # Steps that take this long launched are few, and none of it is preparation.
+        if arm.captured or arm.compiled or first.seconds < given.seconds:
+            expected = training.steps(1).seconds if arm.captured else first.seconds
+            row["steps"] = max(1, min(given.steps, round(given.seconds / expected)))
+            steps = training.steps(row["steps"])
+        row["s/step"], row["waited %"] = steps.seconds, 100 * steps.waited / steps.seconds
         return True
 
     if on_gpu:
@@ -173,10 +175,11 @@ def notes(given: argparse.Namespace) -> str:
         f"every step, passes through the trunk: {given.cycles}, activations in bfloat16, clipping, "
         "Adam and averaged weights. s/step: mean of `steps` whole steps, samples made by the "
         "loader's workers meanwhile; ready s: until a first step is done, with compilation and "
-        "capture. all, pair, none: what the backward pass computes again. peak GiB: most that was "
-        "allocated, less weights, gradients, moments and averaged weights; held by graphs: what "
-        "captured steps reserve. Captured steps pad to the shape given; the others do not pad. "
-        "Crops of one length have one shape; in training another shape is captured anew."
+        f"capture; launched steps of more than {given.seconds:g} s are timed at the first. all, "
+        "pair, none: what the backward pass computes again. peak GiB: most that was allocated, "
+        "less weights, gradients, moments and averaged weights; held by graphs: what captured "
+        "steps reserve. Captured steps pad to the shape given; the others do not pad. Crops of one "
+        "length have one shape; in training another shape is captured anew."
     )
 
 

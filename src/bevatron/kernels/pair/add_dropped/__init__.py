@@ -54,7 +54,8 @@ def add_dropped(
     Examples
     --------
     >>> import torch
-    >>> add_dropped(torch.ones(1, 2, 1), torch.ones(1, 2, 1), torch.tensor([[0.0], [2.0]])).flatten()
+    >>> ones = torch.ones(1, 2, 1)
+    >>> add_dropped(ones, ones, torch.tensor([[0.0], [2.0]])).flatten()
     tensor([1., 3.])
     """
     *batch, R, N, C = x.shape
