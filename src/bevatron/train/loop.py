@@ -80,6 +80,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             stack.enter_context(folder.claimed())
         checkpoint = folder.open(run, mesh)
         threads = _threads(run, mesh) if checkpoint is None else checkpoint.record.threads
+        stack.enter_context(run.sharing.joined(mesh))
         stack.enter_context(arithmetic(config, threads))
         stack.enter_context(_garbage_collection(config.collect_every))
         console = Console(folder.log, active=mesh.is_main, shown=run.shown_metrics)

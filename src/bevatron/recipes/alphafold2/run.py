@@ -154,6 +154,8 @@ class AlphaFold2Run(StagedRun):
     precision
         ``auto``: alignment and pair in bfloat16 on a GPU (weights, structure module, heads and
         losses stay float32), in float32 elsewhere; or ``bfloat16`` or ``float32`` anywhere.
+    parallel
+        ``axial``: how many consecutive processes compute each sample together.
     optim, schedule, batch, loader, checkpoint, train, kernels
         See `bevatron.recipes.run_config.RunConfig`. A batch is one sample; ``samples_per_step`` of
         a stage is what others call the batch size.
@@ -239,6 +241,7 @@ def build(config: AlphaFold2Run, *, resume: bool = False) -> Run:
         resume=resume,
         save_model=SaveModel(SYSTEM.kind, config.model),
         shown_metrics=["loss", "lddt_ca", "plddt", "distogram"],
+        sharing=config.sharing,
         stages=stages,
         most_samples=LARGEST_BATCH,
         notes=list(data.report),
