@@ -47,9 +47,9 @@ class AdaptiveNorm(nn.Module):
         self, a: Float[Tensor, "*rows C"], s: Float[Tensor, "*condition D"]
     ) -> Float[Tensor, "*rows C"]:
         """Normalise rows; a condition that copies share may have an axis of size 1 for them."""
-        layers, shift = (self.scale.weight, self.shift.weight), self.scale.bias
+        layers, own = (self.scale.weight, self.shift.weight), self.scale.bias
         weight = once(lambda: torch.cat(layers), *layers)
-        bias = once(lambda: F.pad(shift, (0, len(shift))), shift)
+        bias = once(lambda: F.pad(own, (0, len(own))), own)
         both = layer_norm_linear(s, *self.condition_norm.parts, weight, bias)
         scale, shift = both.to(a.dtype).chunk(2, -1)
         return layer_norm(a, scale=scale, shift=shift, sigmoid=True)
