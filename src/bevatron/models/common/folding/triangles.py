@@ -101,7 +101,7 @@ class TriangleAttention(nn.Module):
     ) -> Float[Tensor, "*batch R N C"]:
         """Compute the update of own rows; edges outside the mask are no keys."""
         if not self.starting:
-            # In memory once: the bias, the projections and their backward passes all read it.
+            # Copied once, not by every operator that reads it.
             z = transposed(z).contiguous()
             mask = None if mask is None else mask.mT
         norm = self.attention.norm
