@@ -28,7 +28,7 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-from bevatron.parallel.axial import own_rows
+from bevatron.parallel.axial import all_of, own_rows
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
@@ -92,7 +92,7 @@ class PairWeightedAveraging(nn.Module):
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
-        logits = self.bias(z)
+        logits = all_of(self.bias(z), -2, z.shape[-2])
         if mask is not None:
             logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
         joint = torch.cat([self.v.weight, self.gate.weight])
