@@ -36,7 +36,12 @@ from bevatron.train.evaluate import (
     make_loader,
 )
 from bevatron.train.logger import Logger
-from bevatron.train.optim import AveragedWeights, averaged, make_optimizer
+from bevatron.train.optim import (
+    AveragedWeights,
+    averaged,
+    load_optimizer_tensors,
+    make_optimizer,
+)
 from bevatron.train.precision import arithmetic, autocast_context, check_autocast, dtype_of
 from bevatron.train.run import FitResult, Run, one_unchanging_batch
 from bevatron.train.run_folder import RunFolder, Saver
@@ -128,6 +133,8 @@ def begin_state(run: Run, mesh: Mesh, checkpoint: Checkpoint | None) -> TrainSta
     ema = None if optim.ema is None else AveragedWeights(model, optim.ema)
     state = TrainState(model, make_optimizer(model, optim, ema), ema, generators=run.generators)
     if checkpoint is None:
+        if run.optimizer_tensors:
+            load_optimizer_tensors(model, state.optimizer, run.optimizer_tensors)
         seed_everything(config.seed, mesh.rank)
     else:
         load_checkpoint(checkpoint, state, config.seed, mesh)

@@ -232,6 +232,9 @@ class Run:
         What commands that use the model are shown with at the end, such as `` --head new``.
     sharing
         Whether ranks divide the samples, or each sample among all or some of them.
+    optimizer_tensors
+        State that the optimiser of a new run starts from, as
+        `bevatron.train.optim.optimizer_tensors` names it; none = as usual.
     generators
         Random number generators of the run's own, such as those of a mask that ranks share, by
         name: in the same state on all ranks, saved and restored with it.
@@ -266,6 +269,7 @@ class Run:
     notes: Sequence[str] = ()
     model_options: str = ""
     sharing: Sharing = field(default_factory=SamplesApart)
+    optimizer_tensors: Mapping[str, Tensor] = field(default_factory=dict)
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     stages: Sequence[Stage] = ()
     most_samples: int | None = None

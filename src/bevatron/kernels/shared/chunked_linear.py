@@ -116,7 +116,7 @@ class BiasGradient:
     def add(self, dy: Tensor) -> None:
         """Add one chunk, if there is a bias."""
         if self._bias is not None:
-            self.add_part(dy.sum(0, dtype=torch.float32))
+            self.add_part(_sum_of_rows(dy))
 
     def add_part(self, part: Tensor) -> None:
         """Add the sum over one chunk's rows, in float32."""
@@ -211,6 +211,15 @@ class Linear:
             for part, weight in zip(parts, self._weights, strict=True)
         ]
         return weights, biases
+
+
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    if on_gpu(rows):
+        from bevatron.kernels.shared.triton_row_sums import sum_rows
+
+        found: Tensor = sum_rows(rows)
+        return found
+    return rows.sum(0, dtype=torch.float32)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
