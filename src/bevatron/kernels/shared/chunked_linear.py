@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
+from bevatron.kernels.shared.standing_weights import once
 
 CHUNK_BYTES = 128 * 2**20
 """Size of all buffers of one chunk together."""
@@ -140,7 +141,9 @@ class Linear:
         self._weights = weights
         self._biases = (*biases, *[None] * (len(weights) - len(biases)))
         self._sizes = [len(weight) for weight in weights]
-        self._matrix = _joined([weight.to(dtype) for weight in weights])
+        self._matrix = once(
+            lambda: _joined([weight.to(dtype) for weight in weights]), *weights, to=dtype
+        )
         self._dweight = WeightGradient(self._matrix)
         self._dbiases = [BiasGradient(bias, self._matrix) for bias in self._biases]
 
@@ -154,12 +157,16 @@ class Linear:
         """The concatenated biases, if there is one, in the type of the matmuls."""
         if all(bias is None for bias in self._biases):
             return None
-        return _joined(
-            [
-                self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
-                for bias, size in zip(self._biases, self._sizes, strict=True)
-            ]
-        )
+
+        def join() -> Tensor:
+            return _joined(
+                [
+                    self._matrix.new_zeros(size) if bias is None else bias.to(self._matrix.dtype)
+                    for bias, size in zip(self._biases, self._sizes, strict=True)
+                ]
+            )
+
+        return once(join, *self._biases, to=(self._matrix.dtype, *self._sizes))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply rows [n, C] to [n, sum of K]."""

@@ -31,7 +31,7 @@ class NoiseEmbedding(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(SEED_OF_NOISE_EMBEDDING)
         for name in ("w", "b"):
-            self.register_buffer(name, torch.randn(width, generator=generator))
+            self.register_buffer(name, torch.randn(width, generator=generator, device="cpu"))
 
     def forward(self, noise: Float[Tensor, "*levels"]) -> Float[Tensor, "*levels C"]:
         """Embed c_noise of `edm.preconditioning`."""
