@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
@@ -122,6 +123,18 @@ def start_without_main(process: BaseProcess, *, needs_main: bool = False) -> Non
     spawn.get_preparation_data = reduced
     try:
         with _without_stop_signals():
-            process.start()
+            _start(process)
     finally:
         spawn.get_preparation_data = original
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process, again where the fork server was killed and does not seem dead yet."""
+    for pause in (0.05, 0.2, 1.0):
+        try:
+            process.start()
+        except (ConnectionError, EOFError):
+            time.sleep(pause)
+        else:
+            return
+    process.start()
