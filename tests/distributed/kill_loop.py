@@ -119,9 +119,7 @@ def start(folder: Path, make_run: Callable, world: int, number: int) -> list[int
     return children
 
 
-def strike(
-    folder: Path, said: Path, ranks: list[int], choice: random.Random
-) -> Kill | None:
+def strike(folder: Path, said: Path, ranks: list[int], choice: random.Random) -> Kill | None:
     """Kill one process of the run some steps from now; None if the run is over before.
 
     The ranks have met by then: of one that dies earlier only a launcher knows.

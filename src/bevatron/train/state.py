@@ -49,6 +49,8 @@ class Progress:
         The factor of the loss, None unless matmuls are in float16.
     changes
         Where the number of ranks, batches or settings changed.
+    pending
+        Record of the epoch whose weights are being validated beside training, None if none are.
     finished
         Why the run is finished, see `bevatron.train.run.FitResult`; None if it is not.
     seconds
@@ -70,6 +72,7 @@ class Progress:
     decisions: Decisions = field(default_factory=Decisions)
     loss_scale: LossScale | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)
+    pending: dict[str, Any] | None = None
     finished: str | None = None
     seconds: float = 0.0
 
@@ -107,6 +110,8 @@ class TrainState:
         Progress of the run.
     generators
         Random number generators of the run's own, in the same state on all ranks.
+    pending
+        Weights that are being validated beside training, on the host of rank 0.
     """
 
     model: nn.Module
@@ -114,6 +119,7 @@ class TrainState:
     ema: AveragedWeights | None
     progress: Progress = field(default_factory=Progress)
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    pending: Mapping[str, Tensor] | None = None
 
 
 def seed_everything(seed: int, rank: int, step: int = 0) -> None:
