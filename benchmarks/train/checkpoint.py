@@ -91,6 +91,7 @@ class Work:
         self.device = device
 
     def step(self) -> None:
+        """Multiply some matrices."""
         for _ in range(10):
             self.a = torch.tanh(self.a @ self.a)
         if self.device == "cuda":
@@ -160,14 +161,14 @@ def rows_of(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     return [
         {"what": "bytes of a checkpoint (GB)", "value": round(size, 3)},
         {"what": "training waits for the copy (s)", "value": round(middle["copy"], 3)},
-        {"what": "training waits for torch.save and fsync (s)", "value": round(middle["torch"], 3)},
+        {"what": "training waits for torch.save, fsync (s)", "value": round(middle["torch"], 2)},
         {"what": "checkpoint is durable after (s)", "value": round(middle["durable"], 2)},
-        {"what": "plain writes and fsync of the same bytes (s)", "value": round(middle["plain"], 2)},
+        {"what": "plain writes and fsync of these bytes (s)", "value": round(middle["plain"], 2)},
         {"what": "durable over plain, median of the turns", "value": round(ratio, 2)},
         {"what": "rate of the plain writes (MB/s)", "value": round(1e3 * size / middle["plain"])},
         {"what": "steps meanwhile", "value": round(middle["steps"])},
-        {"what": "CPU time of a step meanwhile, over alone (%)", "value": round(slower("core"), 1)},
-        {"what": "wall time of a step meanwhile, over alone (%)", "value": round(slower("wall"), 1)},
+        {"what": "CPU time of a step meanwhile, more by (%)", "value": round(slower("core"), 1)},
+        {"what": "wall time of a step meanwhile, more by (%)", "value": round(slower("wall"), 1)},
         {
             "what": "share of waiting at a checkpoint every 10 minutes (%)",
             "value": round(100 * middle["copy"] / 600, 3),

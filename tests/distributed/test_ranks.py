@@ -341,3 +341,22 @@ def test_norms_of_ddp_buckets_clip_as_the_norm_of_all_gradients_would(tmp_path):
         assert one["norms"] == pytest.approx(norms, rel=1e-5)
         for weight, expected in zip(one["weights"], model.parameters(), strict=True):
             assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_are_summed_during_the_backward_pass_also_where_a_rank_has_none(tmp_path):
+    """Three buckets, of which rank 1 never completes the one that is summed first."""
+    done = start("sums", tmp_path)
+    assert done.codes == [0, 0], done.errors
+    expected = [0.0] * 8
+    for rank in range(2):
+        model = ranks.Forked()
+        for x in torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(rank)).double():
+            model(x, rank).square().sum().backward()
+        for i, parameter in enumerate(model.parameters()):
+            expected[i] = expected[i] + (0.0 if parameter.grad is None else parameter.grad)
+    for rank, began in enumerate(([3, 3], [0, 0])):
+        found = torch.load(tmp_path / f"sums{rank}")
+        assert found["began"] == began
+        for gradients in found["gradients"]:
+            for one, other in zip(gradients, expected, strict=True):
+                assert torch.equal(one, other)

@@ -48,7 +48,7 @@ class OptimConfig:
         Decay of the exponential moving average of the weights, which is what is validated and
         kept; None = the weights themselves.
     fused
-        Adam in one kernel per group of tensors (on a GPU, where it is on by default).
+        Clipping, Adam and averages in a few launches, not torch's (on a GPU the default).
     """
 
     algorithm: Literal["adam", "amsgrad", "adamw"] = "amsgrad"

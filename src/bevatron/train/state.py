@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from bevatron.parallel.data_parallel import GradientSums
 from bevatron.train.epochs import Segment, segments_from_json
 from bevatron.train.optim import AveragedWeights
 from bevatron.train.precision import LossScale
@@ -108,6 +109,8 @@ class TrainState:
         Averaged weights, None if switched off.
     progress
         Progress of the run.
+    gradient_sums
+        What sums the gradients that the optimiser takes over ranks; made in the first step.
     generators
         Random number generators of the run's own, in the same state on all ranks.
     pending
@@ -118,6 +121,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     ema: AveragedWeights | None
     progress: Progress = field(default_factory=Progress)
+    gradient_sums: GradientSums | None = None
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     pending: Mapping[str, Tensor] | None = None
 

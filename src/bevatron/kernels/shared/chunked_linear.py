@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.rows import indexable_by_32_bits
 
 CHUNK_BYTES = 128 * 2**20
@@ -52,7 +53,7 @@ def linear(
 def wide_product(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """Compute ``a b`` of matrices of one type, with a result in float32; or add it to ``onto``."""
     a, b = indexable_by_32_bits(a), indexable_by_32_bits(b)
-    plain = a.dtype == torch.float32 or a.device.type != "cuda"
+    plain = a.dtype == torch.float32 or not on_gpu(a)
     if onto is None:
         return torch.mm(a.float(), b.float()) if plain else torch.mm(a, b, out_dtype=torch.float32)
     if plain:
@@ -102,7 +103,7 @@ class BiasGradient:
     def add(self, dy: Tensor) -> None:
         """Add one chunk, if there is a bias."""
         if self._bias is not None:
-            self.add_part(dy.sum(0, dtype=torch.float32))
+            self.add_part(_sum_of_rows(dy))
 
     def add_part(self, part: Tensor) -> None:
         """Add the sum over one chunk's rows, in float32."""
@@ -192,6 +193,15 @@ class Linear:
             for part, weight in zip(parts, self._weights, strict=True)
         ]
         return weights, [bias.result() for bias in self._dbiases]
+
+
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    if on_gpu(rows):
+        from bevatron.kernels.shared.triton_row_sums import sum_rows
+
+        found: Tensor = sum_rows(rows)
+        return found
+    return rows.sum(0, dtype=torch.float32)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

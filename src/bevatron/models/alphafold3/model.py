@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
 from bevatron.models.alphafold3 import edm, sampler
 from bevatron.models.alphafold3.atom_attention import AtomEncoder
 from bevatron.models.alphafold3.augmentation import draw_noise
@@ -21,7 +22,6 @@ from bevatron.models.alphafold3.confidence import ConfidenceHead, ConfidenceLogi
 from bevatron.models.alphafold3.config import AlphaFold3Config
 from bevatron.models.alphafold3.diffusion import DiffusionModule, Shared
 from bevatron.models.alphafold3.distogram import DistogramHead
-from bevatron.models.alphafold3.msa import CLASSES
 from bevatron.models.alphafold3.trunk import Trunk
 from bevatron.models.common.folding.normal import Normal
 
@@ -89,7 +89,7 @@ class AlphaFold3(nn.Module):
         atoms = self.input_encoder.describe(batch)
         a, _ = self.input_encoder(atoms)
         a = a.squeeze(-3)
-        restype = F.one_hot(batch["restype"], CLASSES).to(a.dtype)
+        restype = F.one_hot(batch["restype"], NUM_CLASSES).to(a.dtype)
         deletions = batch["deletion_mean"][..., None]
         return torch.cat([a, restype, batch["profile"].to(a.dtype), deletions.to(a.dtype)], -1)
 
