@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
@@ -19,6 +19,12 @@ def usable_cpus() -> int:
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = cpu_quota()
     return cpus if quota >= cpus else max(math.ceil(quota), 1)
+
+
+def usable_cpu_set() -> set[int]:
+    """Return the CPUs of this process's affinity; none where the system has no such masks."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return set(affinity(0)) if affinity else set()
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
@@ -59,8 +65,21 @@ def _quota_of(folder: Path) -> float:
         return math.inf
 
 
+_taken: set[int] = set()
+"""CPUs that no other rank on this machine uses; none = they share all of them."""
+
+
+def take_cpus(cpus: Iterable[int], *, shared: bool) -> None:
+    """Keep this process to some CPUs, which other local ranks use too or do not."""
+    os.sched_setaffinity(0, cpus)
+    _taken.clear()
+    _taken.update(() if shared else cpus)
+
+
 def own_cpus() -> int:
     """Count the CPUs of this process, shared equally by the local ranks of torchrun."""
+    if _taken:
+        return min(len(_taken), usable_cpus())
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     return max(usable_cpus() // ranks, 1)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from bevatron.data.loader import LeftOut, Loader
 from bevatron.data.processes import own_cpus
 from bevatron.errors import ConfigError, LoaderError
+from bevatron.parallel.affinity import keep_near_gpu
 from bevatron.parallel.collectives import gather_json, sum_scalars
 from bevatron.parallel.data_parallel import equalise
 from bevatron.parallel.mesh import Mesh, open_mesh
@@ -83,6 +84,7 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
     with ExitStack() as stack:
         stops = stack.enter_context(StopRequests())
         whole = stack.enter_context(open_mesh(config.device, config.timeout_minutes * 60))
+        near = keep_near_gpu(whole) if config.affinity else None
         division = divide_ranks(run, whole)
         mesh = whole if division is None else division.mesh
         if division is not None and division.evaluates:
@@ -109,6 +111,8 @@ def fit(run: Run, trainer: "Callable[..., Trainer] | None" = None) -> FitResult:
             logger.resumed(checkpoint, run, mesh)
             folder.settle(checkpoint, state.progress.decisions, mesh)
         saver = stack.enter_context(Saver(run, state, folder, logger, mesh))
+        if near is not None:
+            console.say(near)
         if mesh.device.type == "cpu":
             console.say(f"CPU threads: {torch.get_num_threads()} of {own_cpus()} usable cores")
         made = (trainer or Trainer)(run, mesh, state, logger, saver, stops)

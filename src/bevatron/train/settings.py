@@ -423,6 +423,8 @@ class TrainConfig:
     threads
         CPU threads of torch; None = as the checkpoint says, for a new run one for each 32 atoms or
         nodes of a batch, but no more than usable cores or OMP_NUM_THREADS.
+    affinity
+        Keep each process and its workers to its share of the CPU cores nearest to its GPU.
     explode_factor
         A loss this many times above its recent average stops the run; None = only NaN and
         infinity do.
@@ -463,6 +465,7 @@ class TrainConfig:
     evaluate_every: int = 1
     evaluation_ranks: int = 0
     threads: int | None = None
+    affinity: bool = True
     explode_factor: float | None = 1e4
     deterministic: bool = False
     tf32: bool = False

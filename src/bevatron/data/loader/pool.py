@@ -25,7 +25,7 @@ from bevatron.data.dataset import SampleSource
 from bevatron.data.loader import transfer
 from bevatron.data.loader.failures import LeftOut, exit_text, loader_error, name_of, named, names_of
 from bevatron.data.loader.worker import IDLE, Failure, serve
-from bevatron.data.processes import PRELOADED, start_without_main
+from bevatron.data.processes import PRELOADED, start_without_main, usable_cpu_set
 from bevatron.errors import LoaderError
 from bevatron.task import Collate
 from bevatron.typing import FloatArray, IntArray
@@ -229,7 +229,7 @@ class Pool:
         progress = self._context.RawArray("d", [-1.0, 0.0])
         process = self._context.Process(
             target=serve,
-            args=(theirs, self._payload, progress),
+            args=(theirs, self._payload, progress, usable_cpu_set()),
             name="bevatron-loader-worker",
             daemon=True,
         )
