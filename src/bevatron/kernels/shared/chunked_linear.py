@@ -41,6 +41,19 @@ def chunks(
         yield slice(first, min(first + size, rows))
 
 
+def chunk_of(tensor: Tensor, part: slice) -> Tensor:
+    """Return a chunk of rows: the tensor itself if there is but one, as views take the host time.
+
+    Examples
+    --------
+    >>> x = torch.zeros(3, 2)
+    >>> chunk_of(x, slice(0, 3)) is x, chunk_of(x, slice(1, 3)).shape
+    (True, torch.Size([2, 2]))
+    """
+    whole = part.start in {0, None} and part.stop in {tensor.shape[0], None}
+    return tensor if whole else tensor[part]
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
@@ -185,6 +198,8 @@ class Linear:
         ``first_sum`` is that of the first layer's part of ``dy`` over rows, where it is known.
         """
         self._dweight.add(dy, x)
+        if all(bias is None for bias in self._biases):
+            return
         parts = list(zip(self._dbiases, torch.split(dy, self._sizes, dim=1), strict=True))
         if first_sum is not None:
             self._dbiases[0].add_part(first_sum)
@@ -193,13 +208,16 @@ class Linear:
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return those of weights and biases, in their types; without a bias, no elements."""
+        biases = [bias.result() for bias in self._dbiases]
+        if len(self._weights) == 1:
+            return [self._dweight.total().to(self._weights[0].dtype)], biases
         parts = torch.split(self._dweight.total(), self._sizes)
         # Copies: what an operator returns must not lie in one piece of memory.
         weights = [
-            part.to(weight.dtype, copy=len(parts) > 1)
+            part.to(weight.dtype, copy=True)
             for part, weight in zip(parts, self._weights, strict=True)
         ]
-        return weights, [bias.result() for bias in self._dbiases]
+        return weights, biases
 
 
 def _sum_of_rows(rows: Tensor) -> Tensor:
