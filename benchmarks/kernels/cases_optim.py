@@ -1,9 +1,9 @@
 """The part of a step after the gradients: clipping, optimiser and averaged weights.
 
-`FusedAdamEMA` as users call it, compared with torch's fused AdamW with `clip_grad_norm_` and
-`_foreach_lerp_`, and the part that `DeviceUpdate` captures of a step. Both are checked against
-AdamW in float64 first. The floor counts every tensor once: weights, gradient, moments and averages
-read, all but the gradient written, and the gradient read once more for its norm.
+`FusedAdamEMA`, as users call it and as runs do, compared with torch's fused AdamW with
+`clip_grad_norm_` and `_foreach_lerp_`. It is checked against AdamW in float64 first. The floor
+counts every tensor once: weights, gradient, moments and averages read, all but the gradient
+written, and the gradient read once more for its norm.
 """
 
 import functools
@@ -16,11 +16,9 @@ from benchmarks.kernels.cases import Case, Family, Inputs, Row, Setup, Step, Wor
 from torch import nn
 
 from bevatron.train.capture.cuda_graphs import GraphPool
-from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.optim import AveragedWeights, clip_gradients, make_optimizer
 from bevatron.train.settings import OptimConfig
-from bevatron.train.state import TrainState
 
 
 def table(rows: list[Row]) -> list[Row]:
@@ -126,22 +124,22 @@ def torch_step(model: Many, copies: torch.dtype | None) -> Step:
     return Step(run)
 
 
-def device_update(model: nn.Module) -> Step:
-    """Make what a captured step does after the gradients; it is not launched by itself."""
-    ema = AveragedWeights(model, 0.99)
-    update = DeviceUpdate(TrainState(model, make_optimizer(model, OPTIM), ema), OPTIM.clip)
-    update.set(1e-3, float("inf"))
+def step_of_a_run(model: nn.Module) -> Step:
+    """Make what a run's step does after the gradients."""
+    optimizer: Any = make_optimizer(model, OPTIM, AveragedWeights(model, 0.99))
     device = next(model.parameters()).device
 
     def capture() -> Callable[[], Any]:
-        return GraphPool(device).capture(update.run, update.rehearse)
+        optimizer.advance()
+        return GraphPool(device).capture(optimizer.run, optimizer.warm_up)
 
-    return Step(None, capture=capture)
+    return Step(optimizer.step, capture=capture)
 
 
-def launched_update(model: nn.Module) -> Step:
-    """Make the same of a step that is not captured."""
-    optimizer, ema = make_optimizer(model, OPTIM), AveragedWeights(model, 0.99)
+def torch_step_of_a_run(model: nn.Module) -> Step:
+    """Make the same of what torch has."""
+    ema = AveragedWeights(model, 0.99)
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True, fused=True)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -233,7 +231,7 @@ def fused_cases(setup: Setup) -> list[Case]:
     return found
 
 
-@cases("device_update", OPTIMIZER)
+@cases("run_update", OPTIMIZER)
 def update_cases(setup: Setup) -> list[Case]:
     """Return models of few and of thousands of tensors."""
     made: dict[str, Callable[[], nn.Module]] = {
@@ -244,8 +242,8 @@ def update_cases(setup: Setup) -> list[Case]:
     }
     if setup.tiny:
         made = {"20 tensors of 64": functools.partial(Many, [(64,)] * 20)}
-    functions = (device_update, launched_update)
+    functions = (step_of_a_run, torch_step_of_a_run)
     return [
-        case_of(setup, "device_update", f"DeviceUpdate, AMSGrad: {name}", make, 48, *functions)
+        case_of(setup, "run_update", f"FusedAdamEMA, AMSGrad: {name}", make, 48, *functions)
         for name, make in made.items()
     ]

@@ -1,6 +1,8 @@
-"""Makes the tiny task and the script of a rank importable."""
+"""Makes the tiny tasks and the scripts of ranks importable."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
+TESTS = Path(__file__).parents[1]
+OTHERS = ("train", "models/alphafold2", "models/alphafold3")
+sys.path[:0] = [str(Path(__file__).parent), *(str(TESTS / folder) for folder in OTHERS)]

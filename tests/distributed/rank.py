@@ -15,7 +15,8 @@ import tiny
 import torch
 
 from bevatron.errors import BevatronError
-from bevatron.parallel import collectives
+from bevatron.parallel import collectives, data_parallel
+from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import open_mesh
 from bevatron.recipes.mace import capacity as capacities
 from bevatron.train.capture import step as captured_step
@@ -174,6 +175,21 @@ class Failing(tiny.TinyTask):
         return super().loss(*args)
 
 
+class Killed(tiny.TinyTask):
+    """A rank is killed in its fourth step; perhaps the other is busy with something else then."""
+
+    def __init__(self, victim: int, busy: float) -> None:
+        super().__init__()
+        self.victim, self.busy = victim, busy
+
+    def loss(self, *args):
+        if len(self.seen) == 3:
+            if this_rank() == self.victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(self.busy)
+        return super().loss(*args)
+
+
 def mace(folder: Path):
     """A run of a small potential, one molecule a batch; one of them is a single atom."""
     return test_mace.make_run(
@@ -219,7 +235,47 @@ def clip_from_buckets(folder: Path) -> int:
     return 0
 
 
+class Forked(torch.nn.Module):
+    """Rank 1 does not reach the last branch; the first layer is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(4)).double()
+
+    def forward(self, x, rank: int):
+        first, second, third, branch = self.layers
+        y = third(second(first(first(x).tanh())).tanh())
+        return branch(y) if rank == 0 else y
+
+
+def sums_overlap(folder: Path) -> int:
+    """Sum gradients during a second backward pass; write them and when their sums began."""
+    data_parallel.BUCKET_BYTES = 400
+    found, began, started = [], [], []
+    start = GradientSums._start
+    GradientSums._start = lambda sums: (started.append(sums), start(sums))
+    with open_mesh("cpu") as mesh:
+        for kind in ("apart", "flat"):
+            model = Forked()
+            if kind == "apart":
+                sums = GradientSums(model.parameters(), mesh)
+            else:
+                optimizer = FusedAdamEMA(model.parameters())
+                sums = GradientSums(model.parameters(), mesh, optimizer.gradient)
+            x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(mesh.rank)).double()
+            model(x[0], mesh.rank).square().sum().backward()
+            with sums.overlapping():
+                model(x[1], mesh.rank).square().sum().backward()
+            began.append(started.count(sums))
+            sums.finish()
+            found.append([p.grad.clone() for p in model.parameters()])
+    torch.save({"gradients": found, "began": began}, folder / f"sums{mesh.rank}")
+    return 0
+
+
 MODES = {
+    "sums": sums_overlap,
     "capacity": capacity,
     "clip": clip_from_buckets,
     "mace": lambda folder: attempt(mace(folder)),
@@ -230,6 +286,9 @@ MODES = {
     "end": end,
     "fail-at-the-end": fail_at_the_end,
     "stop": stop,
+    "killed": lambda folder: attempt(make(folder, task=Killed(1, 0))),
+    "killed-while-busy": lambda folder: attempt(make(folder, task=Killed(1, 600))),
+    "first-killed": lambda folder: attempt(make(folder, task=Killed(0, 600))),
     "fail": lambda folder: attempt(make(folder, task=Failing(0))),
     "stuck-gpus": lambda folder: attempt(make(folder, task=Failing(600), train={"device": "cuda"})),
     "fail-gpus": lambda folder: attempt(make(folder, task=Failing(0), train={"device": "cuda"})),

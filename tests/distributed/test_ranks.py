@@ -17,7 +17,7 @@ import tiny
 import torch
 from ports import free_port
 
-from bevatron.parallel import mesh as mesh_module
+from bevatron.parallel import failures
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.epochs import pack_samples
 from bevatron.train.loop import begin_state, fit
@@ -108,8 +108,8 @@ def _warm(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(mesh_module, "GRACE_SECONDS", 2.0)
-    monkeypatch.setattr(mesh_module, "WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(failures, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(failures, "WATCH_SECONDS", 0.3)
 
 
 def test_collectives_between_two_processes(tmp_path):
@@ -242,6 +242,20 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(tmp_path, mode):
     assert "rank 1 failed: BevatronError: the dog ate sample 3" in done.errors
 
 
+@pytest.mark.parametrize("mode", ["killed", "killed-while-busy", "first-killed"])
+def test_a_rank_that_is_killed_ends_the_others_which_say_so(tmp_path, mode):
+    """It can leave no message itself; the other waits for it, or is busy outside any collective."""
+    begin = time.monotonic()
+    done = start(mode, tmp_path)
+    assert time.monotonic() - begin < IN_TIME
+    victim = 0 if mode == "first-killed" else 1
+    assert done.codes[victim] == -signal.SIGKILL
+    assert done.codes[1 - victim] > 0
+    sentence = f"error: rank {victim} failed: "
+    assert sentence in (tmp_path / f"output{1 - victim}").read_text()
+    assert victim == 0 or "it ended without a message: killed" in done.errors
+
+
 def test_under_torchrun_a_rank_that_fails_ends_the_run_with_its_error(tmp_path):
     code, output = torchrun("fail", tmp_path)
     assert code == 1
@@ -327,3 +341,22 @@ def test_norms_of_ddp_buckets_clip_as_the_norm_of_all_gradients_would(tmp_path):
         assert one["norms"] == pytest.approx(norms, rel=1e-5)
         for weight, expected in zip(one["weights"], model.parameters(), strict=True):
             assert torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_are_summed_during_the_backward_pass_also_where_a_rank_has_none(tmp_path):
+    """Three buckets, of which rank 1 never completes the one that is summed first."""
+    done = start("sums", tmp_path)
+    assert done.codes == [0, 0], done.errors
+    expected = [0.0] * 8
+    for rank in range(2):
+        model = ranks.Forked()
+        for x in torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(rank)).double():
+            model(x, rank).square().sum().backward()
+        for i, parameter in enumerate(model.parameters()):
+            expected[i] = expected[i] + (0.0 if parameter.grad is None else parameter.grad)
+    for rank, began in enumerate(([3, 3], [0, 0])):
+        found = torch.load(tmp_path / f"sums{rank}")
+        assert found["began"] == began
+        for gradients in found["gradients"]:
+            for one, other in zip(gradients, expected, strict=True):
+                assert torch.equal(one, other)

@@ -5,7 +5,7 @@ import torch
 
 from bevatron.errors import ConfigError
 from bevatron.parallel import collectives
-from bevatron.parallel.data_parallel import _buckets, sum_gradients
+from bevatron.parallel.data_parallel import GradientSums, _buckets
 from bevatron.parallel.mesh import (
     Mesh,
     choose_device,
@@ -78,7 +78,7 @@ def test_scalars_are_added_up_in_float64_and_keep_their_order():
 def test_a_parameter_without_gradient_counts_as_zero_unless_frozen():
     model = torch.nn.Linear(2, 1)
     model.bias.requires_grad_(requires_grad=False)
-    sum_gradients(model.parameters(), Mesh())
+    GradientSums(model.parameters(), Mesh()).finish()
     assert model.weight.grad.tolist() == [[0, 0]]
     assert model.bias.grad is None
 

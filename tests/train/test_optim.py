@@ -7,6 +7,7 @@ import tiny
 import torch
 
 from bevatron.errors import CheckpointError, ConfigError
+from bevatron.train.loop import fit
 from bevatron.train.optim import (
     AveragedWeights,
     averaged,
@@ -97,6 +98,23 @@ def test_the_state_goes_by_name_through_a_checkpoint(algorithm, kind, amsgrad):
         assert torch.equal(one, two)
     with pytest.raises(CheckpointError, match=r"'third\.weight'"):
         load_optimizer_tensors(again, other, {"third.weight/step": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_goes_on_with_the_fused_optimiser(tmp_path, before):
+    """After torch's within rounding, after its own to the last bit; averages included."""
+    optim = {"weight_decay": 0.01, "ema": 0.9, "clip": 1.0}
+    whole = tiny.make_run(tmp_path / "whole", optim={**optim, "fused": True}, train={"epochs": 4})
+    fit(whole)
+    fit(tiny.make_run(tmp_path / "cut", optim={**optim, "fused": before}))
+    run = tiny.make_run(
+        tmp_path / "cut", optim={**optim, "fused": True}, train={"epochs": 4}, resume=True
+    )
+    fit(run)
+    found, expected = tiny.losses(tmp_path / "cut"), tiny.losses(tmp_path / "whole")
+    assert found == (expected if before else pytest.approx(expected, rel=1e-9))
+    weights = zip(run.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.allclose(a, b, rtol=0.0 if before else 1e-9, atol=0.0) for a, b in weights)
 
 
 def test_averages_follow_the_formula_and_are_lent_to_the_model():

@@ -456,6 +456,56 @@ def test_a_folder_that_is_a_file_is_an_error_of_one_sentence(tmp_path):
         fit(tiny.make_run(tmp_path / "run"))
 
 
+def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path):
+    """The disk takes the checkpoint of step 3 only when step 5 has begun."""
+    task, seen = tiny.TinyTask(), []
+    groups = {"optim": {"accumulate": 2}, "checkpoint": {"every_steps": 3, "every_epochs": None}}
+
+    def slow(name, path):
+        if name == "fsync" and "step-00000003" in str(path.parent):
+            deadline = time.monotonic() + 20
+            while len(task.seen) < 8 and time.monotonic() < deadline:
+                time.sleep(0.002)
+            seen.append(len(task.seen))
+
+    files.crash_hooks.append(slow)
+    try:
+        fit(tiny.make_run(tmp_path, task=task, **groups))
+    finally:
+        files.crash_hooks.pop()
+    assert seen[0] >= 8  # two batches a step, but one in the fourth
+    same_end(whole, tmp_path)
+
+
+def test_a_checkpoint_holds_the_state_of_its_step_although_training_went_on(tmp_path):
+    """Written late, it resumes as one that was written at once."""
+    task = tiny.TinyTask()
+
+    def slow(name, path):
+        deadline = time.monotonic() + 20
+        if name == "write" and "step-00000003" in str(path.parent):
+            while len(task.seen) < 8 and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+    checkpoint = {"every_steps": 3, "every_epochs": None, "keep": 9}
+    groups = {"optim": {"accumulate": 2}, "checkpoint": checkpoint}
+    files.crash_hooks.append(slow)
+    try:
+        fit(tiny.make_run(tmp_path, task=task, **groups))
+    finally:
+        files.crash_hooks.pop()
+    expected = tiny.losses(tmp_path)
+    fit(tiny.make_run(tmp_path, checkpoint_path=tmp_path / "checkpoints/step-00000003", **groups))
+    assert tiny.losses(tmp_path) == expected
+
+
+def test_a_disk_that_is_slower_than_the_checkpoints_is_warned_of_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("bevatron.train.run_folder.LONG_WAIT", 0.0)
+    fit(tiny.make_run(tmp_path, train={"epochs": 1}, checkpoint={"every_steps": 1}))
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("for the checkpoint before this one to be on disk") == 1
+
+
 def test_checkpoints_are_pruned_and_hold_no_pickle(tmp_path):
     fit(tiny.make_run(tmp_path, train={"epochs": 5}, checkpoint={"keep": 3}))
     kept = sorted((tmp_path / "checkpoints").iterdir())

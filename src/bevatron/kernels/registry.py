@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bevatron.errors import ConfigError, KernelError
+from bevatron.kernels.shared.launch import device_of
 from bevatron.kernels.shared.support import Obstacle, without_triton
 
 log = logging.getLogger("bevatron.kernels")
@@ -223,11 +224,12 @@ def dispatch(operator: str, tensor: Tensor) -> Callable[..., Any]:
     """
     if torch.compiler.is_compiling():
         return load(operator, _decide(operator, tensor.device, tensor.dtype)[0])
+    device = device_of(tensor)
     # The variable decides whether kernels run on a CPU, and tests change it.
-    key = (operator, tensor.device, tensor.dtype, os.environ.get("TRITON_INTERPRET"))
+    key = (operator, device, tensor.dtype, os.environ.get("TRITON_INTERPRET"))
     found = _chosen.get(key)
     if found is None:
-        found = _chosen[key] = _choose(operator, tensor.device, tensor.dtype)
+        found = _chosen[key] = _choose(operator, device, tensor.dtype)
     _launches[found[0]] += 1
     return found[1]
 

@@ -1,18 +1,23 @@
-"""Data parallelism: replicated weights, gradients all-reduced after the backward pass.
+"""Data parallelism: replicated weights, gradients all-reduced during the backward pass.
 
 The loss is already divided by counts over all ranks, so gradients are summed, not averaged. They
-are reduced in buckets once per optimiser step, after the last micro-batch. That needs no hooks in
-autograd, so models that differentiate inside their forward pass (forces) need no special case, and
-the order of additions does not depend on which gradient is ready first: results repeat.
+are reduced in buckets once per optimiser step, while the backward pass of the last micro-batch goes
+on. Only gradients that are accumulated count, so models that differentiate inside their forward
+pass (forces) need no special case, and neither buckets nor their order depend on which gradient is
+ready first: results repeat.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from bevatron.parallel.collectives import broadcast, sum_over_ranks
+from bevatron.parallel.collectives import broadcast
 from bevatron.parallel.mesh import Mesh
+
+P = TypeVar("P", bound=Tensor)
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -28,37 +33,97 @@ def equalise(model: nn.Module, mesh: Mesh) -> None:
                 tensor.copy_(broadcast(dense, mesh))
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
-    """All-reduce (sum) gradients, in place.
+class GradientSums:
+    """All-reduces (sums) gradients in place, each bucket as soon as its gradients are complete.
 
-    A parameter that took no part in this rank's batches counts as zero, on one process too, so
-    that the optimiser treats it alike on any number of ranks.
+    Buckets are started from the last to the first on all ranks alike: a backward pass reaches the
+    last parameters first. A parameter that took no part in this rank's batches counts as zero, on
+    one process too, so that the optimiser treats it alike on any number of ranks.
+
+    Parameters
+    ----------
+    parameters
+        Whose gradients; frozen ones are left out.
+    mesh
+        All ranks do the same.
+    flat
+        Tensor of which all gradients are parts, in the order of the parameters with zeros between
+        them: then nothing is copied.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients: list[Tensor] = []
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    if mesh.world == 1:
-        return
-    for bucket in _buckets(gradients):
-        flat = sum_over_ranks(torch.cat([gradient.reshape(-1) for gradient in bucket]), mesh)
-        parts = flat.split([gradient.numel() for gradient in bucket])
-        for gradient, part in zip(bucket, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
 
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], mesh: Mesh, flat: Tensor | None = None
+    ) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._flat, self._open, self._group = flat, False, mesh.group
+        self._buckets = [] if mesh.world == 1 else list(_buckets(self._parameters))[::-1]
+        self._place: dict[Tensor, int] = {
+            p: i for i, bucket in enumerate(self._buckets) for p in bucket
+        }
+        self._reset()
+        for parameter in self._place:
+            parameter.register_post_accumulate_grad_hook(self._complete)
 
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients of one dtype into buckets, in order, up to `BUCKET_BYTES` each."""
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        bucket: list[Tensor] = []
-        size = 0
-        for gradient in gradients:
-            if gradient.dtype != dtype:
+    def _reset(self) -> None:
+        self._missing = [set(bucket) for bucket in self._buckets]
+        self._running: list[tuple[Any, Tensor]] = []
+
+    @contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Start sums during the backward pass in a ``with`` block, which must be a step's last."""
+        self._reset()
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def _complete(self, parameter: Tensor) -> None:
+        if not self._open:
+            return
+        self._missing[self._place[parameter]].discard(parameter)
+        while len(self._running) < len(self._buckets) and not self._missing[len(self._running)]:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the sum of the next bucket."""
+        gradients = [p.grad for p in self._buckets[len(self._running)] if p.grad is not None]
+        if self._flat is None:
+            piece = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        else:
+            end = gradients[-1].storage_offset() + gradients[-1].numel()
+            piece = self._flat[gradients[0].storage_offset() : end]
+        work = distributed.all_reduce(piece, group=self._group, async_op=True)
+        self._running.append((work, piece))
+
+    def finish(self) -> None:
+        """Sum what is left, and let all that follows on the device wait for the sums."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        while len(self._running) < len(self._buckets):
+            self._start()
+        for (work, piece), bucket in zip(self._running, self._buckets, strict=True):
+            work.wait()
+            if self._flat is not None:
                 continue
-            bucket.append(gradient)
-            size += gradient.numel() * gradient.element_size()
+            parts = piece.split([parameter.numel() for parameter in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(part.view_as(parameter.grad))
+        self._reset()
+
+
+def _buckets(parameters: Sequence[P]) -> Iterator[list[P]]:
+    """Group tensors of one dtype into buckets, in order, up to `BUCKET_BYTES` each."""
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        bucket: list[P] = []
+        size = 0
+        for parameter in parameters:
+            if parameter.dtype != dtype:
+                continue
+            bucket.append(parameter)
+            size += parameter.numel() * parameter.element_size()
             if size >= BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0

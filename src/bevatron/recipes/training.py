@@ -19,6 +19,7 @@ from bevatron.recipes import DEFAULT, SYSTEMS, recipe
 from bevatron.recipes.starter import check_filled
 from bevatron.train.checkpoint import list_checkpoints, read_intact
 from bevatron.train.loop import fit
+from bevatron.train.restarts import restarted
 from bevatron.train.run import FitResult, Run, describe
 
 WORTH_A_FORK_SERVER = 4
@@ -107,6 +108,9 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         if not there:
             raise CheckpointError(f"{folder}: holds no checkpoint to resume from")
         _check_newest(checkpoints)
+    goes_on = restarted(folder, os.environ) if resume == "never" and begun else None
+    if goes_on is not None:
+        resume = "auto"
     if resume == "never" and begun:
         raise ConfigError(
             f"{folder}: holds a run already; `--resume auto` resumes it, another `--output` "
@@ -116,6 +120,8 @@ def begin(config: Any, resume: Resume = "never") -> Run:
         start_fork_server()
     _, build = recipe(config.recipe)
     run: Run = build(config, resume=resume != "never")
+    if goes_on is not None:
+        run.notes = [goes_on, *run.notes]
     return run
 
 
@@ -181,7 +187,7 @@ def _describe(config: Any) -> None:
         run: Run = build(dataclasses.replace(config, output=scratch))
         with open_mesh(run.settings.train.device) as mesh:
             if mesh.is_main:
-                _print_description(run, mesh.world)
+                _print_description(run, mesh.world - run.settings.train.evaluation_ranks)
             barrier(mesh)
     finally:
         if ranks_from_environment(os.environ)[0] == 0:

@@ -8,36 +8,32 @@ itself. Nothing is pickled. A new checkpoint is complete on disk before an old o
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from bevatron.errors import CheckpointError, DamagedError
-from bevatron.files import atomic_folder, checksum, remove_folder, step
+from bevatron.files import atomic_folder, checksum, explained, remove_folder, step
 from bevatron.models.common.model_folder import misfit
-from bevatron.parallel.collectives import gather_bytes
 from bevatron.parallel.mesh import Mesh
 from bevatron.train.identity import flatten
-from bevatron.train.optim import load_optimizer_tensors, optimizer_tensors
+from bevatron.train.optim import load_optimizer_tensors
 from bevatron.train.settings import with_named_costs
-from bevatron.train.state import (
-    Progress,
-    TrainState,
-    random_state,
-    restore_random_state,
-    seed_everything,
-)
+from bevatron.train.snapshot import PENDING, SHARED_RANDOM, Snapshot
+from bevatron.train.state import Progress, TrainState, restore_random_state, seed_everything
 
 FORMAT = 1
 STATE = "state.json"
-SHARED_RANDOM = "rng-shared.safetensors"
-"""States of the run's own generators, which are the same on all ranks."""
+
+PIECE_BYTES = 2**24
+"""Largest piece that is written at once."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class Checkpoint:
     checksums: dict[str, str]
 
 
-def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Mesh) -> Path:
-    """Write a checkpoint below ``folder``; all ranks call it.
+def write_checkpoint(folder: Path, snapshot: Snapshot, record: RunRecord) -> Path:
+    """Write a checkpoint below ``folder``; it has its name once all of it is on disk.
 
     Returns
     -------
@@ -89,44 +85,46 @@ def save_checkpoint(folder: Path, state: TrainState, record: RunRecord, mesh: Me
     CheckpointError
         If the disk is full or the folder cannot be written; older checkpoints stay intact.
     """
-    random_states = gather_bytes(random_state(mesh.device), mesh)
-    path = folder / f"step-{state.progress.step:08d}"
-    if not mesh.is_main:
-        return path
-    files = {f"rng-rank{rank}.safetensors": data for rank, data in enumerate(random_states)}
-    files["model.safetensors"] = _pack(dict(state.model.state_dict()))
-    files["optimizer.safetensors"] = _pack(optimizer_tensors(state.model, state.optimizer))
-    if state.ema is not None:
-        files["ema.safetensors"] = _pack(state.ema.averages)
-    if state.generators:
-        files[SHARED_RANDOM] = _pack({n: g.get_state() for n, g in state.generators.items()})
-    values = {
-        "format": FORMAT,
-        "progress": state.progress.to_json(),
-        "ema_updates": None if state.ema is None else state.ema.updates,
-        "identity": record.identity,
-        "settings": record.settings,
-        "threads": record.threads,
-        "metrics_bytes": record.metrics_bytes,
-        "num_ranks": record.num_ranks,
-        "torch": str(torch.__version__),
-        "files": {name: checksum(data) for name, data in sorted(files.items())},
-    }
-    files[STATE] = json.dumps({**values, "checksum": _checksum_of(values)}, indent=1).encode()
-    try:
+    path = folder / f"step-{snapshot.step:08d}"
+    with explained(folder, CheckpointError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made ({error.strerror})") from None
     older = list_checkpoints(folder)
     try:
         with atomic_folder(path, CheckpointError) as unfinished:
-            for name, data in files.items():
-                step("write", unfinished / name)
-                (unfinished / name).write_bytes(data)
+            checksums = {
+                name: _write(unfinished / name, parts) for name, parts in snapshot.files.items()
+            }
+            values = {
+                "format": FORMAT,
+                **snapshot.values,
+                "identity": record.identity,
+                "settings": record.settings,
+                "threads": record.threads,
+                "metrics_bytes": record.metrics_bytes,
+                "num_ranks": record.num_ranks,
+                "torch": str(torch.__version__),
+                "files": dict(sorted(checksums.items())),
+            }
+            text = json.dumps({**values, "checksum": _checksum_of(values)}, indent=1)
+            _write(unfinished / STATE, (memoryview(text.encode()),))
     except CheckpointError as error:
         intact = f" ({older[-1].name} is intact)" if older else ""
         raise CheckpointError(f"{error}{intact}") from error.__cause__
     return path
+
+
+def _write(path: Path, parts: Sequence[memoryview]) -> str:
+    """Write a file piece by piece, so that no other thread waits long; return its checksum."""
+    digest = xxhash.xxh3_64()
+    with path.open("xb", buffering=0) as file:
+        for part in parts:
+            for begin in range(0, len(part), PIECE_BYTES):
+                piece = part[begin : begin + PIECE_BYTES]
+                step("write", path)
+                digest.update(piece)
+                while piece:
+                    piece = piece[file.write(piece) :]
+    return digest.hexdigest()
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
@@ -222,6 +220,8 @@ def load_checkpoint(checkpoint: Checkpoint, state: TrainState, seed: int, mesh: 
     if state.ema is not None:
         state.ema.load(_read(checkpoint, "ema.safetensors"), checkpoint.ema_updates or 0)
     state.progress = checkpoint.progress
+    if state.progress.pending is not None:
+        state.pending = _read(checkpoint, PENDING)
     if SHARED_RANDOM in checkpoint.checksums:  # older ones are without
         for name, saved in _read(checkpoint, SHARED_RANDOM).items():
             if name in state.generators:
@@ -262,12 +262,6 @@ def _read_bytes(checkpoint: Checkpoint, name: str) -> bytes:
     if checksum(data) != checkpoint.checksums[name]:
         raise DamagedError(f"{path}: damaged (its checksum does not match)")
     return data
-
-
-def _pack(tensors: Mapping[str, Tensor]) -> bytes:
-    return save(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    )
 
 
 def _checksum_of(values: Mapping[str, Any]) -> str:

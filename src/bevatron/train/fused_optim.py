@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_
-from typing import Any, Literal, no_type_check
+from typing import Any, Literal, Protocol, no_type_check, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,14 +22,25 @@ from bevatron.train.capture.transfers import NumberFeed
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
+@runtime_checkable
+class Averages(Protocol):
+    """Averaged weights by name, kept elsewhere: `bevatron.train.optim.AveragedWeights`."""
+
+    averages: dict[str, Tensor]
+
+    def next_decay(self) -> float:
+        """Count an update and return its decay."""
+
+
 class FusedAdamEMA(torch.optim.Optimizer):
     r"""Adam, AdamW or AMSGrad with clipping and averaged weights, see `fused_adam_ema`.
 
     All gradients, moments and averages are contiguous in one buffer each, so a step is three
     launches however many parameters there are, and never waits for the device. Gradients stay where
-    they are: ``zero_grad`` is part of the step, and backward adds to them. A step whose gradient is
-    not finite changes no weight, moment or average; it still counts for the share that the next
-    ones have in the average.
+    they are: ``zero_grad`` is part of the step, and backward adds to them. A step is not sound if
+    its gradient is not finite or its ``loss``, where that is written, is not finite or too large:
+    it changes no weight, moment or average, but still counts for the share that the next ones have
+    in the average.
 
     A parameter takes part if backward has reached it, or its ``grad`` was assigned, since the last
     step; any other keeps weight, moments and count of steps, as with torch's optimisers.
@@ -50,11 +61,28 @@ class FusedAdamEMA(torch.optim.Optimizer):
     average
         ``ema``: :math:`a \leftarrow d a + (1 - d) w`, after step n with
         :math:`d = \min(decay, (1 + n)/(10 + n))`; ``swa``: the mean of the weights after every
-        step (Izmailov et al. 2018); None.
+        step (Izmailov et al. 2018); None. Or an object that keeps them by the names of the
+        parameters, which are then moved here, and gives the decays.
     decay
         Of ``ema``.
     copies
         Also keep the weights in this type, written in the same pass (`copies_of_weights`).
+    every
+        All parameters take part in every step, with a gradient of zero if backward has not reached
+        them.
+
+    Attributes
+    ----------
+    parameters, gradients
+        Of all groups in their order; gradients are added to, and zero after every step.
+    gradient
+        All gradients in one piece.
+    loss : [] float64
+        Of the step, written before it by who wants it judged.
+    largest_loss
+        Upper bound of a sound one.
+    stops
+        Whether all steps after one that is not sound change nothing either.
 
     Raises
     ------
@@ -93,9 +121,10 @@ class FusedAdamEMA(torch.optim.Optimizer):
         decoupled: bool = True,
         clip: float | None = None,
         clip_per_tensor: bool = False,
-        average: Literal["ema", "swa"] | None = "ema",
+        average: Literal["ema", "swa"] | Averages | None = "ema",
         decay: float = 0.999,
         copies: torch.dtype | None = None,
+        every: bool = False,
     ) -> None:
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
             if not value >= 0:
@@ -112,8 +141,9 @@ class FusedAdamEMA(torch.optim.Optimizer):
             "updates": 0,
         }
         super().__init__(params, defaults)
-        self._kind, self._decay = average, decay
-        self._parameters = [p for group in self.param_groups for p in group["params"]]
+        self._kind, self._decay, self._every = average, decay, every
+        self.largest_loss, self.stops = float("inf"), False
+        self.parameters = [p for group in self.param_groups for p in group["params"]]
         self._check_alike()
         self._settings = AdamSettings(betas, eps, decoupled, clip, clip_per_tensor)
         self._make_tensors(amsgrad, copies)
@@ -122,24 +152,27 @@ class FusedAdamEMA(torch.optim.Optimizer):
         # Called once per parameter in every backward pass: a set's own method costs least, and
         # keeps no optimiser alive that is not used any more.
         self._touched: set[Tensor] = set()
-        for parameter in self._parameters:
+        for parameter in () if every else self.parameters:
             parameter.register_post_accumulate_grad_hook(self._touched.add)
 
     def _check_alike(self) -> None:
         """Refuse parameters that one launch cannot update."""
-        kinds = {(p.dtype, p.device) for p in self._parameters}
+        kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ValueError(f"FusedAdamEMA: parameters of one type on one device, got {found}")
 
     def _make_tensors(self, amsgrad: bool, copies: torch.dtype | None) -> None:
         """Lay out gradients, moments and averages."""
-        named = {str(i): p.detach() for i, p in enumerate(self._parameters)}
-        device, number = self._parameters[0].device, len(named)
+        named = {str(i): p.detach() for i, p in enumerate(self.parameters)}
+        device, number = self.parameters[0].device, len(named)
         self._gradients = FlatTensors.zeros(named)
+        self.gradient = self._gradients.flat
         kept = MOMENTS if amsgrad else MOMENTS[:2]
         self._flat = {name: FlatTensors.zeros(named) for name in kept}
-        if self._kind is not None:
+        if isinstance(self._kind, Averages):
+            self._move_averages(self._kind)
+        elif self._kind is not None:
             self._flat["average"] = FlatTensors.copy(named)
         self._copies: FlatTensors | None = None
         if copies is not None:
@@ -152,7 +185,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         self._steps = torch.zeros(number, dtype=torch.float32, device=device)
         largest, average = self._flat.get(MOMENTS[2]), self._flat.get("average")
         self._tensors = AdamTensors(
-            parameters=self._parameters,
+            parameters=self.parameters,
             gradient=self._gradients.flat,
             first=self._flat[MOMENTS[0]].flat,
             second=self._flat[MOMENTS[1]].flat,
@@ -164,18 +197,28 @@ class FusedAdamEMA(torch.optim.Optimizer):
             controls=self._controls.values,
             loss=torch.zeros((), dtype=torch.float64, device=device),
             verdict=torch.zeros(3, dtype=torch.float64, device=device),
-            active=active,
+            active=None if self._every else active,
             copy=None if self._copies is None else self._copies.flat,
         )
-        self._own = list(self._gradients.parts.values())
-        for i, (parameter, own) in enumerate(zip(self._parameters, self._own, strict=True)):
+        self.gradients = list(self._gradients.parts.values())
+        self.loss = self._tensors.loss
+        for i, (parameter, own) in enumerate(zip(self.parameters, self.gradients, strict=True)):
             parameter.grad = own
             self._link_state(i)
 
+    def _move_averages(self, kept: Averages) -> None:
+        """Move averages that are kept elsewhere into one buffer; they stay known by their names."""
+        names = [name for group in self.param_groups for name in group["param_names"]]
+        flat = FlatTensors.copy({str(i): kept.averages[name] for i, name in enumerate(names)})
+        places = {name: str(i) for i, name in enumerate(names)}
+        kept.averages = {name: flat.parts[places[name]] for name in kept.averages}
+        self._flat["average"] = flat
+
     def _link_state(self, i: int) -> None:
         """Expose the moments of a parameter where torch's optimisers keep them."""
-        state = {name: flat.parts[str(i)] for name, flat in self._flat.items()}
-        self.state[self._parameters[i]] = {"step": self._steps[i], **state}
+        own = {k: v for k, v in self._flat.items() if k in MOMENTS or isinstance(self._kind, str)}
+        state = {name: flat.parts[str(i)] for name, flat in own.items()}
+        self.state[self.parameters[i]] = {"step": self._steps[i], **state}
 
     @property
     def grad_norm(self) -> Float[Tensor, ""]:
@@ -186,6 +229,11 @@ class FusedAdamEMA(torch.optim.Optimizer):
     def skipped(self) -> Float[Tensor, ""]:
         """1 if the last step's gradient was not finite and nothing was changed, else 0."""
         return self._tensors.verdict[0]
+
+    @property
+    def verdict(self) -> Float[Tensor, "2"]:
+        """Norm of the last step's gradient before clipping, and whether weights were changed."""
+        return self._tensors.verdict[1:]
 
     @property
     def copies_of_weights(self) -> list[Tensor]:
@@ -201,7 +249,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         """Forget the gradients; they stay where they are."""
         self._gradients.flat.zero_()
         self._touched.clear()
-        for parameter, own in zip(self._parameters, self._own, strict=True):
+        for parameter, own in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = own
 
     def advance(self) -> None:
@@ -209,17 +257,19 @@ class FusedAdamEMA(torch.optim.Optimizer):
         updates = self.param_groups[0]["updates"] + 1
         self.param_groups[0]["updates"] = updates
         share = 0.0
-        if self._kind == "ema":
+        if isinstance(self._kind, Averages):
+            share = 1.0 - self._kind.next_decay()
+        elif self._kind == "ema":
             share = 1.0 - min(self._decay, (1 + updates) / (10 + updates))
         elif self._kind == "swa":
             share = 1.0 / updates
         rates = [float(group["lr"]) for group in self.param_groups]
         first = rates[0] or 1.0
-        shared = (first, float("inf"), share)
+        shared = (first, self.largest_loss, share)
         if shared != self._sent_shared:
             self._controls.send(torch.tensor(shared, dtype=torch.float64))
             self._sent_shared = shared
-        every = len(self._touched) == len(self._parameters)
+        every = self._every or len(self._touched) == len(self.parameters)
         touched = None if every else frozenset(self._touched)
         decays = [float(group["weight_decay"]) for group in self.param_groups]
         # Schedules change all rates alike: then nothing new is sent per parameter.
@@ -233,13 +283,13 @@ class FusedAdamEMA(torch.optim.Optimizer):
     ) -> None:
         """Send of every parameter its group's share of the rate, its decay, and if it moves."""
         # A few fills: lists of thousands of numbers take longer than the step itself.
-        numbers = torch.ones(3, len(self._parameters), dtype=torch.float64)
+        numbers = torch.ones(3, len(self.parameters), dtype=torch.float64)
         sizes = [len(group["params"]) for group in self.param_groups]
         for row, values in zip(numbers, (shares, decays), strict=False):
             for part, value in zip(row.split(sizes), values, strict=True):
                 part.fill_(value)
         if touched is not None:
-            moves = [i for i, parameter in enumerate(self._parameters) if parameter in touched]
+            moves = [i for i, parameter in enumerate(self.parameters) if parameter in touched]
             numbers[2].zero_()[moves] = 1.0
         self._feed.send(numbers.flatten())
 
@@ -254,19 +304,34 @@ class FusedAdamEMA(torch.optim.Optimizer):
         capturing = self._steps.is_cuda and torch.cuda.is_current_stream_capturing()
         if not capturing:
             self.advance()
-        self._tensors.verdict[0].zero_()
-        fused_adam_ema(self._tensors, self._settings)
+        self.run()
         if not capturing:
             self._touched.clear()
         return loss
 
+    @torch.no_grad()
+    def run(self) -> None:
+        """Update from the gradients and from what `advance` has sent, as a replayed graph does."""
+        if not self.stops:
+            self._tensors.verdict[0].zero_()
+        fused_adam_ema(self._tensors, self._settings)
+
+    def warm_up(self) -> None:
+        """Launch the kernels of a step that changes nothing but the gradient, which is zeroed."""
+        before, stops = self._tensors.verdict.clone(), self.stops
+        self._tensors.verdict.fill_(1.0)
+        self.stops = True
+        self.run()
+        self.stops = stops
+        self._tensors.verdict.copy_(before)
+
     def _take_gradients(self) -> None:
         """Copy gradients that were assigned elsewhere into the kernel's buffer."""
-        given = [parameter.grad for parameter in self._parameters]
-        if all(map(is_, given, self._own)):
+        given = [parameter.grad for parameter in self.parameters]
+        if all(map(is_, given, self.gradients)):
             return
         there, here = [], []
-        for parameter, grad, own in zip(self._parameters, given, self._own, strict=True):
+        for parameter, grad, own in zip(self.parameters, given, self.gradients, strict=True):
             if grad is own:
                 continue
             if grad is None:
@@ -283,15 +348,15 @@ class FusedAdamEMA(torch.optim.Optimizer):
     def averaged(self) -> Iterator[None]:
         """Load the averaged weights into the parameters for the length of a ``with`` block."""
         averages = self.averages
-        kept = [parameter.detach().clone() for parameter in self._parameters] if averages else []
+        kept = [parameter.detach().clone() for parameter in self.parameters] if averages else []
         with torch.no_grad():
-            for parameter, average in zip(self._parameters, averages, strict=bool(averages)):
+            for parameter, average in zip(self.parameters, averages, strict=bool(averages)):
                 parameter.copy_(average)
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, before in zip(self._parameters, kept, strict=bool(kept)):
+                for parameter, before in zip(self.parameters, kept, strict=bool(kept)):
                     parameter.copy_(before)
 
     @torch.no_grad()
@@ -303,7 +368,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         super().load_state_dict(dict(state_dict))
         for group in self.param_groups:
             group.setdefault("updates", 0)
-        for i, parameter in enumerate(self._parameters):
+        for i, parameter in enumerate(self.parameters):
             loaded = dict(self.state[parameter])
             self._steps[i] = torch.as_tensor(loaded.get("step", 0.0))
             for name, flat in self._flat.items():
@@ -311,7 +376,8 @@ class FusedAdamEMA(torch.optim.Optimizer):
                 if name in loaded:
                     part.copy_(loaded[name])
                 elif name == "average":
-                    part.copy_(parameter)
+                    if isinstance(self._kind, str):
+                        part.copy_(parameter)
                 else:
                     part.zero_()
             if self._copies is not None:
@@ -333,7 +399,7 @@ class FusedAdamEMA(torch.optim.Optimizer):
         if self._settings.per_tensor:
             raise ValueError("FusedAdamEMA: buckets have no norms of single parameters")
         squares = torch.zeros(
-            len(self._parameters), dtype=self._steps.dtype, device=self._steps.device
+            len(self.parameters), dtype=self._steps.dtype, device=self._steps.device
         )
         self._tensors = replace(self._tensors, squares=squares)
         model.register_comm_hook(squares, _mean_and_square)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bevatron.errors import CheckpointError, ConfigError
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.train.fused_optim import FusedAdamEMA
 from bevatron.train.settings import OptimConfig
 
@@ -17,6 +18,7 @@ __all__ = [
     "FusedAdamEMA",
     "averaged",
     "clip_gradients",
+    "fused_optimizer",
     "load_optimizer_tensors",
     "make_optimizer",
     "optimizer_tensors",
@@ -33,10 +35,13 @@ class HasParameterGroups(Protocol):
         """Return torch's parameter groups: ``params``, ``weight_decay``, perhaps ``lr_scale``."""
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, ema: "AveragedWeights | None" = None
+) -> torch.optim.Optimizer:
     """Build Adam, AMSGrad or AdamW over the parameters that are trained.
 
-    Weight decay acts on all of them unless the model has a method ``parameter_groups``.
+    On a GPU it is `FusedAdamEMA`, which also clips and updates the averages; elsewhere torch's.
+    Weight decay acts on all parameters unless the model has a method ``parameter_groups``.
 
     Raises
     ------
@@ -58,20 +63,59 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     missing = [name for name, p in trained_parameters(model).items() if id(p) not in grouped]
     if missing:
         raise ValueError(f"parameter_groups leaves out {', '.join(missing)}")
-    on_gpu = all(parameter.is_cuda for group in trained for parameter in group["params"])
-    fused = config.fused if config.fused is not None else on_gpu
     arguments: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.betas,
         "eps": config.eps,
-        "fused": fused,
-        "foreach": False if not on_gpu else None,
+        "foreach": None if parameters_on_gpu(model) else False,
     }
-    if fused:
-        del arguments["foreach"]
+    optimizer: torch.optim.Optimizer
     if config.algorithm == "adamw":
-        return torch.optim.AdamW(trained, **arguments)
-    return torch.optim.Adam(trained, amsgrad=config.algorithm == "amsgrad", **arguments)
+        optimizer = torch.optim.AdamW(trained, **arguments)
+    else:
+        optimizer = torch.optim.Adam(trained, amsgrad=config.algorithm == "amsgrad", **arguments)
+    fused = config.fused if config.fused is not None else parameters_on_gpu(model)
+    return fused_optimizer(model, optimizer, config, ema) if fused else optimizer
+
+
+def parameters_on_gpu(model: nn.Module) -> bool:
+    """Whether one launch on a GPU can update all trained parameters."""
+    trained = list(trained_parameters(model).values())
+    alike = len({(p.dtype, p.device) for p in trained}) == 1
+    return alike and all(on_gpu(p) and p.is_contiguous() for p in trained)
+
+
+def fused_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: OptimConfig,
+    ema: "AveragedWeights | None" = None,
+) -> FusedAdamEMA:
+    """Return a `FusedAdamEMA` that takes the place of torch's Adam or AdamW, with its state."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [
+        {
+            "params": [(names[id(p)], p) for p in group["params"]],
+            **{key: group[key] for key in ("lr", "weight_decay", "lr_scale") if key in group},
+        }
+        for group in optimizer.param_groups
+    ]
+    first = optimizer.param_groups[0]
+    made = FusedAdamEMA(
+        groups,
+        betas=first["betas"],
+        eps=first["eps"],
+        amsgrad=first["amsgrad"],
+        decoupled=isinstance(optimizer, torch.optim.AdamW),
+        clip=config.clip,
+        clip_per_tensor=config.clip_norm == "tensor",
+        average=ema,
+        every=True,
+    )
+    if optimizer.state:
+        given = optimizer.state_dict()["state"]
+        made.load_state_dict({**made.state_dict(), "state": given})
+    return made
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

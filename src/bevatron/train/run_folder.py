@@ -4,11 +4,13 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -38,19 +40,24 @@ from bevatron.train.checkpoint import (
     prune_checkpoints,
     read_checkpoint,
     read_intact,
-    save_checkpoint,
+    write_checkpoint,
 )
 from bevatron.train.identity import check_identity, harmless_settings, identity_of
 from bevatron.train.logger import METRICS, Logger
 from bevatron.train.optim import averaged
+from bevatron.train.restarts import note_launch
 from bevatron.train.run import WEIGHTS, FitResult, Run, SaveModel
 from bevatron.train.schedule import Decisions
+from bevatron.train.snapshot import Snapshot, SnapshotMemory
 from bevatron.train.state import TrainState
 
 if sys.platform != "win32":
     import fcntl
 
 BEST_NOTE = "best.json"
+
+LONG_WAIT = 1.0
+"""Seconds of training that a checkpoint may cost without a warning."""
 
 
 class RunFolder:
@@ -122,6 +129,7 @@ class RunFolder:
         chosen = None
         if mesh.is_main:
             path = self._choose(run)
+            note_launch(self.path, os.environ)
             chosen = None if path is None else str(path)
         chosen = broadcast_json(chosen, mesh)
         if chosen is None:
@@ -232,7 +240,11 @@ def _has_lines(path: Path) -> bool:
 
 
 class Saver:
-    """Writes checkpoints, the best weights and the final ones; all ranks call its methods."""
+    """Writes checkpoints, the best weights and the final ones; all ranks call its methods.
+
+    A checkpoint is copied to the host between two steps and written by a thread meanwhile. It
+    counts, and an older one goes, once it is on disk. Its errors end the run at the next step.
+    """
 
     def __init__(
         self, run: Run, state: TrainState, folder: RunFolder, logger: Logger, mesh: Mesh
@@ -245,62 +257,138 @@ class Saver:
         self._saved = (progress.step, progress.epoch, progress.finished)
         self._improved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._improved_waits = False
+        self._memory = SnapshotMemory()
+        self._writing: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._told_to_wait = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for the checkpoint under way, also after an error; not after a second Ctrl-C."""
+        if error is None:
+            self.wait()
+        elif self._writing is not None and not isinstance(error, KeyboardInterrupt):
+            self._writing.join()
 
     def time_due(self) -> bool:
-        """Whether rank 0's clock asks for a checkpoint."""
+        """Whether rank 0's clock asks for a checkpoint; raise what the last one has failed with."""
+        if self._failure is not None:
+            self.wait()
         config = self.run.settings.checkpoint
         waited = time.monotonic() - self._saved_at
         minutes_over = config.every_minutes is not None and waited >= config.every_minutes * 60
         improved_over = self._improved_waits and waited >= config.best_seconds
         return self.mesh.is_main and (minutes_over or improved_over)
 
-    def improved(self, metrics: Mapping[str, float]) -> bool:
-        """Keep the current (averaged) weights as the best; return on all ranks whether to save.
+    def improved(
+        self,
+        record: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        weights: Mapping[str, Tensor] | None,
+    ) -> bool:
+        """Keep the weights of an epoch as the best; return on all ranks whether to save.
 
         They are in memory until the next checkpoint.
+
+        Parameters
+        ----------
+        record, metrics
+            Of the epoch and its validation.
+        weights
+            None = the current (averaged) ones.
         """
-        progress = self.state.progress
         if self.mesh.is_main and self.run.settings.checkpoint.best:
             note = {
-                "epoch": progress.epoch,
-                "step": progress.step,
-                "value": progress.decisions.best,
+                "epoch": record["epoch"],
+                "step": record["step"],
+                "value": self.state.progress.decisions.best,
                 "metrics": {k: v for k, v in metrics.items() if math.isfinite(v)},
             }
-            self._improved = self.weights(), note
+            kept = {name: value.clone() for name, value in weights.items()} if weights else None
+            self._improved = kept or self.weights(), note
         self._improved_waits = True
         due = sum_scalars({"due": float(self.time_due())}, self.mesh)["due"]
         return bool(due)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint unless this state is on disk already, and prune older ones.
-
-        The best weights come first: a checkpoint must not refer to better ones than are on disk.
-        """
+        """Begin to write a checkpoint, unless this state is on disk already."""
         self._improved_waits = False
-        if self._improved is not None:
-            self.folder.save_best(self.run.save_model, *self._improved)
-            self._improved = None
-        progress, config = self.state.progress, self.run.settings.checkpoint
+        progress = self.state.progress
         now = (progress.step, progress.epoch, progress.finished)
-        if now == self._saved:
+        if now == self._saved and self._improved is None:
             return
+        began = time.monotonic()
+        self.wait()  # the memory of the snapshot is in use until then
+        self._tell_of_waiting(time.monotonic() - began)
         progress.seconds = self._seconds_before + time.monotonic() - self._began
+        weights, note = self._improved or (None, None)
+        snapshot = self._memory.take(self.state, self.mesh, weights)
+        self._improved = None
+        self._saved, self._saved_at = now, time.monotonic()
+        if snapshot is None:
+            return
         record = RunRecord(
             identity=identity_of(self.run),
             settings=harmless_settings(self.run, self.mesh),
             threads=torch.get_num_threads(),
-            metrics_bytes=self.logger.sync(),
+            metrics_bytes=self.logger.length(),
             num_ranks=self.mesh.world,
         )
-        save_checkpoint(self.folder.checkpoints, self.state, record, self.mesh)
-        if self.mesh.is_main:
-            prune_checkpoints(self.folder.checkpoints, config.keep)
-        self._saved, self._saved_at = now, time.monotonic()
+        self._writing = threading.Thread(
+            target=self._write, args=(snapshot, record, note), name="checkpoint", daemon=True
+        )
+        self._writing.start()
 
-    def weights(self) -> dict[str, Tensor]:
+    def _write(self, snapshot: Snapshot, record: RunRecord, note: Mapping[str, Any] | None) -> None:
+        """Write a checkpoint and prune older ones, in the thread.
+
+        The best weights come first: a checkpoint must not refer to better ones than are on disk,
+        nor to more lines of metrics.jsonl.
+        """
+        try:
+            if snapshot.best is not None and note is not None:
+                self.folder.save_best(self.run.save_model, snapshot.best, note)
+            self.logger.sync()
+            write_checkpoint(self.folder.checkpoints, snapshot, record)
+            prune_checkpoints(self.folder.checkpoints, self.run.settings.checkpoint.keep)
+        except Exception as error:  # noqa: BLE001  raised again by the run's own thread
+            self._failure = error
+
+    def wait(self) -> None:
+        """Wait until the checkpoint under way is on disk.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written.
+        """
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _tell_of_waiting(self, seconds: float) -> None:
+        """Say once that checkpoints are due faster than they can be written."""
+        if seconds > LONG_WAIT and not self._told_to_wait:
+            self._told_to_wait = True
+            self.logger.console.say(
+                f"warning: training waited {seconds:.1f} s for the checkpoint before this one to "
+                "be on disk; let more time pass between two (checkpoint.every_steps, every_epochs, "
+                "every_minutes)"
+            )
+
+    def weights(self, *, averages: bool = True) -> dict[str, Tensor]:
         """Return a copy of the current weights, averaged if the run averages them."""
-        with averaged(self.state.model, self.state.ema):
+        with averaged(self.state.model, self.state.ema if averages else None):
             return {k: v.detach().clone() for k, v in self.state.model.state_dict().items()}
 
     def finish(self, result: FitResult) -> FitResult:
@@ -309,6 +397,7 @@ class Saver:
         No rank leaves before all is written: over NCCL `equalise` makes no host wait.
         """
         decisions = self.state.progress.decisions
+        self.wait()
         self.logger.console.say(f"the run is over ({result.finished}), writing its weights")
         if self.mesh.is_main:
             weights, which = self.folder.final_weights(self.run, self.weights(), decisions)

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from bevatron.errors import DivergenceError, OutOfMemoryError, ran_out_of_memory
 from bevatron.parallel.collectives import gather_json, sum_over_ranks, sum_scalars
-from bevatron.parallel.data_parallel import sum_gradients
+from bevatron.parallel.data_parallel import GradientSums
 from bevatron.parallel.mesh import Mesh
-from bevatron.train.optim import clip_gradients, set_lr, trained_parameters
+from bevatron.train.optim import FusedAdamEMA, clip_gradients, set_lr, trained_parameters
 from bevatron.train.precision import LossScale, autocast_context, dtype_of
 from bevatron.train.run import Run
 from bevatron.train.state import Progress, TrainState
@@ -103,18 +104,23 @@ def train_step(
     task, settings = run.task, run.settings
     dtype = dtype_of(settings.train.dtype)
     parameters = list(trained_parameters(state.model).values())
-    counts, sizes, notes = step_totals(task, batches, notes or {}, mesh)
+    counts, sizes, notes = step_totals(run, batches, notes or {}, mesh)
     normalisers = {name: count.to(mesh.device) for name, count in counts.items()}
     scale = _loss_scale(run, state)
     parts: list[Tensor] = []
     names: list[str] = []
+    sums_of_gradients = _gradient_sums(state, mesh)
+    # Ranks that share samples exchange parts of them in the backward pass: one thing at a time.
+    apart = run.sharing.planner(mesh).world == mesh.world
     try:
         for batch in batches:
             moved = batch.to(mesh.device, dtype, non_blocking=True)
             with autocast_context(settings.train, mesh.device):
                 loss = task.loss(model, moved, normalisers)
             if loss.total.requires_grad:
-                (loss.total if scale is None else loss.total * scale.factor).backward()
+                last = apart and len(parts) == len(batches) - 1
+                with sums_of_gradients.overlapping() if last else nullcontext():
+                    (loss.total if scale is None else loss.total * scale.factor).backward()
             names = sorted(loss.terms)
             scalars = [loss.total.detach(), *(loss.terms[name].detach() for name in names)]
             parts.append(torch.stack([scalar.to(torch.float64) for scalar in scalars]))
@@ -122,12 +128,15 @@ def train_step(
         if not ran_out_of_memory(error):
             raise
         raise out_of_memory(run, batches[len(parts)], mesh) from error
-    sum_gradients(parameters, mesh)
+    sums_of_gradients.finish()
     if scale is not None:
         scale.divide(p.grad for p in parameters)
-    optim = settings.optim
-    norm = clip_gradients(parameters, optim.clip, optim.clip_norm == "tensor")
     sums = sum_over_ranks(torch.stack(parts).sum(0), mesh)
+    optim, fused = settings.optim, isinstance(state.optimizer, FusedAdamEMA)
+    if fused:
+        norm = _fused_update(state, sums[0], lr, settings.train.explode_factor)
+    else:
+        norm = clip_gradients(parameters, optim.clip, optim.clip_norm == "tensor")
     total, *terms, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
     result = StepResult(total, dict(zip(names, terms, strict=True)), grad_norm, sizes, notes)
     if scale is not None and math.isfinite(total) and not scale.take(grad_norm):
@@ -137,12 +146,36 @@ def train_step(
         state.optimizer.zero_grad()
         losses = [float(part[0]) for part in parts]
         raise divergence(run, state.progress, batches, losses, total, grad_norm, mesh)
-    set_lr(state.optimizer, lr)
-    state.optimizer.step()
-    state.optimizer.zero_grad()
-    if state.ema is not None:
-        state.ema.update(state.model)
+    if not fused:
+        set_lr(state.optimizer, lr)
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        if state.ema is not None:
+            state.ema.update(state.model)
     return result
+
+
+def _gradient_sums(state: TrainState, mesh: Mesh) -> GradientSums:
+    """Return what sums the gradients of this state's optimiser."""
+    optimizer = state.optimizer
+    if state.gradient_sums is None:
+        if isinstance(optimizer, FusedAdamEMA):
+            state.gradient_sums = GradientSums(optimizer.parameters, mesh, optimizer.gradient)
+        else:
+            state.gradient_sums = GradientSums(trained_parameters(state.model).values(), mesh)
+    return state.gradient_sums
+
+
+def _fused_update(
+    state: TrainState, loss: Tensor, lr: float, explode_factor: float | None
+) -> Tensor:
+    """Update, unless the device finds the step unsound as `_diverged` does; return the norm."""
+    optimizer = cast("FusedAdamEMA", state.optimizer)
+    optimizer.loss.copy_(loss)
+    optimizer.largest_loss = largest_loss(state.progress, explode_factor)
+    set_lr(optimizer, lr)
+    optimizer.step()
+    return optimizer.grad_norm
 
 
 def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
@@ -155,12 +188,16 @@ def _loss_scale(run: Run, state: TrainState) -> LossScale | None:
 
 
 def step_totals(
-    task: Any, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
+    run: Run, batches: Sequence[Any], notes: Mapping[str, float], mesh: Mesh
 ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, float]]:
-    """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host."""
+    """Add up normalisers, sizes and notes over batches and ranks, in one reduction on the host.
+
+    Ranks that share a sample all count it in the normalisers, since each has its loss.
+    """
     values: dict[str, Tensor | float] = {f"note {name}": v for name, v in notes.items()}
     for batch in batches:
-        found = {f"count {name}": v for name, v in task.normalisers(batch).items()}
+        found: dict[str, Tensor | float] = {}
+        found |= {f"count {name}": v for name, v in run.task.normalisers(batch).items()}
         found |= {f"size {name}": float(v) for name, v in batch.sizes.items()}
         for name, value in found.items():
             values[name] = values.get(name, 0.0) + value
@@ -175,7 +212,7 @@ def step_totals(
 
     return (
         group("count "),
-        {name: int(value) for name, value in group("size ").items()},
+        {name: int(v) // run.sharing.repeats for name, v in group("size ").items()},
         {name: float(value) for name, value in group("note ").items()},
     )
 

@@ -1,68 +1,26 @@
 """The task of AlphaFold3 on a real complex: its loss, what is random in it, padding, learning."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from complex_task import TINY, crop_of_1pfe, model_of, task_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bevatron.data.padding import pad
-from bevatron.data.proteins.complex_batch import collate_complex
-from bevatron.data.proteins.complexes import describe, featurize
-from bevatron.data.proteins.crop import CropSizes
-from bevatron.data.proteins.poses import make_pools
-from bevatron.data.proteins.sample import SampleSizes, Sources, sample
-from bevatron.data.readers.proteins import open_components, read_structure
-from bevatron.models.alphafold3.config import AlphaFold3Config
-from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
-from bevatron.models.alphafold3.losses import LossWeights
 from bevatron.models.alphafold3.model import AlphaFold3
-from bevatron.models.alphafold3.task import AlphaFold3Task, StepOptions
+from bevatron.models.common.folding.normal import SeededNormal
 from bevatron.task import Capturable, Numbered, StepNumbers
 from from_the_host import NothingFromTheHost, one_hot
 
 pytest.importorskip("gemmi")
 
-PAIR = PairConfig(hidden=16, num_heads=2, head_width=8, transition=2)
-SMALL = AlphaFold3Config.preset("small")
-TINY = replace(
-    SMALL,
-    msa=MsaConfig(num_blocks=1, width=16, outer_width=4, num_heads=2, pair=PAIR),
-    pairformer=PairformerConfig(num_blocks=1, num_heads=4, transition=2, pair=PAIR),
-    diffusion=replace(
-        SMALL.diffusion, transformer=replace(SMALL.diffusion.transformer, num_blocks=1)
-    ),
-)
-
 
 @pytest.fixture(scope="module")
 def batch(shared, tmp_path_factory):
-    """A crop of a complex of DNA and a peptide with modified residues and a ligand's bonds."""
-    folder = shared / "data" / "complexes"
-    index = tmp_path_factory.mktemp("components") / "index"
-    components = open_components(folder / "ccd_subset.cif.gz", index)
-    structure = read_structure(folder / "mmcif" / "1pfe.cif.gz").assembly("1")
-    entry = featurize(structure, components)
-    pools = make_pools((components[code] for code in describe(entry)["components"]), 1)
-    sizes = SampleSizes(CropSizes(tokens=29, atoms=260), rows=8)
-    made = sample(entry, 5, Sources(pools), sizes)
-    return collate_complex([made], np.array([3]), [1.0]).to("cpu", torch.float64)
-
-
-def model_of(seed=0):
-    torch.manual_seed(seed)
-    model = AlphaFold3(TINY).double()
-    for weight in model.parameters():  # the last layers start at zero, which hides all else
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.1)
-    return model
-
-
-def task_of(step=0, **options):
-    options = {"copies": 3, "loss": LossWeights(bond=1.0, pae=1.0), **options}
-    task = AlphaFold3Task(2, [StepOptions(**options)])
-    chosen = task.begin_step(StepNumbers(step, 77 + step))
-    return task, chosen
+    return crop_of_1pfe(shared, tmp_path_factory.mktemp("components") / "index")
 
 
 def loss_of(task, model, batch):
@@ -97,6 +55,35 @@ def test_a_step_is_a_function_of_its_numbers(batch):
     loss_of(task, model, batch)
     task.begin_step(StepNumbers(0, 77))  # the seed is filled in place
     assert torch.equal(loss_of(task, model, batch).total, first)
+
+
+class Roundings(TorchDispatchMode):
+    """Counts matrices that are made of another type."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.count += function is torch.ops.aten._to_copy.default and made.ndim == 2
+        return made
+
+
+def test_a_sampling_rounds_its_weights_once_and_gives_the_same_bits(batch, monkeypatch):
+    model, given = model_of(), batch.tensors()
+    with torch.no_grad():
+        trunk = model(given, 1, None, torch.bfloat16)
+        shared = model.condition(given, trunk)
+
+    def sample():
+        with Roundings() as roundings:
+            structure = model.sample(given, shared, 1, 4, SeededNormal(torch.tensor(3)))
+        return structure, roundings.count
+
+    structure, count = sample()
+    monkeypatch.setattr("bevatron.models.alphafold3.model.standing_weights", nullcontext)
+    expected, without = sample()
+    assert torch.equal(structure, expected)
+    assert count < without
 
 
 def test_a_step_can_be_captured(batch, monkeypatch):

@@ -92,10 +92,14 @@ def assert_same_steps(found, expected, rel):
 
 
 @pytest.mark.parametrize(("accumulate", "clip_norm"), [(2, "global"), (2, "tensor"), (1, "global")])
-def test_padded_steps_equal_plain_ones(tmp_path, accumulate, clip_norm):
+def test_padded_steps_and_those_of_the_fused_optimiser_equal_torchs(
+    tmp_path, accumulate, clip_norm
+):
     optim = {**OPTIM, "accumulate": accumulate, "clip_norm": clip_norm}
-    found = [stepped(tmp_path, kind, optim=optim) for kind in ("captured", "plain")]
-    assert_same_steps(*found, 1e-11)
+    plain = stepped(tmp_path, "plain", optim=optim)
+    for kind, fused in (("captured", False), ("launched", True)):
+        found = stepped(tmp_path, kind, optim={**optim, "fused": fused})
+        assert_same_steps(found, plain, 1e-11)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -134,6 +138,18 @@ class Poisoned(MaceTask):
         found = super().loss(model, batch, normalisers)
         bad = (batch.energy == 1234.5).any()
         return type(found)(found.total * torch.where(bad, float("nan"), 1.0), found.terms)
+
+
+def test_a_launched_step_of_the_fused_optimiser_that_diverges_changes_nothing(tmp_path):
+    run, state = prepared(tmp_path, task=Poisoned(), optim={**OPTIM, "fused": True})
+    before = weights_of(state)
+    bad = tiny.batch_of(run, [3, 4])
+    bad.energy[0] = 1234.5
+    with pytest.raises(DivergenceError, match="molecule 3; molecule 4"):
+        train_step(run, state, state.model, [bad], lr=0.01, mesh=MESH)
+    assert equal(weights_of(state), before)
+    train_step(run, state, state.model, [tiny.batch_of(run, [0, 1])], lr=0.01, mesh=MESH)
+    assert not equal(weights_of(state), before)
 
 
 def test_a_loss_that_is_no_number_stops_all_later_updates(tmp_path):

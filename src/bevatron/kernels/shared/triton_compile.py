@@ -26,6 +26,7 @@ import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import make_backend
 from triton.runtime.cache import get_cache_key, get_cache_manager
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,20 @@ def _without_launches(note: Callable[..., bool]) -> Iterator[None]:
         yield
     finally:
         JITFunction.run, triton.knobs.runtime.jit_cache_hook = run, hook
+
+
+@contextmanager
+def nothing_launched() -> Iterator[None]:
+    """Launch no kernel, and look for none: what surrounds the launches runs alone."""
+    kinds = (JITFunction, InterpretedFunction)
+    before = [kind.run for kind in kinds]
+    for kind in kinds:
+        kind.run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for kind, run in zip(kinds, before, strict=True):
+            kind.run = run
 
 
 def _is_cached(one: Compilation, target: Any) -> bool:

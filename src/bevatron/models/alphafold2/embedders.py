@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bevatron.models.common.folding import LayerNorm, Linear, distance_bins
+from bevatron.parallel.axial import own, own_rows
 
 TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES = 22, 49, 25
 
@@ -32,16 +33,16 @@ class InputEmbedder(nn.Module):
         target_feat: Float[Tensor, "*batch N 22"],
         residue_index: Int[Tensor, "*batch N"],
         msa_feat: Float[Tensor, "*batch S N 49"],
-    ) -> tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"]]:
-        """Return alignment and pair representation."""
-        z = self.linear_tf_z_i(target_feat)[..., :, None, :]
+    ) -> tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch R N Z"]]:
+        """Return the alignment and own rows of the pair."""
+        z = own(self.linear_tf_z_i(target_feat), -2)[..., :, None, :]
         z = z + self.linear_tf_z_j(target_feat)[..., None, :, :]
         z = z + self.linear_relpos(self._offsets(residue_index).to(target_feat.dtype))
         m = self.linear_msa_m(msa_feat) + self.linear_tf_m(target_feat)[..., None, :, :]
         return m, z
 
-    def _offsets(self, residue_index: Tensor) -> Int[Tensor, "*batch N N _"]:
-        offset = residue_index[..., :, None] - residue_index[..., None, :]
+    def _offsets(self, residue_index: Tensor) -> Int[Tensor, "*batch R N _"]:
+        offset = own(residue_index, -1)[..., :, None] - residue_index[..., None, :]
         clipped = offset.clamp(-self.max_offset, self.max_offset) + self.max_offset
         return F.one_hot(clipped, 2 * self.max_offset + 1)
 
@@ -58,19 +59,19 @@ class RecyclingEmbedder(nn.Module):
     def forward(
         self,
         m: Float[Tensor, "*batch N M"],
-        z: Float[Tensor, "*batch N N Z"],
+        z: Float[Tensor, "*batch R N Z"],
         x: Float[Tensor, "*batch N 3"],
-    ) -> tuple[Float[Tensor, "*batch N M"], Float[Tensor, "*batch N N Z"]]:
-        """Return the updates of the alignment's first row and of the pair.
+    ) -> tuple[Float[Tensor, "*batch N M"], Float[Tensor, "*batch R N Z"]]:
+        """Return the updates of the alignment's first row and of the pair's own rows.
 
         Parameters
         ----------
         m, z
-            First row of the alignment and the pair; zeros in the first cycle.
+            First row of the alignment and own rows of the pair; zeros in the first cycle.
         x
             Positions of CB in Å, likewise.
         """
-        bins = distance_bins(x, 3.25, 20.75, RECYCLED_BINS)
+        bins = own_rows(distance_bins(x, 3.25, 20.75, RECYCLED_BINS))
         return self.norm_m(m), self.norm_z(z) + self.linear(bins.to(z.dtype))
 
 

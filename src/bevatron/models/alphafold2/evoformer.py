@@ -1,4 +1,7 @@
-"""The Evoformer and the stack of the extra alignment; algorithms 6 and 18."""
+"""The Evoformer and the stack of the extra alignment; algorithms 6 and 18.
+
+Alignment and pair are own rows, R of them, where several processes share a sample; masks are whole.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,11 +27,12 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
+from bevatron.parallel.axial import all_rows
 
 Masks = Sequence[Tensor | None] | Tensor
 """Dropout masks, or as many None."""
 
-Representations = tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"]]
+Representations = tuple[Float[Tensor, "*batch R N M"], Float[Tensor, "*batch _ N Z"]]
 """Alignment and pair."""
 
 NO_DROPOUT = (None,) * 4
@@ -50,10 +54,10 @@ class PairStack(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "*batch N N Z"],
+        z: Float[Tensor, "*batch R N Z"],
         mask: Bool[Tensor, "*batch N N"],
         drops: Masks = NO_DROPOUT,
-    ) -> Float[Tensor, "*batch N N Z"]:
+    ) -> Float[Tensor, "*batch R N Z"]:
         """Return the new pair."""
         z = add_dropped(z, self.tri_mul_out(z, mask), drops[0])
         z = add_dropped(z, self.tri_mul_in(z, mask), drops[1])
@@ -163,16 +167,17 @@ class Evoformer(_Stack):
 
     def forward(
         self,
-        m: Float[Tensor, "*batch S N M"],
-        z: Float[Tensor, "*batch N N Z"],
+        m: Float[Tensor, "*batch R N M"],
+        z: Float[Tensor, "*batch _ N Z"],
         msa_mask: Bool[Tensor, "*batch S N"],
         pair_mask: Bool[Tensor, "*batch N N"],
         drops: Drops,
     ) -> tuple[
         Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"], Float[Tensor, "*batch N C"]
     ]:
-        """Return alignment, pair and single representation."""
+        """Return the whole alignment and pair and the single representation."""
         m, z = self.run(m, z, msa_mask, pair_mask, drops)
+        m, z = all_rows(m, msa_mask.shape[-2]), all_rows(z)
         return m, z, self.linear(m[..., 0, :, :])
 
 
@@ -186,11 +191,11 @@ class ExtraMSAStack(_Stack):
 
     def forward(
         self,
-        e: Float[Tensor, "*batch S N E"],
-        z: Float[Tensor, "*batch N N Z"],
+        e: Float[Tensor, "*batch R N E"],
+        z: Float[Tensor, "*batch _ N Z"],
         msa_mask: Bool[Tensor, "*batch S N"],
         pair_mask: Bool[Tensor, "*batch N N"],
         drops: Drops,
-    ) -> Float[Tensor, "*batch N N Z"]:
+    ) -> Float[Tensor, "*batch _ N Z"]:
         """Return the new pair."""
         return self.run(e, z, msa_mask, pair_mask, drops)[1]

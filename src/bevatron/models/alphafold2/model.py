@@ -25,6 +25,7 @@ from bevatron.models.alphafold2.features import extra_msa_features
 from bevatron.models.alphafold2.heads import Heads
 from bevatron.models.alphafold2.structure_module import StructureModule
 from bevatron.models.alphafold2.templates import TemplateEmbedder
+from bevatron.parallel.axial import own_rows
 
 FEATURES = (
     "aatype",
@@ -56,13 +57,13 @@ class Recycled(NamedTuple):
     Attributes
     ----------
     m, z
-        First row of the alignment and the pair.
+        First row of the alignment and own rows of the pair.
     x
         Positions of CB in Å.
     """
 
     m: Float[Tensor, "*batch N M"]
-    z: Float[Tensor, "*batch N N Z"]
+    z: Float[Tensor, "*batch R N Z"]
     x: Float[Tensor, "*batch N 3"]
 
 
@@ -148,15 +149,12 @@ class AlphaFold2(nn.Module):
         z = z + update
         m = torch.cat([m, template_rows], dim=-3)
         msa_mask = torch.cat([msa_mask, template_mask], dim=-2)
-        e = self.extra_msa_embedder(
-            extra_msa_features(
-                features["extra_msa"],
-                features["extra_has_deletion"],
-                features["extra_deletion_value"],
-            )
+        extra = extra_msa_features(
+            features["extra_msa"], features["extra_has_deletion"], features["extra_deletion_value"]
         )
+        e = self.extra_msa_embedder(own_rows(extra))
         z = self.extra_msa_stack(e, z, features["extra_msa_mask"] > 0, pair_mask, drops)
-        m, z, s = self.evoformer(m, z, msa_mask, pair_mask, drops)
+        m, z, s = self.evoformer(own_rows(m), z, msa_mask, pair_mask, drops)
         with _full_precision(z):
             structure = self.structure_module(wide(s), wide(z), features["aatype"], seq_mask, drops)
         final = atom14_to_atom37(structure["positions"][-1], features["aatype"])
@@ -165,7 +163,7 @@ class AlphaFold2(nn.Module):
 
     def _recycle(
         self, m: Tensor, z: Tensor, previous: Recycled | None
-    ) -> tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch N N Z"]]:
+    ) -> tuple[Float[Tensor, "*batch S N M"], Float[Tensor, "*batch R N Z"]]:
         if previous is None:
             first = m[..., 0, :, :]
             previous = Recycled(
@@ -198,4 +196,4 @@ def _recycled(features: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Re
     positions = found["final_atom_positions"]
     exists = of_residues("ATOM37_MASK", features["aatype"]).to(positions.dtype)
     x, _ = pseudo_beta(positions, exists, features["aatype"])
-    return Recycled(found["msa"][..., 0, :, :], found["pair"], x)
+    return Recycled(found["msa"][..., 0, :, :], own_rows(found["pair"]), x)

@@ -1,10 +1,14 @@
-"""Attention along the rows and down the columns of an alignment; algorithms 7, 8 and 19."""
+"""Attention along the rows and down the columns of an alignment; algorithms 7, 8 and 19.
+
+Alignment and pair are own rows where several processes share a sample; masks are whole.
+"""
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bevatron.kernels import global_attention
 from bevatron.models.common.folding import GatedAttention, LayerNorm, Linear, PairBias
+from bevatron.parallel.axial import all_of, own, transposed
 
 COUNT_EPS = 1e-8
 """Added to the number of rows of a column's mean."""
@@ -20,12 +24,16 @@ class MSARowAttention(nn.Module):
 
     def forward(
         self,
-        m: Float[Tensor, "*batch S N M"],
-        z: Float[Tensor, "*batch N N Z"],
+        m: Float[Tensor, "*batch R N M"],
+        z: Float[Tensor, "*batch _ N Z"],
         mask: Bool[Tensor, "*batch S N"],
-    ) -> Float[Tensor, "*batch S N M"]:
+    ) -> Float[Tensor, "*batch R N M"]:
         """Return the update of m."""
-        update: Tensor = self.attention(m, self.bias(z), mask)
+        # Nothing that is valid reads a row that is masked as a whole, such as that of a template
+        # which is not there: it sees all keys, where the operator would search it for any.
+        mask = mask | ~mask.any(-1, keepdim=True)
+        bias = all_of(self.bias(z), -2, z.shape[-2])
+        update: Tensor = self.attention(m, bias, own(mask, -2))
         return update
 
 
@@ -37,11 +45,14 @@ class MSAColumnAttention(nn.Module):
         self.attention = GatedAttention(c_m, num_heads, head_width, bias=True)
 
     def forward(
-        self, m: Float[Tensor, "*batch S N M"], mask: Bool[Tensor, "*batch S N"]
-    ) -> Float[Tensor, "*batch S N M"]:
+        self, m: Float[Tensor, "*batch R N M"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch R N M"]:
         """Return the update of m."""
-        update: Tensor = self.attention(m.transpose(-2, -3), mask=mask.mT)
-        return update.transpose(-2, -3)
+        S, N = mask.shape[-2:]
+        # Copied once, not by every operator that reads it.
+        columns = transposed(m, S).contiguous()
+        update: Tensor = self.attention(columns, mask=own(mask.mT, -2))
+        return transposed(update, N)
 
 
 class MSAColumnGlobalAttention(nn.Module):
@@ -61,14 +72,16 @@ class MSAColumnGlobalAttention(nn.Module):
         self.out = Linear(inner, c_e, init="final")
 
     def forward(
-        self, m: Float[Tensor, "*batch S N E"], mask: Bool[Tensor, "*batch S N"]
-    ) -> Float[Tensor, "*batch S N E"]:
+        self, m: Float[Tensor, "*batch R N E"], mask: Bool[Tensor, "*batch S N"]
+    ) -> Float[Tensor, "*batch R N E"]:
         """Return the update of m."""
-        return global_attention(
-            m,
-            mask,
+        S, N = mask.shape[-2:]
+        update = global_attention(
+            transposed(m, S).transpose(-2, -3),
+            own(mask, -1),
             *self.norm.parts,  # type: ignore[arg-type]  # it has a bias
             *(self.q.weight, self.k.weight, self.v.weight),
             *(self.gate.weight, self.gate.bias, self.out.weight, self.out.bias),
             mask_eps=COUNT_EPS,
         )
+        return transposed(update.transpose(-2, -3), N)

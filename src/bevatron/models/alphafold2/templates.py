@@ -1,4 +1,7 @@
-"""What templates add to the pair and to the alignment; algorithms 16 and 17."""
+"""What templates add to the pair and to the alignment; algorithms 16 and 17.
+
+Pairs are own rows, R of them, where several processes share a sample; masks are whole.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -21,6 +24,7 @@ from bevatron.models.common.folding import (
     add_dropped,
     run_stack,
 )
+from bevatron.parallel.axial import own_rows
 
 ANGLE_FEATURES, PAIR_FEATURES = 57, 88
 PSI = 2
@@ -50,7 +54,7 @@ class TemplatePairEmbedder(nn.Module):
         super().__init__()
         self.linear = Linear(PAIR_FEATURES, c_t, init="he")
 
-    def forward(self, x: Float[Tensor, "*batch T N N 88"]) -> Float[Tensor, "*batch T N N C"]:
+    def forward(self, x: Float[Tensor, "*batch T R N 88"]) -> Float[Tensor, "*batch T R N C"]:
         """Embed the features."""
         pair: Tensor = self.linear(x)
         return pair
@@ -70,10 +74,10 @@ class TemplatePairBlock(nn.Module):
 
     def forward(
         self,
-        t: Float[Tensor, "*batch N N C"],
+        t: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"],
         drops: Masks = NO_DROPOUT,
-    ) -> Float[Tensor, "*batch N N C"]:
+    ) -> Float[Tensor, "*batch R N C"]:
         """Return the new pair representation of each template."""
         t = add_dropped(t, self.tri_att_start(t, mask), drops[0])
         t = add_dropped(t, self.tri_att_end(t, mask), drops[1], "columns")
@@ -96,13 +100,13 @@ class TemplatePairStack(nn.Module):
 
     def forward(
         self,
-        t: Float[Tensor, "*batch T N N C"],
+        t: Float[Tensor, "*batch T R N C"],
         mask: Bool[Tensor, "*batch N N"],
         drops: Drops,
-    ) -> Float[Tensor, "*batch T N N C"]:
+    ) -> Float[Tensor, "*batch T R N C"]:
         """Return the normalised pair representation of each template."""
         masks = drops.draw(t, PAIR_UPDATES * len(self.blocks), self.rate)
-        mask = mask[..., None, :, :].expand(t.shape[:-1])
+        mask = mask[..., None, :, :].expand(*t.shape[:-3], *mask.shape[-2:])
         bound = [
             partial(block, mask=mask, drops=masks[PAIR_UPDATES * i :][:PAIR_UPDATES])
             for i, block in enumerate(self.blocks)
@@ -125,10 +129,10 @@ class TemplatePointwiseAttention(nn.Module):
 
     def forward(
         self,
-        t: Float[Tensor, "*batch T N N C"],
-        z: Float[Tensor, "*batch N N Z"],
+        t: Float[Tensor, "*batch T R N C"],
+        z: Float[Tensor, "*batch R N Z"],
         present: Bool[Tensor, "*batch T"],
-    ) -> Float[Tensor, "*batch N N Z"]:
+    ) -> Float[Tensor, "*batch R N Z"]:
         """Return the update of z."""
         q = self.q(z).unflatten(-1, self.heads)[..., None, :, :, :, :]
         k = self.k(t).unflatten(-1, self.heads)
@@ -160,11 +164,11 @@ class TemplateEmbedder(nn.Module):
     def forward(
         self,
         features: Mapping[str, Tensor],
-        z: Float[Tensor, "*batch N N Z"],
+        z: Float[Tensor, "*batch R N Z"],
         pair_mask: Bool[Tensor, "*batch N N"],
         drops: Drops,
     ) -> tuple[
-        Float[Tensor, "*batch T N M"], Bool[Tensor, "*batch T N"], Float[Tensor, "*batch N N Z"]
+        Float[Tensor, "*batch T N M"], Bool[Tensor, "*batch T N"], Float[Tensor, "*batch R N Z"]
     ]:
         """Return rows for the alignment, their mask, and the update of the pair.
 
@@ -179,7 +183,8 @@ class TemplateEmbedder(nn.Module):
             features["template_all_atom_mask"],
             unit_vectors=self.unit_vectors,
         )
-        t = self.template_pair_stack(self.template_pair_embedder(pairs), pair_mask, drops)
+        t = self.template_pair_embedder(own_rows(pairs))
+        t = self.template_pair_stack(t, pair_mask, drops)
         update = self.template_pointwise_att(t, z, present)
         update = update * present.any(-1)[..., None, None, None]
         rows = self.template_single_embedder(

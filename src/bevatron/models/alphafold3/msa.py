@@ -1,6 +1,7 @@
 """The MSA module (AlphaFold3, algorithm 8): what the rows of an alignment tell of pairs of tokens.
 
-Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head.
+Legend: S rows, N tokens, M channels of a row, P of the pair, H heads, D channels of a head. R rows
+are a process's own where several share a sample; features and masks are whole.
 """
 
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
 from bevatron.kernels import layer_norm_linear
 from bevatron.models.alphafold3.config_trunk import MsaConfig
 from bevatron.models.alphafold3.pair import PairBlock, pair_drops
@@ -26,9 +28,7 @@ from bevatron.models.common.folding import (
     keep_masks,
     run_stack,
 )
-
-CLASSES = 32
-"""Of a token: amino acids, nucleotides, the unknown ones, the gap."""
+from bevatron.parallel.axial import all_of, own_rows
 
 State = tuple[Tensor, Tensor]
 """Alignment and pair representation."""
@@ -50,7 +50,7 @@ def msa_features(
     dtype
         Of the result.
     """
-    classes = torch.arange(CLASSES, dtype=msa.dtype, device=msa.device)
+    classes = torch.arange(NUM_CLASSES, dtype=msa.dtype, device=msa.device)
     value = torch.atan(deletion.float() / 3) * (2 / pi)
     parts = [msa[..., None] == classes, (deletion > 0)[..., None], value[..., None]]
     return torch.cat([part.to(dtype) for part in parts], -1)
@@ -87,12 +87,12 @@ class PairWeightedAveraging(nn.Module):
 
     def forward(
         self,
-        m: Float[Tensor, "*batch S N M"],
-        z: Float[Tensor, "*batch N N P"],
+        m: Float[Tensor, "*batch R N M"],
+        z: Float[Tensor, "*batch _ N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
-    ) -> Float[Tensor, "*batch S N M"]:
+    ) -> Float[Tensor, "*batch R N M"]:
         """Compute the update of the rows; masked tokens have no weight."""
-        logits = self.bias(z)
+        logits = all_of(self.bias(z), -2, z.shape[-2])
         if mask is not None:
             logits = logits.masked_fill(~mask[..., None, None, :], float("-inf"))
         joint = torch.cat([self.v.weight, self.gate.weight])
@@ -171,7 +171,7 @@ class MsaModule(nn.Module):
         super().__init__()
         self.checkpointing, self.call = checkpointing, call
         self.dropout, self.pair_dropout = config.dropout, config.pair.dropout
-        self.row = Linear(CLASSES + 2, config.width, bias=False)
+        self.row = Linear(NUM_CLASSES + 2, config.width, bias=False)
         self.inputs = Linear(input_width, config.width, bias=False)
         self.blocks = nn.ModuleList(
             MsaBlock(pair_width, config, checkpointing, last=number == config.num_blocks - 1)
@@ -181,13 +181,13 @@ class MsaModule(nn.Module):
     def forward(
         self,
         features: Float[Tensor, "*batch S N 34"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         s_inputs: Float[Tensor, "*batch N I"],
         msa_mask: Bool[Tensor, "*batch S N"] | None = None,
         token_mask: Bool[Tensor, "*batch N"] | None = None,
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         seed: Int[Tensor, ""] | None = None,
-    ) -> Float[Tensor, "*batch N N P"]:
+    ) -> Float[Tensor, "*batch R N P"]:
         """Compute the new pair.
 
         Parameters
@@ -203,8 +203,10 @@ class MsaModule(nn.Module):
         """
         if pair_mask is None:
             pair_mask = pairs_of(token_mask)
+        if msa_mask is None:
+            msa_mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         count = len(self.blocks)
-        m = self.row(features) + self.inputs(s_inputs).unsqueeze(-3)
+        m = self.row(own_rows(features)) + self.inputs(s_inputs).unsqueeze(-3)
         row_drops: list[Tensor | None] = [None] * count
         if seed is not None and self.dropout > 0 and count > 0:
             row_drops = list(keep_masks(seed, self.call, m, count, self.dropout).unbind())

@@ -41,16 +41,16 @@ class PairBlock(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
         drops: Float[Tensor, "4 *batch N P"] | None = None,
-    ) -> Float[Tensor, "*batch N N P"]:
+    ) -> Float[Tensor, "*batch R N P"]:
         """Compute the new pair.
 
         Parameters
         ----------
         z
-            Pair representation.
+            Pair representation, or own rows of it.
         mask
             True for pairs of tokens that exist.
         drops
@@ -67,7 +67,7 @@ class PairBlock(nn.Module):
 def pair_drops(
     seed: Int[Tensor, ""] | None,
     call: int,
-    z: Float[Tensor, "*batch N N P"],
+    z: Float[Tensor, "*batch R N P"],
     num_blocks: int,
     rate: float,
 ) -> list[Tensor | None]:

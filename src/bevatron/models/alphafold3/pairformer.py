@@ -15,6 +15,7 @@ from bevatron.models.common.folding import (
     checkpointed,
     run_stack,
 )
+from bevatron.parallel.axial import all_of
 
 State = tuple[Tensor, Tensor]
 """Single and pair representation."""
@@ -39,13 +40,13 @@ class AttentionPairBias(nn.Module):
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         mask: Bool[Tensor, "*batch N"] | None = None,
     ) -> Float[Tensor, "*batch N C"]:
         """Compute the update of the single representation; masked tokens are no keys."""
         keys = None if mask is None else mask.unsqueeze(-2)
-        update: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
-        return update.squeeze(-3)
+        own: Tensor = self.attention(s.unsqueeze(-3), self.bias(z), keys)
+        return all_of(own.squeeze(-3), -2, s.shape[-2])
 
 
 class PairformerBlock(nn.Module):
@@ -110,7 +111,7 @@ class Pairformer(nn.Module):
     def forward(
         self,
         s: Float[Tensor, "*batch N C"],
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         token_mask: Bool[Tensor, "*batch N"] | None = None,
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         seed: Int[Tensor, ""] | None = None,
@@ -120,7 +121,7 @@ class Pairformer(nn.Module):
         Parameters
         ----------
         s, z
-            Single and pair representation.
+            Single and pair representation, of which R rows are own where processes share a sample.
         token_mask
             True for tokens that exist; None = all.
         pair_mask

@@ -14,6 +14,7 @@ from bevatron.models.alphafold3.model import AlphaFold3, Representation
 from bevatron.models.alphafold3.noising import draw_copies, noisy_copies
 from bevatron.models.alphafold3.permutation import permute_truth
 from bevatron.models.common.folding.normal import SeededNormal
+from bevatron.parallel.axial import own, own_rows
 from bevatron.task import Loss, StepNumbers
 
 ROLLOUT_STEPS = 20
@@ -122,7 +123,8 @@ class AlphaFold3Task:
             outputs |= judged(model, given, trunk, rollout[0])
         draw = draw_copies((self.options.copies, len(given["atom_mask"])), SeededNormal(seed))
         noisy = noisy_copies(truth["position"], truth["resolved"], draw)
-        outputs |= {"denoised": model.diffusion(noisy.x, noisy.sigma, shared), "sigma": noisy.sigma}
+        denoised = model.diffusion(own_rows(noisy.x), own(noisy.sigma, -1), shared)
+        outputs |= {"denoised": denoised, "sigma": noisy.sigma}
         count = normalisers["structures"].clamp(min=1.0)
         terms = total_loss(outputs, truth, self.options.loss)
         parts = {name: term.sum / count.to(term.sum.dtype) for name, term in terms.items()}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from bevatron.data.proteins.tokens import NUM_CLASSES
 from bevatron.kernels import layer_norm_linear
 from bevatron.maths.rigid import apply_inverse, frame_of_points, select
 from bevatron.models.alphafold3.config_trunk import TemplateConfig
@@ -23,11 +24,11 @@ from bevatron.models.common.folding import (
     distance_bins,
     run_stack,
 )
+from bevatron.parallel.axial import own, own_rows
 
-CLASSES = 32
 DISTANCE_BINS = (3.25, 50.75, 39)
 """Lower ends of the first and the last bin of distances, Å, and how many."""
-CHANNELS = (39, 1, CLASSES, CLASSES, 3, 1)
+CHANNELS = (39, 1, NUM_CLASSES, NUM_CLASSES, 3, 1)
 """Distance, whether it exists, class of j, class of i, direction, whether it exists."""
 EPS = 1e-7
 
@@ -45,10 +46,19 @@ class TemplatePairs(NamedTuple):
         Unit vector to the CA of j in the backbone frame of i.
     """
 
-    distance: Float[Tensor, "*batch T N N 39"]
-    distance_mask: Bool[Tensor, "*batch T N N"]
-    direction: Float[Tensor, "*batch T N N 3"]
-    frame_mask: Bool[Tensor, "*batch T N N"]
+    distance: Float[Tensor, "*batch T R N 39"]
+    distance_mask: Bool[Tensor, "*batch T R N"]
+    direction: Float[Tensor, "*batch T R N 3"]
+    frame_mask: Bool[Tensor, "*batch T R N"]
+
+    def own_rows(self) -> "TemplatePairs":
+        """Return this process's rows of what all have."""
+        return TemplatePairs(
+            own_rows(self.distance),
+            own(self.distance_mask, -2),
+            own_rows(self.direction),
+            own(self.frame_mask, -2),
+        )
 
 
 def template_pairs(
@@ -120,14 +130,14 @@ class TemplateEmbedder(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "*batch N N P"],
+        z: Float[Tensor, "*batch R N P"],
         restype: Int[Tensor, "*batch T N"],
         pairs: TemplatePairs,
         asym_id: Int[Tensor, "*batch N"],
         pair_mask: Bool[Tensor, "*batch N N"] | None = None,
         seed: Int[Tensor, ""] | None = None,
-    ) -> Float[Tensor, "*batch N N P"]:
-        """Compute the update of the pair.
+    ) -> Float[Tensor, "*batch R N P"]:
+        """Compute the update of the pair's own rows.
 
         Parameters
         ----------
@@ -136,7 +146,7 @@ class TemplateEmbedder(nn.Module):
         restype
             Class of the residue that each template has for a token; the gap where it has none.
         pairs
-            Of `template_pairs`.
+            Own rows of `template_pairs`.
         asym_id
             Chain of each token.
         pair_mask
@@ -144,11 +154,12 @@ class TemplateEmbedder(nn.Module):
         seed
             Of dropout; None = no dropout.
         """
-        mask = None if pair_mask is None else pair_mask.unsqueeze(-3).expand(pairs.frame_mask.shape)
+        whole = (*restype.shape, restype.shape[-1])
+        mask = None if pair_mask is None else pair_mask.unsqueeze(-3).expand(whole)
         seen = asym_id[..., None, :, None] == asym_id[..., None, None, :]
         seen = seen if mask is None else seen & mask
-        own = layer_norm_linear(z, *self.norm_in.parts, self.pair.weight)
-        v = own.unsqueeze(-4) + self._embed(restype, pairs, seen)
+        start = layer_norm_linear(z, *self.norm_in.parts, self.pair.weight)
+        v = start.unsqueeze(-4) + self._embed(restype, pairs, own(seen, -2))
         drops = pair_drops(seed, self.call, v, len(self.blocks), self.dropout)
         blocks = [
             partial(checkpointed(self.checkpointing, "pair_block", block), mask=mask, drops=drop)
@@ -174,10 +185,10 @@ class TemplateEmbedder(nn.Module):
             -1,
         )
         joint = torch.cat([distance, distance_mask, direction, frame_mask], 1)
-        classes = F.one_hot(restype.long(), CLASSES).to(dtype)
+        classes = F.one_hot(restype.long(), NUM_CLASSES).to(dtype)
         columns, rows = F.linear(classes, of_j), F.linear(classes, of_i)
         shown = F.linear(geometry * seen.unsqueeze(-1), joint)
-        return shown + columns.unsqueeze(-3) + rows.unsqueeze(-2)
+        return shown + columns.unsqueeze(-3) + own(rows, -2).unsqueeze(-2)
 
 
 def _both(mask: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """AlphaFold3's trunk: from the input embedding to single and pair representation.
 
 Algorithm 1, lines 2 to 13: first embeddings, then cycles of templates, alignment and Pairformer.
+Where several processes share a sample, each has R rows of the pair until the trunk returns it.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from bevatron.models.alphafold3.pairformer import Pairformer, pairs_of
 from bevatron.models.alphafold3.relative_position import RelativePositionEncoding
 from bevatron.models.alphafold3.templates import TemplateEmbedder, TemplatePairs, template_pairs
 from bevatron.models.common.folding import LayerNorm, Linear
+from bevatron.parallel.axial import all_rows, own, own_rows
 
 CALLS = {"templates": 0, "msa": 1, "pairformer": 3}
 """Numbers that tell the dropout of the stacks from each other; that of the alignment takes two."""
@@ -57,12 +59,12 @@ class Embedding(nn.Module):
 
     def forward(
         self, batch: Mapping[str, Tensor], s_inputs: Float[Tensor, "*batch N I"]
-    ) -> tuple[Float[Tensor, "*batch N C"], Float[Tensor, "*batch N N P"]]:
-        """Compute s and z of a batch's tokens."""
+    ) -> tuple[Float[Tensor, "*batch N C"], Float[Tensor, "*batch _ N P"]]:
+        """Compute s and own rows of z of a batch's tokens."""
         s = self.single(s_inputs)
-        z = self.row(s).unsqueeze(-2) + self.column(s).unsqueeze(-3)
+        z = own(self.row(s), -2).unsqueeze(-2) + self.column(s).unsqueeze(-3)
         z = z + self.relative_position(batch).to(z.dtype)
-        bonds = bonded(batch["token_bonds"], s.shape[-2]).to(z.dtype).unsqueeze(-1)
+        bonds = own_rows(bonded(batch["token_bonds"], s.shape[-2]).unsqueeze(-1)).to(z.dtype)
         return s, torch.addcmul(z, bonds, self.bond.weight[:, 0].to(z.dtype))
 
 
@@ -122,13 +124,13 @@ class Trunk(nn.Module):
             rows = msa_features(batch["msa"], batch["deletion"], z.dtype)
         trained = torch.is_grad_enabled()
         for cycle in range(cycles):
-            own = None if seed is None else seed + cycle * CYCLE
+            drawn = None if seed is None else seed + cycle * CYCLE
             with torch.set_grad_enabled(trained and cycle == cycles - 1):
                 z = self.recycled_pair(z_first, z)
-                z = self._evidence(batch, s_inputs, z, templates, rows, own)
+                z = self._evidence(batch, s_inputs, z, templates, rows, drawn)
                 s = self.recycled_single(s_first, s)
-                s, z = self.pairformer(s, z, batch["token_mask"], seed=own)
-        return s, z
+                s, z = self.pairformer(s, z, batch["token_mask"], seed=drawn)
+        return s, all_rows(z)
 
     def _evidence(
         self,
@@ -154,13 +156,14 @@ class Trunk(nn.Module):
     ) -> TemplatePairs | None:
         if self.templates is None:
             return None
-        return template_pairs(
+        pairs = template_pairs(
             batch["template_pseudo_beta"],
             batch["template_pseudo_beta_mask"],
             batch["template_backbone"],
             batch["template_backbone_mask"],
             dtype,
         )
+        return pairs.own_rows()
 
 
 def bonded(pairs: Int[Tensor, "*batch E 2"], num_tokens: int) -> Tensor:

@@ -12,14 +12,14 @@ activations, norms over features, the loss) is done there; attention goes throug
     graph.sum_gradients(model.parameters())
 
 See `two_dimensional`, `feature_parallel`, `rows` and `one_and_half_d` for the ways to cut,
-`planner` for the choice and `traffic` for counting what is sent.
+`planner` for the choice and `bevatron.parallel.traffic` for counting what is sent.
 """
 
 from bevatron.parallel.graph_partition.graph import DistributedGraph
 from bevatron.parallel.graph_partition.grid import Grid
 from bevatron.parallel.graph_partition.planner import Machine, Plan, Workload, plan
 from bevatron.parallel.graph_partition.sources import EdgeList, EdgeSource
-from bevatron.parallel.graph_partition.traffic import Traffic, count_traffic
+from bevatron.parallel.traffic import Traffic, count_traffic
 
 __all__ = [
     "DistributedGraph",

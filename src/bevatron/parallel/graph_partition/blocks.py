@@ -16,8 +16,8 @@ from torch import Tensor
 from bevatron.data.graphs.generators_randomness import RandomOrder
 from bevatron.data.graphs.normalise import duplicate_edge
 from bevatron.parallel.graph_partition.grid import Split
-from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.sources import EdgeSource
+from bevatron.parallel.groups import Group
 
 SORTED_AT_ONCE = 1 << 29
 """Keys sorted in one call; torch sorts fewer than 2^31 on a GPU and needs room for copies."""

@@ -18,13 +18,13 @@ from bevatron.parallel.graph_partition.blocks import (
 )
 from bevatron.parallel.graph_partition.feature_parallel import FeatureParallel
 from bevatron.parallel.graph_partition.grid import Grid, Split
-from bevatron.parallel.graph_partition.groups import Group, open_groups
 from bevatron.parallel.graph_partition.one_and_half_d import OneAndHalfD
 from bevatron.parallel.graph_partition.rows import Rows
 from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
 from bevatron.parallel.graph_partition.sources import EdgeSource
 from bevatron.parallel.graph_partition.two_dimensional import TwoDimensional
 from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.groups import Group, open_groups
 from bevatron.parallel.mesh import Mesh
 
 

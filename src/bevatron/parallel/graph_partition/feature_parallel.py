@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.graph_attention import graph_attention
-from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.one_group import gather_rows, send_rows
 from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
 from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.groups import Group
 
 
 class FeatureParallel(Scheme):

@@ -10,12 +10,12 @@ from bevatron.errors import ConfigError
 from bevatron.kernels.graph.csr import Csr
 from bevatron.parallel.graph_partition import build, planner
 from bevatron.parallel.graph_partition.grid import Grid
-from bevatron.parallel.graph_partition.groups import Group, Pending
 from bevatron.parallel.graph_partition.one_group import sum_of_shares
 from bevatron.parallel.graph_partition.rows import Rows
 from bevatron.parallel.graph_partition.scheme import Scheme, pad_rows
 from bevatron.parallel.graph_partition.sources import EdgeSource
 from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.groups import Group, Pending
 from bevatron.parallel.mesh import Mesh
 
 

@@ -22,13 +22,13 @@ from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import partial as dot_partial
 from bevatron.kernels.graph.graph_attention import partial
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
-from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.scheme import (
     BlockScheme,
     divide,
     rescale,
     safe_log_total,
 )
+from bevatron.parallel.groups import Group
 
 
 class OneAndHalfD(BlockScheme):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.groups import Group
 
 
 class _GatherRows(torch.autograd.Function):

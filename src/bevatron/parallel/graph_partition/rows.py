@@ -15,9 +15,9 @@ from torch import Tensor
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.dot_attention import dot_attention
 from bevatron.kernels.graph.graph_attention import graph_attention
-from bevatron.parallel.graph_partition.groups import Group
 from bevatron.parallel.graph_partition.one_group import send_rows
 from bevatron.parallel.graph_partition.scheme import Scheme
+from bevatron.parallel.groups import Group
 
 
 class Rows(Scheme):

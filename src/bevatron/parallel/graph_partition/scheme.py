@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from bevatron.errors import ConfigError
 from bevatron.kernels.graph.csr import Csr
-from bevatron.parallel.graph_partition.groups import Group
+from bevatron.parallel.groups import Group
 
 
 class Scheme(ABC):

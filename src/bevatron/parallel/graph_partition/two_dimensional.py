@@ -28,7 +28,6 @@ from bevatron.kernels.graph.dot_attention import partial as dot_partial
 from bevatron.kernels.graph.graph_attention import partial
 from bevatron.kernels.shared.dtypes import wide
 from bevatron.parallel.graph_partition.dot_blocks import block_scores, col_gradients, row_gradients
-from bevatron.parallel.graph_partition.groups import Group, Pending
 from bevatron.parallel.graph_partition.scheme import (
     BlockScheme,
     channel_chunks,
@@ -37,6 +36,7 @@ from bevatron.parallel.graph_partition.scheme import (
     safe_log_total,
 )
 from bevatron.parallel.graph_partition.wire import Wire
+from bevatron.parallel.groups import Group, Pending
 
 
 class TwoDimensional(BlockScheme):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bevatron.parallel.graph_partition.groups import Group, Pending
+from bevatron.parallel.groups import Group, Pending
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """An optimiser step without waiting: captured as CUDA graphs, its figures read one step later.
 
 A step is two graphs. The first, one per shape of a batch, adds the gradients of a padded batch
-(forward, the inner gradient that forces are, backward) to one flat buffer. The second, see
-`DeviceUpdate`, clips, steps the optimiser and updates the averaged weights. Between them come the
-other batches of an accumulated step and the sum over ranks, which are not captured. Where there is
-neither, both are one graph, because the device idles before each graph it starts.
+(forward, the inner gradient that forces are, backward) to one flat buffer. The second, a step of
+`bevatron.train.fused_optim.FusedAdamEMA`, clips, steps the optimiser and updates the averaged
+weights. Between them come the other batches of an accumulated step and the sum over ranks, which
+are not captured. Where there is neither, both are one graph, because the device idles before each
+graph it starts.
 
 The host never waits for the step it has just launched. A loss or gradient that is not finite, or an
 exploded loss, is detected on the device: this and all later steps then change nothing, until the
@@ -34,11 +35,10 @@ from bevatron.errors import ConfigError
 from bevatron.parallel.collectives import sum_over_ranks
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch, Capturable, ChecksBatches, Unchanging
-from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.capture.prediction import CapturedPrediction
 from bevatron.train.capture.step_graphs import Choice, Key, StepGraphs
 from bevatron.train.epochs import IndexedBatch
-from bevatron.train.optim import trained_parameters
+from bevatron.train.optim import FusedAdamEMA, fused_optimizer, set_lr, trained_parameters
 from bevatron.train.run import Run, example_batch, one_unchanging_batch
 from bevatron.train.state import TrainState
 from bevatron.train.step import (
@@ -127,8 +127,8 @@ def captured_step(
 class CapturedStep:
     """Steps over batches of a few fixed shapes, or over one unchanging batch, as CUDA graphs.
 
-    It takes over parts of ``state``, see `DeviceUpdate`. On a CPU everything runs in the same way
-    but is not captured.
+    The optimiser of ``state`` becomes a `FusedAdamEMA` if it is none. On a CPU everything runs in
+    the same way but is not captured.
 
     Parameters
     ----------
@@ -157,7 +157,11 @@ class CapturedStep:
         self._sizes: IntArray | None = None
         optim = run.settings.optim
         self._rows = optim.accumulate
-        self._update = DeviceUpdate(state, optim.clip, per_tensor=optim.clip_norm == "tensor")
+        if not isinstance(state.optimizer, FusedAdamEMA):
+            state.optimizer = fused_optimizer(state.model, state.optimizer, optim, state.ema)
+            state.gradient_sums = None
+        self._update = state.optimizer
+        self._update.stops = True
         self._graphs: StepGraphs | None = None
         self._unchanging = one_unchanging_batch(run)
         self.predict: Predict = (
@@ -237,7 +241,7 @@ class CapturedStep:
         if isinstance(state.model, ChecksBatches):
             for batch in batches:
                 state.model.check(batch)
-        counts, sizes, totalled = step_totals(run.task, batches, notes or {}, mesh)
+        counts, sizes, totalled = step_totals(run, batches, notes or {}, mesh)
         try:
             graphs = self._graphs_for(batches[0], counts)
             if self.buckets.shapes and not run.stages:
@@ -253,7 +257,7 @@ class CapturedStep:
             raise out_of_memory(run, largest, mesh) from error
         totals = graphs.add_up(len(batches))
         if mesh.world > 1:
-            sum_over_ranks(self._update.gradients.flat, mesh)
+            sum_over_ranks(self._update.gradient, mesh)
             sum_over_ranks(totals, mesh)
         if not graphs.whole_steps:
             self._set_update(lr)
@@ -270,7 +274,9 @@ class CapturedStep:
 
     def _set_update(self, lr: float) -> None:
         explode_factor = self.run.settings.train.explode_factor
-        self._update.set(lr, largest_loss(self.state.progress, explode_factor))
+        self._update.largest_loss = largest_loss(self.state.progress, explode_factor)
+        set_lr(self._update, lr)
+        self._update.advance()
 
     def _smallest_batch(self) -> Paddable:
         """Build a batch that fits into every shape: the sample with the shortest first axis."""
@@ -285,7 +291,8 @@ class CapturedStep:
     def release(self) -> None:
         """Restore the optimiser for steps that are not captured."""
         self._graphs = None
-        self._update.release()
+        self._update.stops = False
+        self._update.zero_grad()
 
     def _key_of(self, batch: Batch) -> Key:
         if not isinstance(batch, Paddable):

@@ -10,8 +10,8 @@ from bevatron.data.padding import BatchShape, Paddable
 from bevatron.parallel.mesh import Mesh
 from bevatron.task import Batch
 from bevatron.train.capture.cuda_graphs import GraphPool, Work, same_draws
-from bevatron.train.capture.device_update import DeviceUpdate
 from bevatron.train.capture.transfers import BatchFeed, Feed, NumberFeed, Reading, StandingFeed
+from bevatron.train.optim import FusedAdamEMA
 from bevatron.train.precision import autocast_context, dtype_of
 from bevatron.train.run import Run
 from bevatron.train.state import TrainState
@@ -43,7 +43,7 @@ class StepGraphs:
     counts: NumberFeed
 
     def __init__(
-        self, run: Run, state: TrainState, mesh: Mesh, update: DeviceUpdate, rows: int
+        self, run: Run, state: TrainState, mesh: Mesh, update: FusedAdamEMA, rows: int
     ) -> None:
         self._task, self._model, self._update = run.task, state.model, update
         self._config = run.settings.train
@@ -136,7 +136,7 @@ class StepGraphs:
         began = time.monotonic()
         inputs = self._inputs[key] if key in self._inputs else self._feed(key, batch)
         inputs.send(batch)
-        before = self._update.gradients.flat.clone()
+        before = self._update.gradient.clone()
 
         def gradients() -> None:
             self._gradients(inputs.batch)
@@ -152,7 +152,7 @@ class StepGraphs:
             self._update.warm_up()
 
         replay = self._pool.capture(*((step, warm_up) if self.whole_steps else (gradients,)))
-        self._update.gradients.flat.copy_(before)
+        self._update.gradient.copy_(before)
         self._inputs[key], self._replays[key, choice] = inputs, replay
         self._seconds += time.monotonic() - began
 
@@ -196,7 +196,7 @@ class StepGraphs:
             found = torch.autograd.grad(
                 loss.total, self._update.parameters, allow_unused=True, materialize_grads=True
             )
-            torch._foreach_add_(list(self._update.gradients.parts.values()), list(found))
+            torch._foreach_add_(self._update.gradients, list(found))
         scalars = [loss.total, *(loss.terms[name] for name in self._names)]
         self._terms.copy_(torch.stack([scalar.detach().double() for scalar in scalars]))
 
@@ -204,5 +204,4 @@ class StepGraphs:
         """Update from the summed gradients, and store the figures."""
         self._update.loss.copy_(self._totals[0])
         self._update.run()
-        verdict = self._update.verdict[1:]
-        self._figures.copy_(torch.cat([self._parts.flatten(), self._totals, verdict]))
+        self._figures.copy_(torch.cat([self._parts.flatten(), self._totals, self._update.verdict]))

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.triton_math import multiply, precision
 
 ROWS = {torch.float32: 128, torch.float64: 64}
@@ -118,7 +119,7 @@ def outer(x: Tensor, g: Tensor, spec: str) -> Tensor:
     """Sum [N, D_in] times [N, D_out] over atoms and components; all matrices in a row."""
     given, made = sides(spec)
     size = _num_weights(spec)
-    parts = PARTS if x.is_cuda else 2
+    parts = PARTS if on_gpu(x) else 2
     sums = x.new_empty(parts, size)
     if size:
         tiles = [

@@ -35,6 +35,7 @@ from bevatron.kernels.equivariant.silu import silu
 from bevatron.kernels.equivariant.silu_linear import silu_linear
 from bevatron.kernels.shared.autograd import empty_gradients, needs_grad
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.triton_math import precision
 
 LAYERS, WIDEST, MOST_FUNCTIONS = 3, 64, 16
@@ -78,7 +79,7 @@ def radial_network(
 
 def _fits(lengths: Tensor, frequencies: Tensor, weights: Sequence[Tensor]) -> bool:
     widest = max(weight.shape[1] for weight in weights)
-    wide = lengths.dtype == torch.float64 and lengths.is_cuda
+    wide = lengths.dtype == torch.float64 and on_gpu(lengths)
     small = widest <= WIDEST and len(frequencies) <= MOST_FUNCTIONS
     return len(weights) == LAYERS and small and not wide
 

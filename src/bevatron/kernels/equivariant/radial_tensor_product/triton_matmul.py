@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.tiles import Tiles
 from bevatron.kernels.shared.triton_math import allows_tf32, high_and_low, product, split
 
@@ -95,7 +96,7 @@ class OuterSum:
         self.parts = None
         if out.dtype == torch.float32 and out.numel() and len(out) <= WIDEST:
             across = triton.cdiv(out.shape[1], OUTER.columns)
-            splits = min(_shares("outer", across), 64) if out.is_cuda else 2
+            splits = min(_shares("outer", across), 64) if on_gpu(out) else 2
             self.parts = out.new_zeros(splits, *out.shape)
 
     def add(self, left: Tensor, right: Tensor) -> None:

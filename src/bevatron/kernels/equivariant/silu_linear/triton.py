@@ -19,6 +19,7 @@ from torch import Tensor
 from bevatron.kernels.equivariant.silu import silu
 from bevatron.kernels.shared.autograd import empty_gradients
 from bevatron.kernels.shared.custom_op import custom_op
+from bevatron.kernels.shared.launch import on_gpu
 from bevatron.kernels.shared.triton_math import multiply, precision, sigmoids
 
 ROWS = {torch.float32: 64, torch.float64: 32}
@@ -41,7 +42,7 @@ def silu_linear(x: Tensor, weight: Tensor) -> Tensor:
 
     So is float64 on a GPU, for which a program has too few registers.
     """
-    if max(weight.shape) > WIDEST or (x.is_cuda and x.dtype == torch.float64):
+    if max(weight.shape) > WIDEST or (on_gpu(x) and x.dtype == torch.float64):
         return silu(x) @ weight
     result: Tensor = forward(x, weight)
     return result
@@ -130,7 +131,7 @@ def _by_rows(
 
 def _summed(x: Tensor, dy: Tensor, u: Tensor | None = None) -> Tensor:
     """Sum the outer products of s(x), or u s'(x), and dy over parts of the rows, then the parts."""
-    parts = PARTS if x.is_cuda else 2
+    parts = PARTS if on_gpu(x) else 2
     sums = x.new_zeros(parts, x.shape[1], dy.shape[1])
     if x.numel() and dy.numel():
         silu_linear_outer[(parts,)](

@@ -6,6 +6,7 @@ from torch import Tensor
 from bevatron.kernels import registry
 from bevatron.kernels.graph.csr import Csr
 from bevatron.kernels.graph.spmm import spmm
+from bevatron.kernels.shared.launch import on_gpu
 
 
 def weighted_sum(csr: Csr, values: Tensor | None, x: Tensor) -> Tensor:
@@ -13,7 +14,7 @@ def weighted_sum(csr: Csr, values: Tensor | None, x: Tensor) -> Tensor:
 
     On a GPU head by head through `bevatron.kernels.graph.spmm`, elsewhere in pieces of the edges.
     """
-    if x.device.type == "cpu":
+    if not on_gpu(x):
         result: Tensor = registry.dispatch("weighted_sum", x)(csr, values, x)
         return result
     return by_head(csr, values, x)

@@ -6,7 +6,7 @@ s_d^2}{(s\,s_d)^2} (mse + \alpha_{bond}\,bond) + smooth\_lddt) + 0.03\,distogram
 What the model gives (`outputs`, D noisy copies, R rollouts; leading axes of a batch before them):
 
 ==============  ======================  =======================================================
-``denoised``    float [D, A, 3]         denoised copies, Å
+``denoised``    float [D, A, 3]         denoised copies, Å; own ones where processes share a sample
 ``sigma``       float [D]               their noise, Å
 ``distogram``   float [N, N, 64]        logits
 ``rollout``     float [R, A, 3]         coordinates of the mini-rollout, Å
@@ -31,6 +31,7 @@ from torch import Tensor
 from bevatron.models.alphafold3.edm import loss_weight
 from bevatron.models.alphafold3.losses import confidence, diffusion
 from bevatron.models.alphafold3.losses.smooth_lddt import smooth_lddt
+from bevatron.parallel.axial import all_of, own
 
 BEST_RESOLUTION = 0.1
 WORST_RESOLUTION = 4.0
@@ -170,20 +171,25 @@ def _diffusion_losses(
 ) -> dict[str, Tensor]:
     predicted, truth, resolved = outputs["denoised"], batch["position"], batch["resolved"]
     predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
-    noise = loss_weight(outputs["sigma"].to(predicted.dtype))
+    sigma = outputs["sigma"].to(predicted.dtype)
+    noise = loss_weight(own(sigma, -1))
+
+    def mean(of_copies: Tensor) -> Tensor:
+        return all_of(of_copies, -1, sigma.shape[-1]).mean(-1)
+
     losses = {}
     if "mse" in names:
         weight = diffusion.atom_weights(
             batch["molecule_type"], batch["atom_to_token"], resolved, predicted.dtype
         )
         error = diffusion.aligned_squared_error(predicted, truth, resolved, weight)
-        losses["mse"] = (noise * error).mean(-1)
+        losses["mse"] = mean(noise * error)
     if "bond" in names:
         error = diffusion.bond_error(predicted, truth, resolved, batch["polymer_ligand_bonds"])
-        losses["bond"] = (noise * error).mean(-1)
+        losses["bond"] = mean(noise * error)
     if "smooth_lddt" in names:
         nucleic = diffusion.is_nucleic(batch)
-        losses["smooth_lddt"] = 1 - smooth_lddt(predicted, truth, resolved, nucleic).mean(-1)
+        losses["smooth_lddt"] = 1 - mean(smooth_lddt(predicted, truth, resolved, nucleic))
     return losses
 
 

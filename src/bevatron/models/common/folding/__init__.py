@@ -2,7 +2,9 @@
 
 Modules return updates: the caller adds them, with `add_dropped` where there is dropout. Masks are
 True for what exists. In shapes N counts residues or tokens, S rows of an alignment (or of a pair,
-as rows of an attention), C channels, H heads, D channels of a head; any axes may lead.
+as rows of an attention), C channels, H heads, D channels of a head; any axes may lead. Where
+several processes share a sample, pairs and alignments are own rows, R of them, and masks are whole:
+`bevatron.parallel.axial`.
 """
 
 from bevatron.models.common.folding.attention import GatedAttention, PairBias

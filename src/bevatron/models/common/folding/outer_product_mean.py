@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bevatron.kernels import outer_product_mean
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
+from bevatron.parallel.axial import outer_product_mean
 
 
 class OuterProductMean(nn.Module):
@@ -33,10 +33,13 @@ class OuterProductMean(nn.Module):
 
     def forward(
         self,
-        m: Float[Tensor, "*batch S N C"],
+        m: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch S N"] | None = None,
-    ) -> Float[Tensor, "*batch N N Z"]:
-        """Compute the update of the pair by the entries that the mask keeps."""
+    ) -> Float[Tensor, "*batch _ N Z"]:
+        """Compute the update of the pair's own rows by the entries that the mask keeps.
+
+        The mask is of the whole alignment, of which m has own rows; None = all of one process.
+        """
         if mask is None:
             mask = torch.ones(m.shape[:-1], dtype=torch.bool, device=m.device)
         return outer_product_mean(

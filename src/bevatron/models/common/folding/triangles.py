@@ -3,10 +3,11 @@
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bevatron.kernels import layer_norm_linear, triangle_multiply
+from bevatron.kernels import layer_norm_linear
 from bevatron.models.common.folding.attention import GatedAttention
 from bevatron.models.common.folding.layer_norm import LayerNorm
 from bevatron.models.common.folding.linear import Linear
+from bevatron.parallel.axial import all_rows, own, transposed, triangle_multiply
 
 
 class TriangleMultiplication(nn.Module):
@@ -40,10 +41,10 @@ class TriangleMultiplication(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "*batch N N C"],
+        z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
-    ) -> Float[Tensor, "*batch N N C"]:
-        """Compute the update of the pair; edges outside the mask update no other."""
+    ) -> Float[Tensor, "*batch R N C"]:
+        """Compute the update of own rows; edges outside the mask update no other."""
         return triangle_multiply(
             z,
             mask,
@@ -95,15 +96,16 @@ class TriangleAttention(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "*batch N N C"],
+        z: Float[Tensor, "*batch R N C"],
         mask: Bool[Tensor, "*batch N N"] | None = None,
-    ) -> Float[Tensor, "*batch N N C"]:
-        """Compute the update of the pair; edges outside the mask are no keys."""
+    ) -> Float[Tensor, "*batch R N C"]:
+        """Compute the update of own rows; edges outside the mask are no keys."""
         if not self.starting:
-            z = z.transpose(-2, -3)
-            mask = None if mask is None else mask.transpose(-1, -2)
+            # Copied once, not by every operator that reads it.
+            z = transposed(z).contiguous()
+            mask = None if mask is None else mask.mT
         norm = self.attention.norm
         assert norm is not None
-        bias = layer_norm_linear(z, *norm.parts, self.bias.weight).movedim(-1, -3)
-        update: Tensor = self.attention(z, bias, mask)
-        return update if self.starting else update.transpose(-2, -3)
+        bias = all_rows(layer_norm_linear(z, *norm.parts, self.bias.weight)).movedim(-1, -3)
+        update: Tensor = self.attention(z, bias, None if mask is None else own(mask, -2))
+        return update if self.starting else transposed(update)

@@ -1,0 +1,55 @@
+"""Groups of processes that compute one sample together, and which of them this process is in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from bevatron.errors import ConfigError
+from bevatron.parallel.groups import Group, open_groups
+from bevatron.parallel.mesh import Mesh
+
+_ALONE = Group([0], 0)
+_joined: list[Group] = [_ALONE]
+
+
+def sample_group() -> Group:
+    """Return the processes that share this process's sample; outside `shared` it is alone."""
+    return _joined[-1]
+
+
+def data_mesh(mesh: Mesh, size: int) -> Mesh:
+    """Return the place of this process's group among the groups, which have samples of their own.
+
+    Raises
+    ------
+    ConfigError
+        If the processes cannot be divided into groups of this size.
+
+    Examples
+    --------
+    >>> group = data_mesh(Mesh(rank=5, world=6), size=2)
+    >>> group.rank, group.world
+    (2, 3)
+    """
+    if size < 1 or mesh.world % size:
+        raise ConfigError(
+            f"parallel.axial: groups of {size} processes do not divide the {mesh.world} processes "
+            "of this run; start a multiple of it"
+        )
+    return replace(mesh, rank=mesh.rank // size, world=mesh.world // size)
+
+
+@contextmanager
+def shared(mesh: Mesh, size: int) -> Iterator[Group]:
+    """Let every ``size`` consecutive processes share their samples within a ``with`` block.
+
+    All processes must enter it together. It holds for the whole process, for threads that run
+    backward passes too.
+    """
+    groups = data_mesh(mesh, size).world
+    partition = [range(size * k, size * (k + 1)) for k in range(groups)]
+    _joined.append(open_groups(partition, mesh))
+    try:
+        yield _joined[-1]
+    finally:
+        _joined.pop()

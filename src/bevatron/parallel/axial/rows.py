@@ -1,0 +1,56 @@
+"""Own rows of pairs and alignments, and the ways between them and the whole.
+
+On one process `own`, `own_rows`, `all_of` and `all_rows` return their argument, and `transposed` a
+view of it.
+"""
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from bevatron.parallel.axial.collectives import bounds, gather, transpose
+from bevatron.parallel.axial.groups import sample_group
+
+ROWS = -3
+"""Axis of the rows of a pair or an alignment [..., rows, N, C]."""
+
+
+def own(x: Tensor, dim: int) -> Tensor:
+    """Return this process's part of an axis of what all have."""
+    group = sample_group()
+    return x if group.size == 1 else x.narrow(dim, *bounds(x.shape[dim], group))
+
+
+def own_rows(x: Shaped[Tensor, "*batch S N C"]) -> Shaped[Tensor, "*batch R N C"]:
+    """Return this process's rows of what all have."""
+    return own(x, ROWS)
+
+
+def all_of(x: Tensor, dim: int, total: int) -> Tensor:
+    """Gather all ``total`` entries of an axis of which each process has its part."""
+    group = sample_group()
+    return x if group.size == 1 else gather(x, dim, total, group)
+
+
+def all_rows(
+    x: Shaped[Tensor, "*batch R N C"], total: int | None = None
+) -> Shaped[Tensor, "*batch S N C"]:
+    """Gather all rows; ``total`` of an alignment, or as many as columns."""
+    return all_of(x, ROWS, x.shape[-2] if total is None else total)
+
+
+def transposed(
+    x: Shaped[Tensor, "*batch R N C"], total: int | None = None
+) -> Shaped[Tensor, "*batch K S C"]:
+    """Return own rows of the transposed pair or alignment: all that own columns hold.
+
+    Parameters
+    ----------
+    x
+        Own rows.
+    total
+        All rows of x together; None = as many as columns.
+    """
+    group = sample_group()
+    if group.size == 1:
+        return x.transpose(-2, -3)
+    return transpose(x, x.shape[-2] if total is None else total, group)

@@ -1,0 +1,281 @@
+"""One sample over several gloo processes: loss, gradients and traffic are those of one process."""
+
+from dataclasses import replace
+
+import complex_task
+import pytest
+import tiny_model
+import torch
+from graph_ranks import run_ranks
+
+from bevatron.data.padding import pad
+from bevatron.data.padding.shape import BatchShape
+from bevatron.errors import ConfigError
+from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
+from bevatron.models.alphafold2.evoformer import EvoformerBlock
+from bevatron.models.alphafold2.model import AlphaFold2
+from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
+from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
+from bevatron.models.alphafold3.msa import MsaBlock
+from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
+from bevatron.models.common.folding import Checkpointing
+from bevatron.parallel.axial import all_rows, data_mesh, own, own_rows, plan, shared
+from bevatron.parallel.axial.collectives import gather, lengths, sum_to_own, transpose
+from bevatron.parallel.mesh import Mesh
+from bevatron.parallel.traffic import count_traffic
+
+SEED, CYCLES = 5, 2
+S, N, M, C = 5, 7, 6, 8
+"""Rows, residues, channels of the alignment and of the pair in blocks of which bytes are counted.
+
+Parts of 5 rows and 7 residues differ on 2, 3 and 4 processes.
+"""
+EVOFORMER = EvoformerConfig(1, 2, 3, 2, outer_width=4, triangles=TriangleConfig(10, 2, 3, 2))
+PAIR = PairConfig(hidden=10, num_heads=2, head_width=3, transition=2)
+PAIRFORMER = PairformerConfig(num_blocks=1, num_heads=2, head_width=3, transition=2, pair=PAIR)
+MSA = MsaConfig(num_blocks=2, width=M, outer_width=4, num_heads=2, head_width=3, pair=PAIR)
+
+
+def seeded(module):
+    """Random weights for all parts, which are partly zero at first."""
+    torch.manual_seed(0)
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
+    return module
+
+
+def masked(features, dtype):
+    """Features of which some rows, entries of rows and one residue are missing."""
+    generator = torch.Generator().manual_seed(2)
+    for name in ("msa_mask", "extra_msa_mask"):
+        features[name] = (torch.rand(features[name].shape, generator=generator) > 0.3).float()
+    features["seq_mask"][3] = 0
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in features.items()}
+
+
+def alphafold2_loss(dtype):
+    """A loss of all outputs after two cycles, with templates and dropout."""
+    torch.manual_seed(0)
+    model = tiny_model.random_weights(AlphaFold2(tiny_model.TINY, dtype=dtype))
+    cycles = [masked(tiny_model.random_features(number), dtype) for number in range(CYCLES)]
+    parts = []
+    for _, x in sorted(model(cycles, torch.tensor(SEED)).items()):
+        if x.requires_grad:
+            weight = torch.linspace(0.3, 1.0, x.numel(), dtype=torch.float64).view(x.shape).cos()
+            parts.append((weight * x).mean())
+    return model, torch.stack(parts).sum()
+
+
+def alphafold3_loss(dtype, batch):
+    """The loss of the task after two cycles, with rollout and confidences, of five copies."""
+    model = complex_task.model_of().to(dtype)
+    task, _ = complex_task.task_of(copies=5)
+    task.cycles = CYCLES
+    moved = batch.to("cpu", dtype)
+    return model, task.loss(model, moved, task.normalisers(moved)).total
+
+
+def with_evidence(crop, rows=5):
+    """A crop with random rows of an alignment and random templates."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = crop.msa.shape[1]
+
+    def whole(*shape):
+        return torch.randint(0, 20, shape, generator=generator).to(crop.msa.dtype)
+
+    return replace(
+        crop,
+        msa=whole(rows, tokens),
+        deletion=whole(rows, tokens).to(crop.deletion.dtype),
+        msa_mask=whole(rows, tokens) > 5,
+        template_restype=whole(*crop.template_restype.shape),
+        template_pseudo_beta=whole(*crop.template_pseudo_beta.shape).double(),
+        template_pseudo_beta_mask=whole(*crop.template_restype.shape) > 3,
+        template_backbone=torch.randn(crop.template_backbone.shape, generator=generator).double(),
+        template_backbone_mask=whole(*crop.template_restype.shape) > 3,
+    )
+
+
+def summed(loss_of, size):
+    """Loss and gradients, each process's share added up as the trainer adds them."""
+    model, loss = loss_of()
+    loss = loss / size
+    loss.backward()
+    named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    found = {"loss": loss.detach(), **named}
+    if size > 1:
+        for x in found.values():
+            torch.distributed.all_reduce(x)
+    return found
+
+
+def agree(one, other, tolerance):
+    """Whether all gradients agree within a share of the largest, and the losses."""
+    assert one.keys() == other.keys()
+    largest = max(float(x.abs().max()) for n, x in one.items() if n != "loss")
+    for name, x in one.items():
+        error = float((x - other[name]).abs().max())
+        assert error <= tolerance * (abs(float(x)) if name == "loss" else largest), (name, error)
+
+
+@pytest.fixture(scope="module")
+def batch(shared, tmp_path_factory):
+    crop = complex_task.crop_of_1pfe(shared, tmp_path_factory.mktemp("components") / "index")
+    crop = with_evidence(crop)
+    unpadded = {name: crop.sizes[name] for name in crop.padding.names}
+    return pad(crop, BatchShape(**{**unpadded, "tokens": 31, "rows": 7}))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_rollout():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bevatron.models.alphafold3.task.ROLLOUT_STEPS", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def expected(batch):
+    """Loss and gradients of one process, by model and type."""
+    cases = {
+        ("alphafold2", torch.float64): lambda: alphafold2_loss(torch.float64),
+        ("alphafold2", torch.float32): lambda: alphafold2_loss(torch.float32),
+        ("alphafold3", torch.float64): lambda: alphafold3_loss(torch.float64, batch),
+        ("alphafold3", torch.float32): lambda: alphafold3_loss(torch.float32, batch),
+    }
+    return cases, {case: summed(loss_of, 1) for case, loss_of in cases.items()}
+
+
+def collectives(group, size):
+    """Every collective along every axis, and its gradient, against what they mean."""
+    make = torch.Generator().manual_seed(1)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.bfloat16, 0.05)):
+        whole, other = torch.randn(2, 3, 7, 5, 4, generator=make, dtype=torch.float64).to(dtype)
+        for dim in (-3, -2, 0):
+            part = own(whole, dim).clone().requires_grad_()
+            found = gather(part, dim, whole.shape[dim], group)
+            assert torch.equal(found, whole)
+            (gradient,) = torch.autograd.grad(found, part, (group.index + 1) * other)
+            torch.testing.assert_close(
+                gradient, sum(range(1, size + 1)) * own(other, dim), rtol=tolerance, atol=tolerance
+            )
+            given = ((group.index + 1) * whole).requires_grad_()
+            found = sum_to_own(given, dim, group)
+            torch.testing.assert_close(
+                found, sum(range(1, size + 1)) * own(whole, dim), rtol=tolerance, atol=tolerance
+            )
+            (gradient,) = torch.autograd.grad(found, given, own(other, dim))
+            assert torch.equal(gradient, other)
+        rows = own_rows(whole).clone().requires_grad_()
+        found = transpose(rows, 7, group)
+        assert torch.equal(found, own_rows(whole.transpose(-2, -3)))
+        (gradient,) = torch.autograd.grad(found, rows, own_rows(other.transpose(-2, -3)))
+        assert torch.equal(gradient, own_rows(other))
+
+
+def sent_by(block, *given):
+    """Bytes that this process sends in a block and its gradient."""
+    with count_traffic() as traffic:
+        sum(x.sum() for x in seeded(block)(*given)).backward()
+    return traffic.total
+
+
+def sent_by_blocks():
+    """Of the Evoformer, the Pairformer and the MSA module."""
+    m, z = (own_rows(torch.randn(rows, N, width)) for rows, width in ((S, M), (N, C)))
+    m, z, s = m.requires_grad_(), z.requires_grad_(), torch.randn(N, M, requires_grad=True)
+    rows, tokens = torch.ones(S, N, dtype=torch.bool), torch.ones(N, dtype=torch.bool)
+    evoformer = EvoformerBlock(M, C, EVOFORMER, MSAColumnAttention, Checkpointing())
+    return [
+        sent_by(evoformer, (m, z), rows, pairs_of(tokens)),
+        sent_by(PairformerBlock(M, C, PAIRFORMER, Checkpointing()), (s, z), tokens),
+        sent_by(MsaBlock(C, MSA, Checkpointing(), last=False), (m, z), rows, tokens),
+    ]
+
+
+def planned_bytes(index, size):
+    evoformer = [
+        *plan.pair_bias(N, EVOFORMER.num_heads),
+        *plan.column_attention(S, N, M),
+        *plan.outer_product(S, N, EVOFORMER.outer_width),
+        *plan.triangles(N, C, EVOFORMER.triangles.hidden, EVOFORMER.triangles.num_heads),
+    ]
+    triangles = plan.triangles(N, C, PAIR.hidden, PAIR.num_heads)
+    pairformer = [*triangles, plan.Collective("gather", N, 1, M)]
+    msa = [
+        *plan.outer_product(S, N, MSA.outer_width),
+        *plan.pair_bias(N, MSA.num_heads),
+        *triangles,
+    ]
+    return [plan.step_bytes(block, index, size) for block in (evoformer, pairformer, msa)]
+
+
+def check(tmp_path, expected, size, types):
+    references = {case: found for case, found in expected[1].items() if case[1] in types}
+    cases = {case: expected[0][case] for case in references}
+
+    def work(mesh):
+        with shared(mesh, size) as group:
+            collectives(group, size)
+            for number, loss_of in enumerate(cases.values()):
+                found = summed(loss_of, size)
+                if mesh.rank == 0:
+                    torch.save(found, tmp_path / str(number))
+            return sent_by_blocks()
+
+    sent = run_ranks(size, work, tmp_path)
+    assert sent == [planned_bytes(index, size) for index in range(size)]
+    for number, ((_, dtype), reference) in enumerate(references.items()):
+        found = torch.load(tmp_path / str(number))
+        agree(reference, found, 1e-9 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "types"), [(2, (torch.float64, torch.float32)), (3, (torch.float64,))]
+)
+def test_loss_every_gradient_and_bytes_equal_those_of_one_process_and_the_plan(
+    tmp_path, expected, size, types
+):
+    check(tmp_path, expected, size, types)
+
+
+@pytest.mark.slow
+def test_four_processes_equal_one(tmp_path, expected):
+    check(tmp_path, expected, 4, (torch.float64, torch.float32))
+
+
+def published_numbers(size, m=256, c=128, hidden=128, heads=4, row_heads=8, outer=32):
+    """Numbers that a process sends per pair of residues in ScaleFold's scheme, S = N.
+
+    Gathers of own rows, all-reduces of the whole in the backward pass, exchanges of own rows.
+    """
+    others = size - 1
+    gathers = others / size * (row_heads + outer + 2 * hidden + 2 * heads)
+    exchanges = others / size**2 * (2 * m + 4 * c)
+    return 3 * gathers + 2 * exchanges
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_block_sends_less_than_the_published_scheme(size):
+    rows = tokens = 256
+    of_block = [
+        *plan.pair_bias(tokens, 8),
+        *plan.column_attention(rows, tokens, 256),
+        *plan.outer_product(rows, tokens, 32),
+        *plan.triangles(tokens, 128, 128, 4),
+    ]
+    ours = plan.step_bytes(of_block, 0, size, word_bytes=1) / tokens**2
+    assert ours < 0.81 * published_numbers(size)
+
+
+def test_rows_are_divided_evenly_and_processes_into_whole_groups():
+    assert lengths(10, 4) == [3, 3, 2, 2]
+    assert lengths(2, 3) == [1, 1, 0]
+    assert [data_mesh(Mesh(rank=r, world=6), 3).rank for r in range(6)] == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(ConfigError, match=r"parallel\.axial: groups of 4 processes .* 6 processes"):
+        data_mesh(Mesh(rank=0, world=6), 4)
+
+
+def test_on_one_process_nothing_is_copied():
+    x = torch.randn(3, 3, 2)
+    assert own_rows(x) is x
+    assert all_rows(x) is x
