@@ -187,7 +187,7 @@ def _describe(config: Any) -> None:
         run: Run = build(dataclasses.replace(config, output=scratch))
         with open_mesh(run.settings.train.device) as mesh:
             if mesh.is_main:
-                _print_description(run, mesh.world)
+                _print_description(run, mesh.world - run.settings.train.evaluation_ranks)
             barrier(mesh)
     finally:
         if ranks_from_environment(os.environ)[0] == 0:
