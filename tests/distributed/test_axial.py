@@ -15,6 +15,9 @@ from bevatron.models.alphafold2.config import EvoformerConfig, TriangleConfig
 from bevatron.models.alphafold2.evoformer import EvoformerBlock
 from bevatron.models.alphafold2.model import AlphaFold2
 from bevatron.models.alphafold2.msa_attention import MSAColumnAttention
+from bevatron.models.alphafold3.config_trunk import MsaConfig, PairConfig, PairformerConfig
+from bevatron.models.alphafold3.msa import MsaBlock
+from bevatron.models.alphafold3.pairformer import PairformerBlock, pairs_of
 from bevatron.models.common.folding import Checkpointing
 from bevatron.parallel.axial import all_rows, data_mesh, own, own_rows, plan, shared
 from bevatron.parallel.axial.collectives import gather, lengths, sum_to_own, transpose
@@ -23,11 +26,14 @@ from bevatron.parallel.traffic import count_traffic
 
 SEED, CYCLES = 5, 2
 S, N, M, C = 5, 7, 6, 8
-"""Rows, residues, channels of the alignment and of the pair in a block of which bytes are counted.
+"""Rows, residues, channels of the alignment and of the pair in blocks of which bytes are counted.
 
 Parts of 5 rows and 7 residues differ on 2, 3 and 4 processes.
 """
-BLOCK = EvoformerConfig(1, 2, 3, 2, outer_width=4, triangles=TriangleConfig(10, 2, 3, 2))
+EVOFORMER = EvoformerConfig(1, 2, 3, 2, outer_width=4, triangles=TriangleConfig(10, 2, 3, 2))
+PAIR = PairConfig(hidden=10, num_heads=2, head_width=3, transition=2)
+PAIRFORMER = PairformerConfig(num_blocks=1, num_heads=2, head_width=3, transition=2, pair=PAIR)
+MSA = MsaConfig(num_blocks=2, width=M, outer_width=4, num_heads=2, head_width=3, pair=PAIR)
 
 
 def seeded(module):
@@ -166,25 +172,41 @@ def collectives(group, size):
         assert torch.equal(gradient, own_rows(other))
 
 
-def sent_by_block():
-    """Bytes that this process sends in a block of the Evoformer and its gradient."""
-    block = seeded(EvoformerBlock(M, C, BLOCK, MSAColumnAttention, Checkpointing()))
-    m, z = torch.randn(S, N, M), torch.randn(N, N, C)
-    m, z = own_rows(m).requires_grad_(), own_rows(z).requires_grad_()
-    masks = torch.ones(S, N, dtype=torch.bool), torch.ones(N, N, dtype=torch.bool)
+def sent_by(block, *given):
+    """Bytes that this process sends in a block and its gradient."""
     with count_traffic() as traffic:
-        sum(x.sum() for x in block((m, z), *masks)).backward()
+        sum(x.sum() for x in seeded(block)(*given)).backward()
     return traffic.total
 
 
-def planned_bytes(index, size):
-    of_block = [
-        *plan.pair_bias(N, BLOCK.num_heads),
-        *plan.column_attention(S, N, M),
-        *plan.outer_product(S, N, BLOCK.outer_width),
-        *plan.triangles(N, C, BLOCK.triangles.hidden, BLOCK.triangles.num_heads),
+def sent_by_blocks():
+    """Of the Evoformer, the Pairformer and the MSA module."""
+    m, z = (own_rows(torch.randn(rows, N, width)) for rows, width in ((S, M), (N, C)))
+    m, z, s = m.requires_grad_(), z.requires_grad_(), torch.randn(N, M, requires_grad=True)
+    rows, tokens = torch.ones(S, N, dtype=torch.bool), torch.ones(N, dtype=torch.bool)
+    evoformer = EvoformerBlock(M, C, EVOFORMER, MSAColumnAttention, Checkpointing())
+    return [
+        sent_by(evoformer, (m, z), rows, pairs_of(tokens)),
+        sent_by(PairformerBlock(M, C, PAIRFORMER, Checkpointing()), (s, z), tokens),
+        sent_by(MsaBlock(C, MSA, Checkpointing(), last=False), (m, z), rows, tokens),
     ]
-    return plan.step_bytes(of_block, index, size)
+
+
+def planned_bytes(index, size):
+    evoformer = [
+        *plan.pair_bias(N, EVOFORMER.num_heads),
+        *plan.column_attention(S, N, M),
+        *plan.outer_product(S, N, EVOFORMER.outer_width),
+        *plan.triangles(N, C, EVOFORMER.triangles.hidden, EVOFORMER.triangles.num_heads),
+    ]
+    triangles = plan.triangles(N, C, PAIR.hidden, PAIR.num_heads)
+    pairformer = [*triangles, plan.Collective("gather", N, 1, M)]
+    msa = [
+        *plan.outer_product(S, N, MSA.outer_width),
+        *plan.pair_bias(N, MSA.num_heads),
+        *triangles,
+    ]
+    return [plan.step_bytes(block, index, size) for block in (evoformer, pairformer, msa)]
 
 
 def check(tmp_path, expected, size, types):
@@ -198,7 +220,7 @@ def check(tmp_path, expected, size, types):
                 found = summed(loss_of, size)
                 if mesh.rank == 0:
                     torch.save(found, tmp_path / str(number))
-            return sent_by_block()
+            return sent_by_blocks()
 
     sent = run_ranks(size, work, tmp_path)
     assert sent == [planned_bytes(index, size) for index in range(size)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -117,7 +118,8 @@ def test_a_run_goes_on_with_other_groups_of_processes(config, tmp_path):
         torch.testing.assert_close(weights(begun)[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_a_process_that_fails_ends_those_that_share_its_sample(config, tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_process_that_fails_ends_those_that_share_its_sample(config, tmp_path, killed):
     def work(mesh):
         run = build(grouped(config, 2))
         loss = run.task.loss
@@ -126,6 +128,8 @@ def test_a_process_that_fails_ends_those_that_share_its_sample(config, tmp_path)
 
             def failing(*args):
                 calls.append(args)
+                if len(calls) == 2 and killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if len(calls) == 2:
                     raise RuntimeError("the cat sat on rank 1")
                 return loss(*args)
@@ -136,7 +140,7 @@ def test_a_process_that_fails_ends_those_that_share_its_sample(config, tmp_path)
     began = time.monotonic()
     codes, output = fork_ranks(2, work, tmp_path)
     assert all(codes)
-    assert "rank 1 failed: RuntimeError: the cat sat on rank 1" in output
+    assert killed or "rank 1 failed: RuntimeError: the cat sat on rank 1" in output
     assert time.monotonic() - began < 60  # 30 s, on a busy machine
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bevatron.data.proteins.tokens import NUM_CLASSES
+from bevatron.kernels.shared.standing_weights import standing_weights
 from bevatron.models.alphafold3 import edm, sampler
 from bevatron.models.alphafold3.atom_attention import AtomEncoder
 from bevatron.models.alphafold3.augmentation import draw_noise
@@ -107,9 +108,10 @@ class AlphaFold3(nn.Module):
         start = draw_noise(shape, normal)
         levels = edm.schedule(steps, mask.device, start.dtype)
         draws = sampler.draw_steps(steps, shape, normal)
-        return sampler.sample(
-            lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
-        )
+        with standing_weights():
+            return sampler.sample(
+                lambda x, sigma: self.diffusion(x, sigma, shared), levels, start, draws, mask
+            )
 
     def judge(
         self,

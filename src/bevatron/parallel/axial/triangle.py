@@ -1,6 +1,7 @@
 """The triangle multiplication of a pair's own rows; on one process that of `bevatron.kernels`."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -71,11 +72,12 @@ class _TriangleMultiply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, outgoing: bool, group: Group, kept: Tensor | None, *given: Any) -> Tensor:
-        a, b, gate = _projected(kept, *given[:FIRST])
-        x = _rows(contract(_planes(a), _planes(b), outgoing, group))
         ctx.how = outgoing, group
-        ctx.save_for_backward(kept, x, *given)
-        return _output(x, gate, *given[FIRST:])
+        with _in_its_type(given[0]):
+            a, b, gate = _projected(kept, *given[:FIRST])
+            x = _rows(contract(_planes(a), _planes(b), outgoing, group))
+            ctx.save_for_backward(kept, x, *given)
+            return _output(x, gate, *given[FIRST:])
 
     @staticmethod
     @once_differentiable
@@ -83,7 +85,7 @@ class _TriangleMultiply(torch.autograd.Function):
         kept, *saved = ctx.saved_tensors
         leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in saved]
         x, first, last = leaves[0], leaves[1 : FIRST + 1], leaves[FIRST + 1 :]
-        with torch.enable_grad():
+        with torch.enable_grad(), _in_its_type(x):
             a, b, gate = _projected(kept, *first)
             opened = gate.detach().requires_grad_()
             y = _output(x, opened, *last)
@@ -91,6 +93,11 @@ class _TriangleMultiply(torch.autograd.Function):
         da, db = contract_backward(_planes(a), _planes(b), _planes(dx), *ctx.how)
         dfirst = _gradients((a, b, gate), first, (_rows(da), _rows(db), dgate))
         return None, None, None, *dfirst, *dlast
+
+
+def _in_its_type(z: Tensor) -> AbstractContextManager[None]:
+    """Keep autocast away, as the kernel does: what is computed again has no autocast around it."""
+    return torch.autocast(z.device.type, enabled=False)
 
 
 def _gradients(

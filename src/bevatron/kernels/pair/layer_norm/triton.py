@@ -8,6 +8,7 @@ from torch import Tensor
 from bevatron.errors import KernelError
 from bevatron.kernels.pair.layer_norm.triton_kernels import backward_kernel, forward_kernel
 from bevatron.kernels.shared.autograd import empty_gradients
+from bevatron.kernels.shared.chunked_linear import chunk_of
 from bevatron.kernels.shared.custom_op import custom_op
 from bevatron.kernels.shared.launch import contiguous, num_sms, pointers
 from bevatron.kernels.shared.layouts import per_layout
@@ -254,9 +255,8 @@ class NormedRows:
 
     def make(self, part: slice = slice(None)) -> Tensor:
         """Return the normalised rows of a part; write their statistics."""
-        rows = self.rows[part]
+        rows, mean, rstd = (chunk_of(each, part) for each in (self.rows, self.mean, self.rstd))
         normed = rows.new_empty(rows.shape)
-        mean, rstd = self.mean[part], self.rstd[part]
         launch_forward(rows, self.weight, self.bias, None, None, normed, mean, rstd, self.eps)
         return normed
 
